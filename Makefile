@@ -1,0 +1,91 @@
+# make demo   a fit that is killed, again and again, and still gives the same result
+# make test   lint and the test-suite
+# Both set up all that they need in .venv and build/. `make help` lists the rest.
+
+PYTHON ?= python3
+CC ?= cc
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
+SANITIZED := build/sanitize
+
+SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
+	UBSAN_OPTIONS=print_stacktrace=1
+
+.PHONY: help demo test build strict lint sanitize bench torture wheel check clean
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+	@echo 'make build     .venv with pmstore installed in it, editable'
+	@echo 'make lint      ruff, mypy --strict'
+	@echo 'make strict    the C files with every warning an error'
+	@echo 'make sanitize  the quicker tests under ASan and UBSan'
+	@echo 'make torture   the crash tests with a budget of half an hour'
+	@echo 'make bench     the benchmarks of benchmarks/README.md'
+	@echo 'make wheel     wheel and sdist in dist/'
+	@echo 'make clean     removes all that make has made'
+
+demo: build
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: build lint strict
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+build: $(VENV)/.built
+
+# One stamp: a changed C file compiles again, a changed package definition installs again.
+$(VENV)/.built: pyproject.toml setup.py $(CORE) | check
+	@if [ ! -e $@ ] || [ pyproject.toml -nt $@ ] || [ setup.py -nt $@ ]; then \
+		echo "Installing pmstore and what its tests need into $(VENV) …" && \
+		$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test]'; \
+	else \
+		echo "Compiling csrc …" && \
+		$(BIN)/python setup.py -q build_ext --inplace; \
+	fi
+	@touch $@
+
+check:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "pmstore: no $(PYTHON). Install it: apt-get install python3 python3-venv python3-dev" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "pmstore: needs Python 3.10 or newer, this is $$($(PYTHON) -V). Choose one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "pmstore: Python's venv is missing. Install it: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) csrc/build_core.py
+
+lint: build
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@$(BIN)/mypy --no-error-summary
+
+strict:
+	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in csrc/*.c; do \
+		$(CC) $$flags -Werror -c $$source -o /dev/null; \
+	done
+
+# A copy of the tree, as an editable install has room for one extension only.
+sanitize: build
+	@test -e "$$($(CC) -print-file-name=libasan.so)" || \
+		{ echo "pmstore: no libasan. Install it: apt-get install libasan8" >&2; exit 1; }
+	@mkdir -p $(SANITIZED) && rm -rf $(addprefix $(SANITIZED)/,csrc pmstore tests examples)
+	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
+	@cd $(SANITIZED) && PMSTORE_CFLAGS='$(SANITIZERS)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
+		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
+		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
+
+torture: build
+	@PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-1800} $(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py $(ARGS)
+
+bench: build
+	@for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+wheel: build
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check build
+	@$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info pmstore/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,116 @@
+"""Builds the extension module ``pmstore._pmcore`` from the C files beside this one.
+
+setup.py hands ``builder`` to cffi. Run as a script, this file needs nothing but Python itself:
+
+    python csrc/build_core.py            says in one line which tool is missing, and exits with 1, or is silent
+    python csrc/build_core.py --flags    prints the compiler's flags, for `make strict`
+
+The environment variable PMSTORE_CFLAGS adds flags at the end, for compiling and linking: CI puts sanitizers there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cffi import FFI
+
+HERE = Path(__file__).parent
+
+# No -march: the core asks the processor at run time which instructions it has.
+FLAGS = [
+    "-std=gnu11",
+    "-O3",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+]
+
+# What cffi generates after this line takes parameters that it does not use.
+PREAMBLE = """\
+#include "pmstore.h"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#pragma GCC diagnostic ignored "-Wcast-function-type"
+#pragma GCC diagnostic ignored "-Wshadow"
+"""
+
+
+def extra_flags() -> list[str]:
+    """What PMSTORE_CFLAGS asks for."""
+    return shlex.split(os.environ.get("PMSTORE_CFLAGS", ""))
+
+
+def declarations() -> str:
+    """The part of pmstore.h that cffi reads."""
+    text = (HERE / "pmstore.h").read_text(encoding="utf-8")
+    begin, end = "/* cffi: begin */", "/* cffi: end */"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"pmstore.h must hold {begin} and {end} once each")
+    return text.partition(begin)[2].partition(end)[0]
+
+
+def builder() -> FFI:
+    """The cffi builder of the extension; called by setup.py with the repository root as working directory."""
+    from cffi import FFI
+
+    folder = os.path.relpath(HERE)
+    ffi = FFI()
+    ffi.cdef(declarations())
+    ffi.set_source(
+        "pmstore._pmcore",
+        PREAMBLE,
+        sources=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith(".c")],
+        depends=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith((".h", ".py"))],
+        include_dirs=[folder],
+        extra_compile_args=FLAGS + extra_flags(),
+        extra_link_args=["-pthread", *extra_flags()],
+    )
+    return ffi
+
+
+def missing_tool() -> str | None:
+    """One line that says what to install before the extension can be built, or None."""
+    if sys.platform != "linux":
+        return f"pmstore runs on Linux only, not on {sys.platform}."
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        return (
+            f"pmstore: no C compiler ({compiler[0]}). "
+            "Install one: apt-get install gcc libc6-dev (Fedora: dnf install gcc)."
+        )
+
+    def compiles(header: str, *flags: str) -> bool:
+        command = [*compiler, *flags, "-fsyntax-only", "-x", "c", "-"]
+        return subprocess.run(command, input=f"#include <{header}>\n", capture_output=True, text=True).returncode == 0
+
+    if not compiles("sys/mman.h"):
+        return (
+            "pmstore: the C library's headers are missing. "
+            "Install them: apt-get install libc6-dev (Fedora: dnf install glibc-devel)."
+        )
+    paths = sysconfig.get_paths()
+    if not compiles("Python.h", f"-I{paths['include']}", f"-I{paths['platinclude']}"):
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"pmstore: Python.h of Python {version} is missing. "
+            f"Install it: apt-get install python{version}-dev (Fedora: dnf install python3-devel)."
+        )
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--flags"]:
+        print(shlex.join(FLAGS + extra_flags()))
+    else:
+        sys.exit(missing_tool())

@@ -1,0 +1,51 @@
+/*
+ * Space in the region. A map holds two bits for every page; small blocks stand in slabs, pages with a header and blocks of
+ * one size. All of it is metadata of the region, committed and rolled back with everything else; nothing is kept in
+ * process memory (I11).
+ *
+ * I7, I9  A page or block is usable if it is free in the live state and in the committed one, and no detached buffer
+ *         lives over it. So what the last durable state refers to is never written before the commit that frees it.
+ */
+#ifndef PM_HEAP_H
+#define PM_HEAP_H
+
+#include "region.h"
+
+pm_status pm_heap_format(uint8_t *image, uint64_t store_id); /* an empty region's first pages; see PM_HEAP_FIRST_PAGES */
+enum { PM_HEAP_FIRST_PAGES = 4 /* root, map list, map, and the catalog's root node */ };
+
+pm_root *pm_root_read(pm_region *region, pm_status *status);
+
+/* Pages for an extent, or one page for metadata. PM_NO_SPACE if the region has none: grow it by *pages. */
+pm_status pm_heap_pages(pm_region *region, uint64_t pages, unsigned kind, uint64_t *offset);
+pm_status pm_heap_free_pages(pm_region *region, uint64_t offset, uint64_t pages);
+
+/* Usable pages, not allocated: for what is gone before the next allocation. */
+pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset);
+
+/* Space for an extent with `length` bytes of contents: a block of a slab, or pages. */
+pm_status pm_heap_alloc(pm_region *region, uint64_t length, uint64_t *offset);
+pm_status pm_heap_free(pm_region *region, uint64_t offset, uint64_t length);
+
+/* PM_CORRUPT unless the live state has exactly such an extent there. */
+pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t length);
+
+static inline bool pm_extent_is_small(uint64_t length)
+{
+    return pm_extent_size(length) <= 2016;
+}
+static inline uint64_t pm_extent_pages(uint64_t length)
+{
+    return (pm_extent_size(length) + PM_PAGE - 1) / PM_PAGE;
+}
+
+/* For verify.c: how slabs are divided. */
+unsigned pm_slab_class(uint64_t size); /* the class for a block of `size` bytes */
+uint64_t pm_slab_block(unsigned class); /* bytes of a block */
+uint64_t pm_slab_all(unsigned class);   /* a bit for every block */
+
+/* The kind of a page in an image of the region; map pages are taken as they are, places are checked. */
+unsigned pm_map_kind(const pm_region *region, const uint8_t *image, uint64_t page);
+uint64_t pm_heap_used(pm_region *region); /* allocated pages in the live state */
+
+#endif

@@ -1,0 +1,371 @@
+#include "log.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "hash.h"
+
+/* ---- header ----------------------------------------------------------------------------------------------- */
+
+uint64_t pm_new_id(void)
+{
+    uint64_t value;
+    if (getrandom(&value, sizeof value, 0) != sizeof value) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        value = pm_seal((uint64_t)now.tv_nsec, (uint64_t)now.tv_sec, (uint64_t)getpid());
+    }
+    return value ? value : 1;
+}
+
+bool pm_header_sound(const pm_header *header)
+{
+    return !memcmp(header->magic, PM_MAGIC, sizeof PM_MAGIC) &&
+           header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0);
+}
+
+static pm_status header_write(pm_media *media, pm_header *header)
+{
+    header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);
+    /* durable: copy A → then: copy B. Both before any record under the new salt, so that whichever single copy is
+     * torn or rots later, the other one describes the same log. */
+    PM_TRY(media->operations->write_through(media, 0, header, sizeof *header));
+    return media->operations->write_through(media, PM_PAGE, header, sizeof *header);
+}
+
+static pm_status layout_sound(const pm_header *header, const pm_media *media)
+{
+    if (header->region_size < 4 * PM_PAGE || header->region_size % PM_PAGE || header->region_size > PM_REGION_LIMIT)
+        return pm_fail(PM_CORRUPT, "the header is damaged: impossible region size");
+    if (header->log_offset != PM_REGION_START + header->region_size || header->log_size < PM_PAGE ||
+        header->log_size % PM_PAGE || header->log_size > PM_REGION_LIMIT)
+        return pm_fail(PM_CORRUPT, "the header is damaged: impossible log");
+    if (header->log_offset + header->log_size > media->size)
+        return pm_fail(PM_CORRUPT, "the file is truncated: it has %llu bytes, and its header needs %llu",
+                       (unsigned long long)media->size, (unsigned long long)(header->log_offset + header->log_size));
+    return PM_OK;
+}
+
+pm_status pm_log_open(pm_log *log, pm_media *media)
+{
+    *log = (pm_log){.media = media, .read_only = media->read_only};
+    pm_header copies[2];
+    if (media->size < sizeof PM_MAGIC || memcmp(media->view, PM_MAGIC, sizeof PM_MAGIC)) {
+        if (media->size < PM_REGION_START || memcmp(media->view + PM_PAGE, PM_MAGIC, sizeof PM_MAGIC))
+            return pm_fail(PM_NOT_A_STORE, media->size ? "this file is not a pmstore store" : "the file is empty, not a store");
+    }
+    if (media->size < PM_REGION_START) return pm_fail(PM_CORRUPT, "the file is truncated: its headers are cut off");
+    memcpy(&copies[0], media->view, sizeof copies[0]);
+    memcpy(&copies[1], media->view + PM_PAGE, sizeof copies[1]);
+    bool sound[2] = {pm_header_sound(&copies[0]), pm_header_sound(&copies[1])};
+    const pm_header *best = NULL;
+    if (sound[0]) best = &copies[0];
+    if (sound[1] && (!best || copies[1].generation > best->generation)) best = &copies[1];
+    if (!best) {
+        /* A later format may check its header in another way. */
+        if (copies[0].version == copies[1].version && copies[0].version > PM_FORMAT_VERSION && copies[0].version < 1000) best = copies;
+        if (!best) return pm_fail(PM_CORRUPT, "both copies of the header are damaged");
+    }
+    if (best->version != PM_FORMAT_VERSION)
+        return pm_fail(PM_VERSION, "the store has format version %u; this pmstore reads version %d: use a newer pmstore",
+                       best->version, PM_FORMAT_VERSION);
+    if (best->features)
+        return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore does not know: use a newer one",
+                       best->features);
+    PM_TRY(layout_sound(best, media));
+    log->half_written = memcmp(&copies[0], &copies[1], sizeof copies[0]) != 0;
+    log->header = *best;
+    log->sequence = best->sequence;
+    return PM_OK;
+}
+
+pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id)
+{
+    pm_header header = {.version = PM_FORMAT_VERSION,
+                        .store_id = store_id,
+                        .generation = 1,
+                        .salt = pm_new_id(),
+                        .region_size = region_size,
+                        .log_offset = PM_REGION_START + region_size,
+                        .log_size = log_size,
+                        .flags = PM_HEADER_CLEAN};
+    memcpy(header.magic, PM_MAGIC, sizeof PM_MAGIC);
+    return header_write(media, &header);
+}
+
+pm_status pm_log_reset(pm_log *log, pm_header next)
+{
+    next.generation = log->header.generation + 1;
+    next.salt = pm_new_id();
+    next.sequence = log->sequence;
+    next.log_offset = PM_REGION_START + next.region_size;
+    PM_TRY(header_write(log->media, &next));
+    log->header = next;
+    log->head = 0;
+    return PM_OK;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------- */
+
+static uint64_t fold(uint64_t hash, uint64_t piece)
+{
+    return (hash << 7 | hash >> 57) * UINT64_C(0x9e3779b97f4a7c15) + piece;
+}
+
+static uint64_t piece_hash(const uint8_t *piece, uint64_t length, uint64_t place, uint64_t key)
+{
+    return pm_seal(pm_hash64(piece, length, 0), place, key);
+}
+
+uint64_t pm_body_hash(const uint8_t *body, uint64_t length, uint64_t place, uint64_t key)
+{
+    uint64_t hash = 0;
+    for (uint64_t at = 0; at < length; at += PM_PIECE)
+        hash = fold(hash, piece_hash(body + at, length - at < PM_PIECE ? length - at : PM_PIECE, place + at, key));
+    return hash;
+}
+
+pm_status pm_writer_init(pm_writer *writer, pm_media *media)
+{
+    *writer = (pm_writer){.media = media};
+    writer->stage_size = media->stage;
+    writer->early = media->kind == PM_MEDIA_MEMORY;
+    /* Behind the room: what one call may add, and the padding. */
+    if (posix_memalign((void **)&writer->stage, PM_PAGE, PM_PAGE + writer->stage_size + 4 * PM_PAGE))
+        return pm_fail(PM_NO_MEMORY, "no memory to gather commits in");
+    return PM_OK;
+}
+
+void pm_writer_free(pm_writer *writer)
+{
+    free(writer->stage);
+    writer->stage = NULL;
+}
+
+void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, bool large)
+{
+    enum { IN_CACHE = 4 * PM_PIECE };
+    *writer = (pm_writer){.media = writer->media, .stage = writer->stage, .stage_size = writer->stage_size,
+                          .stage_room = large && writer->early ? IN_CACHE : writer->stage_size,
+                          .early = writer->early, .place = place, .capacity = capacity, .key = key};
+}
+
+void pm_writer_count(pm_writer *writer)
+{
+    pm_writer_begin(writer, 0, UINT64_MAX, 0, false);
+    writer->counting = true;
+}
+
+static uint8_t *body_in_stage(pm_writer *writer)
+{
+    return writer->stage + PM_LINE;
+}
+
+static const uint8_t *staged(pm_writer *writer, uint64_t at)
+{
+    return body_in_stage(writer) + (at - writer->base);
+}
+
+/* Writes the pieces that are whole. What follows can't grow a run that stands in them. */
+static void write_pieces(pm_writer *writer)
+{
+    uint64_t end = writer->base + writer->used / PM_PIECE * PM_PIECE;
+    if (end == writer->written) return;
+    if (end > writer->capacity) {
+        writer->overflow = true;
+        return;
+    }
+    const uint8_t *from = staged(writer, writer->written);
+    for (uint64_t at = writer->written; at < end; at += PM_PIECE)
+        writer->hash = fold(writer->hash, piece_hash(staged(writer, at), PM_PIECE, writer->place + at, writer->key));
+    writer->status = pm_media_write(writer->media, writer->place + writer->written, from, end - writer->written, PM_WRITE_STREAM);
+    writer->written = end;
+    writer->last_run = 0;
+}
+
+/* Lets go of what is written, to make room in the stage. */
+static void slide(pm_writer *writer)
+{
+    if (writer->counting) writer->written = writer->base + writer->used;
+    else write_pieces(writer);
+    size_t gone = writer->written - writer->base;
+    writer->base += gone;
+    writer->used -= gone;
+    memmove(body_in_stage(writer), body_in_stage(writer) + gone, writer->used);
+    writer->last_run = 0;
+}
+
+static void make_room(pm_writer *writer)
+{
+    if (writer->early && !writer->counting && writer->base + writer->used >= writer->written + PM_PIECE) write_pieces(writer);
+    if (writer->used + PM_PAGE + 64 > writer->stage_room) slide(writer);
+    /* After a failure the stage is only scribbled on. */
+    if (writer->overflow || writer->status != PM_OK) writer->used = 0, writer->last_run = 0;
+}
+
+uint8_t *pm_writer_room(pm_writer *writer, uint64_t offset, size_t length)
+{
+    PM_CHECK(length <= PM_PAGE);
+    make_room(writer);
+    bool grows = writer->last_run && writer->last_end == offset;
+    return body_in_stage(writer) + writer->used + (grows ? 0 : sizeof(pm_item));
+}
+
+void pm_writer_keep(pm_writer *writer, uint64_t offset, const uint8_t *bytes, size_t length)
+{
+    uint8_t *body = body_in_stage(writer);
+    pm_item item;
+    if (writer->last_run && writer->last_end == offset) {
+        memmove(body + writer->used, bytes, length);
+        memcpy(&item, body + writer->last_run - 1, sizeof item);
+        item.kind_length += length;
+        memcpy(body + writer->last_run - 1, &item, sizeof item);
+    } else {
+        memmove(body + writer->used + sizeof item, bytes, length);
+        item = (pm_item){offset, pm_item_pack(PM_ITEM_RUN, length)};
+        memcpy(body + writer->used, &item, sizeof item);
+        writer->last_run = writer->used + 1;
+        writer->used += sizeof item;
+    }
+    writer->used += length;
+    writer->last_end = offset + length;
+    writer->payload += length;
+}
+
+void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_t length, uint64_t hash)
+{
+    make_room(writer);
+    pm_item item = {offset, pm_item_pack(kind, length)};
+    pm_direct direct = {hash, 0};
+    memcpy(body_in_stage(writer) + writer->used, &item, sizeof item);
+    memcpy(body_in_stage(writer) + writer->used + sizeof item, &direct, sizeof direct);
+    writer->used += sizeof item + sizeof direct;
+    writer->last_run = 0;
+}
+
+/* The hash of the whole body: what is not yet written counts, whole or not. */
+static uint64_t writer_hash(pm_writer *writer)
+{
+    uint64_t hash = writer->hash, end = pm_writer_length(writer);
+    for (uint64_t at = writer->written; at < end; at += PM_PIECE)
+        hash = fold(hash, piece_hash(staged(writer, at), end - at < PM_PIECE ? end - at : PM_PIECE, writer->place + at, writer->key));
+    return hash;
+}
+
+pm_status pm_writer_finish(pm_writer *writer)
+{
+    PM_TRY(writer->status);
+    PM_CHECK(!writer->overflow && !writer->counting);
+    if (pm_writer_length(writer) > writer->capacity) {
+        writer->overflow = true;
+        return PM_OK;
+    }
+    writer->hash = writer_hash(writer);
+    return pm_media_write(writer->media, writer->place + writer->written, staged(writer, writer->written),
+                          pm_writer_length(writer) - writer->written, PM_WRITE_STREAM);
+}
+
+uint64_t pm_log_room(const pm_log *log)
+{
+    uint64_t taken = log->head + sizeof(pm_record) + PM_PAGE;
+    return taken < log->header.log_size ? log->header.log_size - taken : 0;
+}
+
+pm_status pm_log_append(pm_log *log, pm_writer *writer, bool alone)
+{
+    PM_TRY(writer->status);
+    PM_CHECK(!writer->overflow && !writer->counting && pm_writer_length(writer) <= pm_log_room(log));
+    pm_media *media = log->media;
+    uint64_t body = pm_writer_length(writer);
+    uint64_t place = log->header.log_offset + log->head;
+    uint64_t length = pm_round_up(sizeof(pm_record) + body, media->granule);
+    pm_record record = {.magic = PM_RECORD_MAGIC, .kind = PM_RECORD_COMMIT, .sequence = log->sequence + 1,
+                        .salt = log->header.salt, .length = length, .body = body, .durable = log->sequence,
+                        .hash = writer_hash(writer)};
+    record.crc = pm_crc32c(&record, offsetof(pm_record, crc), (uint32_t)place);
+    memcpy(writer->stage, &record, sizeof record);
+    size_t padding = length - sizeof record - body;
+    memset(body_in_stage(writer) + writer->used, 0, padding);
+    if (!writer->written && alone) {
+        PM_TRY(media->operations->write_through(media, place, writer->stage, length));
+    } else {
+        /* The pieces are on their way already, in any order: the hash ties them together, not a fence. */
+        PM_TRY(pm_media_write(media, place + sizeof record + writer->written, staged(writer, writer->written),
+                              body - writer->written + padding, PM_WRITE_STREAM));
+        PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_STREAM));
+        /* durable: direct writes, pieces, record → then: acknowledge, and write home. Without this fence a power cut
+         * forgets an acknowledged commit, or keeps half of its home (I1, I3). */
+        PM_TRY(media->operations->fence(media));
+    }
+    log->head += length;
+    log->sequence++;
+    return PM_OK;
+}
+
+static uint64_t witness_seal(const pm_log *log, uint64_t sequence)
+{
+    return pm_seal(pm_hash64(&sequence, sizeof sequence, 0), log->header.salt, log->header.store_id);
+}
+
+pm_status pm_log_witness(pm_log *log)
+{
+    pm_witness witness = {log->sequence, witness_seal(log, log->sequence)};
+    return pm_media_write(log->media, PM_WITNESS_PLACE, &witness, sizeof witness, PM_WRITE_CACHED);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------- */
+
+static const pm_record *header_at(const pm_log *log, uint64_t at)
+{
+    if (at + sizeof(pm_record) > log->header.log_size) return NULL;
+    uint64_t place = log->header.log_offset + at;
+    const pm_record *record = (const void *)(log->media->view + place);
+    if (record->magic != PM_RECORD_MAGIC || record->salt != log->header.salt) return NULL;
+    if (record->crc != pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)place)) return NULL;
+    if (record->kind != PM_RECORD_COMMIT || record->length % PM_LINE || record->length < sizeof *record ||
+        record->length > log->header.log_size - at || record->body > record->length - sizeof *record)
+        return NULL;
+    return record;
+}
+
+static bool body_sound(const pm_log *log, const pm_record *record, uint64_t at)
+{
+    uint64_t place = log->header.log_offset + at + sizeof *record;
+    return pm_body_hash(log->media->view + place, record->body, place, record->salt) == record->hash;
+}
+
+const pm_record *pm_log_record(const pm_log *log, uint64_t at, uint64_t sequence)
+{
+    const pm_record *record = header_at(log, at);
+    return record && record->sequence == sequence && body_sound(log, record, at) ? record : NULL;
+}
+
+bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence)
+{
+    pm_witness witness;
+    memcpy(&witness, log->media->view + PM_WITNESS_PLACE, sizeof witness);
+    if (witness.sequence >= sequence && witness.seal == witness_seal(log, witness.sequence)) return true;
+    for (uint64_t at = from; at + sizeof(pm_record) <= log->header.log_size; at += PM_LINE) {
+        const pm_record *record = header_at(log, at);
+        if (record && record->durable >= sequence && body_sound(log, record, at)) return true;
+    }
+    return false;
+}
+
+bool pm_log_next(const uint8_t *body, uint64_t length, uint64_t *cursor, pm_log_item *item)
+{
+    pm_item head;
+    if (*cursor >= length || length - *cursor < sizeof head) return false;
+    memcpy(&head, body + *cursor, sizeof head);
+    item->kind = (unsigned)(head.kind_length >> 56);
+    item->offset = head.offset;
+    item->length = head.kind_length & (UINT64_MAX >> 8);
+    item->bytes = body + *cursor + sizeof head;
+    uint64_t bytes = item->kind == PM_ITEM_RUN ? item->length : sizeof(pm_direct);
+    if (item->kind < PM_ITEM_RUN || item->kind > PM_ITEM_SPILL || bytes > length - *cursor - sizeof head) return false;
+    *cursor += sizeof head + bytes;
+    return true;
+}

@@ -1,0 +1,96 @@
+/* What all media share: finding out which one it is, and the shared view of the file. */
+#include "media.h"
+
+#include <errno.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+
+enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 4 << 20 };
+#define RESERVE_LEAST (UINT64_C(64) << 30)
+#define RESERVE_MOST (UINT64_C(1) << 40)
+
+/* The address range is as large as the file can become: no more than its file system holds, within reason. */
+static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
+{
+    uint64_t wanted = (uint64_t)fs->f_blocks * (uint64_t)fs->f_bsize;
+    if (wanted < RESERVE_LEAST) wanted = RESERVE_LEAST;
+    if (wanted > RESERVE_MOST) wanted = RESERVE_MOST;
+    if (wanted < 2 * media->size) wanted = 2 * media->size;
+    return pm_round_up(wanted, PM_PAGE);
+}
+
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only)
+{
+    *media = (pm_media){.fd = fd, .read_only = read_only};
+    struct stat file;
+    struct statfs fs;
+    if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
+    if (!S_ISREG(file.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
+    bool tmpfs = fs.f_type == TMPFS_MAGIC;
+    if (kind == PM_MEDIA_AUTO) kind = tmpfs ? PM_MEDIA_MEMORY : PM_MEDIA_FILE;
+    if (kind == PM_MEDIA_MEMORY && !tmpfs)
+        return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
+                                   "this one is on a disk: use media 'file' or 'auto'");
+    media->kind = kind;
+    media->size = (uint64_t)file.st_size;
+    if (kind == PM_MEDIA_MEMORY) {
+        media->operations = &pm_media_memory;
+        media->granule = PM_LINE;
+        media->stage = STAGE_MEMORY;
+        pm_media_memory_choose(media);
+    } else {
+        media->operations = &pm_media_file;
+        media->granule = PM_PAGE;
+        media->stage = STAGE_FILE;
+        media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
+    }
+    void *view = MAP_FAILED;
+    for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= (16 << 20); size /= 2) {
+        view = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        media->reserved = size;
+        if (view != MAP_FAILED) break;
+    }
+    if (view == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the file");
+    media->view = view;
+    return pm_media_map(media);
+}
+
+pm_status pm_media_map(pm_media *media)
+{
+    uint64_t size = pm_round_up(media->size, PM_PAGE);
+    if (size <= media->mapped) return PM_OK;
+    if (size > media->reserved) return pm_fail(PM_NO_SPACE, "the file outgrows the address range that was reserved for it");
+    int access = PROT_READ | (media->kind == PM_MEDIA_MEMORY && !media->read_only ? PROT_WRITE : 0);
+    void *at = mmap(media->view + media->mapped, size - media->mapped, access, MAP_SHARED | MAP_FIXED, media->fd,
+                    (off_t)media->mapped);
+    if (at == MAP_FAILED) return pm_fail_errno("cannot map the file");
+    /* A forked child must not be able to reach the file; it has its copy of the private pages. */
+    madvise(at, size - media->mapped, MADV_DONTFORK);
+    media->mapped = size;
+    return PM_OK;
+}
+
+void pm_media_close(pm_media *media)
+{
+    pm_trace_stop(media);
+    if (media->view) munmap(media->view, media->reserved);
+    media->view = NULL;
+    if (media->fd >= 0) close(media->fd);
+    media->fd = -1;
+}
+
+void pm_media_forked(pm_media *media)
+{
+    /* The mapped part is not there in the child, and its addresses may soon be somebody else's. */
+    if (media->view) munmap(media->view + media->mapped, media->reserved - media->mapped);
+    media->view = NULL;
+    if (media->fd >= 0) close(media->fd);
+    media->fd = -1;
+}

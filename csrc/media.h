@@ -1,0 +1,83 @@
+/*
+ * Durable bytes. Nothing else in pmstore writes to the file: what does not come through pm_media_operations does not
+ * happen, so the trace sees everything.
+ *
+ *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence
+ *   file    pwrite, RWF_DSYNC, fdatasync
+ *   trace   either of them, with every event recorded
+ */
+#ifndef PM_MEDIA_H
+#define PM_MEDIA_H
+
+#include <stdbool.h>
+
+#include "format.h"
+#include "status.h"
+
+typedef struct pm_media pm_media;
+
+typedef enum {
+    PM_WRITE_CACHED, /* memory: must be flushed before a fence makes it durable */
+    PM_WRITE_STREAM  /* memory: durable at the next fence */
+} pm_write_how;
+
+typedef struct {
+    pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
+    void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
+    /* What was streamed or flushed (memory), or written (file), is durable when it returns. */
+    pm_status (*fence)(pm_media *media);
+    /* These bytes are durable when it returns; on memory so is all that a fence would cover. */
+    pm_status (*write_through)(pm_media *media, uint64_t offset, const void *source, size_t length);
+    /* The file has `size` bytes, space for them is reserved, and both are durable. */
+    pm_status (*grow)(pm_media *media, uint64_t size);
+} pm_media_operations;
+
+typedef struct pm_trace pm_trace;
+
+struct pm_media {
+    const pm_media_operations *operations;
+    pm_media_kind kind;
+    int fd;
+    bool read_only;
+    uint64_t granule;   /* bytes that a run is a multiple of: a cache line, or a page (torn sectors) */
+    size_t stage;       /* bytes of a record that are worth gathering before the first write */
+    uint64_t size;      /* of the file */
+    uint64_t reserved;  /* bytes of address range behind view */
+    uint64_t mapped;    /* bytes of it that show the file */
+    uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it */
+    bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else */
+    uint64_t fences, syncs;
+    void (*stream)(void *destination, const void *source, size_t length); /* memory: non-temporal copy */
+    void (*flush_lines)(const void *address, uint64_t lines);
+    const pm_media_operations *traced; /* trace: the medium under it */
+    pm_trace *trace;
+};
+
+/* Takes fd over. kind AUTO: by the file system. Maps what is there. */
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only);
+void pm_media_close(pm_media *media);
+void pm_media_forked(pm_media *media); /* in a forked child: lets go of the file and of its lock */
+
+/* Maps the file up to its size now. */
+pm_status pm_media_map(pm_media *media);
+
+extern const pm_media_operations pm_media_memory, pm_media_file, pm_media_traced;
+void pm_media_memory_choose(pm_media *media);
+
+static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const void *source, size_t length,
+                                       pm_write_how how)
+{
+    return media->operations->write(media, offset, source, length, how);
+}
+
+/* ---- trace ---- */
+
+pm_status pm_trace_start(pm_media *media);
+void pm_trace_stop(pm_media *media);
+void pm_trace_mark(pm_media *media, pm_event_kind kind, uint64_t sequence); /* nothing if not traced */
+size_t pm_trace_length(const pm_media *media);
+const pm_event *pm_trace_at(const pm_media *media);
+const uint8_t *pm_trace_bytes(const pm_media *media);
+void pm_trace_reset(pm_media *media);
+
+#endif

@@ -1,0 +1,90 @@
+/* A file on a disk: everything is written through one open file, and what is read is the page cache. */
+#define _GNU_SOURCE
+#include "media.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static pm_status write_all(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
+{
+    const char *from = source;
+    while (length) {
+        struct iovec part = {(void *)(uintptr_t)from, length};
+        ssize_t done = flags ? pwritev2(media->fd, &part, 1, (off_t)offset, flags)
+                             : pwrite(media->fd, from, length, (off_t)offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return pm_fail_errno("cannot write to the file");
+        if (done == 0) {
+            errno = ENOSPC;
+            return pm_fail_errno("cannot write to the file");
+        }
+        from += done, offset += (uint64_t)done, length -= (size_t)done;
+    }
+    return PM_OK;
+}
+
+static pm_status file_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
+{
+    (void)how;
+    PM_CHECK(offset + length <= media->size);
+    return write_all(media, offset, source, length, 0);
+}
+
+static void file_flush(pm_media *media, uint64_t offset, uint64_t length)
+{
+    (void)media, (void)offset, (void)length;
+}
+
+static pm_status file_fence(pm_media *media)
+{
+    media->syncs++;
+    /* Not retried: after a failed sync the kernel may have dropped the dirty pages (DESIGN 4.7). */
+    if (fdatasync(media->fd)) return pm_fail_errno("cannot sync the file");
+    return PM_OK;
+}
+
+static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
+{
+    PM_CHECK(offset + length <= media->size);
+    if (media->durable_range) {
+        pm_status status = write_all(media, offset, source, length, RWF_DSYNC);
+        media->syncs++;
+        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status;
+        media->durable_range = false;
+    }
+    PM_TRY(write_all(media, offset, source, length, 0));
+    return file_fence(media);
+}
+
+/* File systems without fallocate: reserve by writing zeros. */
+static pm_status write_zeros(pm_media *media, uint64_t from, uint64_t to)
+{
+    enum { CHUNK = 1 << 20 };
+    void *zeros = calloc(1, CHUNK);
+    if (!zeros) return pm_fail(PM_NO_MEMORY, "no memory to write zeros");
+    pm_status status = PM_OK;
+    for (; status == PM_OK && from < to; from += CHUNK)
+        status = write_all(media, from, zeros, to - from < CHUNK ? to - from : CHUNK, 0);
+    free(zeros);
+    return status;
+}
+
+static pm_status file_grow(pm_media *media, uint64_t size)
+{
+    if (size > media->size) {
+        if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size))) {
+            if (errno != EOPNOTSUPP && errno != ENOSYS) return pm_fail_errno("cannot make the file larger");
+            PM_TRY(write_zeros(media, media->size, size));
+        }
+        media->syncs++;
+        /* durable: the new size and its blocks → then: a header that counts on them. */
+        if (fsync(media->fd)) return pm_fail_errno("cannot sync the file");
+        media->size = size;
+    }
+    return pm_media_map(media);
+}
+
+const pm_media_operations pm_media_file = {file_write, file_flush, file_fence, file_write_through, file_grow};

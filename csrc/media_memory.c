@@ -1,0 +1,134 @@
+/*
+ * Byte-addressable durable memory, mapped shared. On tmpfs the bytes outlive the process, not the machine; flushes and
+ * fences are issued all the same, as persistent memory needs them.
+ */
+#define _GNU_SOURCE
+#include "media.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Bytes before and behind the whole lines of a streamed range go through the cache: flush their line by hand. */
+static void copy_edge(void *destination, const void *source, size_t length)
+{
+    memcpy(destination, source, length);
+    _mm_clflush(destination);
+    _mm_clflush((char *)destination + length - 1);
+}
+
+#define STREAM_FUNCTION(name, isa, body)                                                       \
+    __attribute__((target(isa))) static void name(void *destination, const void *source, size_t length) \
+    {                                                                                          \
+        uint8_t *to = destination;                                                             \
+        const uint8_t *from = source;                                                          \
+        size_t edge = -(uintptr_t)to & (PM_LINE - 1);                                          \
+        if (edge > length) edge = length;                                                      \
+        if (edge) copy_edge(to, from, edge);                                                   \
+        to += edge, from += edge, length -= edge;                                              \
+        for (; length >= PM_LINE; to += PM_LINE, from += PM_LINE, length -= PM_LINE) body      \
+        if (length) copy_edge(to, from, length);                                               \
+    }
+
+STREAM_FUNCTION(stream_avx512, "avx512f", { _mm512_stream_si512((void *)to, _mm512_loadu_si512(from)); })
+STREAM_FUNCTION(stream_avx2, "avx2", {
+    _mm256_stream_si256((void *)to, _mm256_loadu_si256((const void *)from));
+    _mm256_stream_si256((void *)(to + 32), _mm256_loadu_si256((const void *)(from + 32)));
+})
+STREAM_FUNCTION(stream_sse2, "sse2", {
+    for (int i = 0; i < PM_LINE; i += 16)
+        _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
+})
+
+#define FLUSH_FUNCTION(name, isa, instruction)                                     \
+    __attribute__((target(isa))) static void name(const void *address, uint64_t lines) \
+    {                                                                              \
+        for (char *line = (char *)(uintptr_t)address; lines; lines--, line += PM_LINE) instruction(line); \
+    }
+
+FLUSH_FUNCTION(flush_clwb, "clwb", _mm_clwb)
+FLUSH_FUNCTION(flush_clflushopt, "clflushopt", _mm_clflushopt)
+FLUSH_FUNCTION(flush_clflush, "sse2", _mm_clflush)
+
+void pm_media_memory_choose(pm_media *media)
+{
+    __builtin_cpu_init();
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    media->stream = __builtin_cpu_supports("avx512f") ? stream_avx512
+                    : __builtin_cpu_supports("avx2")  ? stream_avx2
+                                                      : stream_sse2;
+    /* CPUID leaf 7: EBX bit 24 is clwb, bit 23 is clflushopt. */
+    media->flush_lines = b >> 24 & 1 ? flush_clwb : b >> 23 & 1 ? flush_clflushopt : flush_clflush;
+}
+
+static void memory_order(void)
+{
+    _mm_sfence();
+}
+#else
+/* Without known flush instructions this medium promises what tmpfs can give: that the bytes outlive the process. */
+static void stream_plain(void *destination, const void *source, size_t length)
+{
+    memcpy(destination, source, length);
+}
+static void flush_none(const void *address, uint64_t lines)
+{
+    (void)address, (void)lines;
+}
+void pm_media_memory_choose(pm_media *media)
+{
+    media->stream = stream_plain;
+    media->flush_lines = flush_none;
+}
+static void memory_order(void)
+{
+    __sync_synchronize();
+}
+#endif
+
+static pm_status memory_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
+{
+    PM_CHECK(offset + length <= media->size);
+    if (how == PM_WRITE_STREAM)
+        media->stream(media->view + offset, source, length);
+    else
+        memcpy(media->view + offset, source, length);
+    return PM_OK;
+}
+
+static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
+{
+    uint64_t first = offset / PM_LINE, end = (offset + length + PM_LINE - 1) / PM_LINE;
+    media->flush_lines(media->view + first * PM_LINE, end - first);
+}
+
+static pm_status memory_fence(pm_media *media)
+{
+    memory_order();
+    media->fences++;
+    return PM_OK;
+}
+
+static pm_status memory_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
+{
+    PM_TRY(memory_write(media, offset, source, length, PM_WRITE_STREAM));
+    return memory_fence(media);
+}
+
+static pm_status memory_grow(pm_media *media, uint64_t size)
+{
+    if (size > media->size) {
+        /* Reserved now: a full tmpfs is an error here, not SIGBUS at a store later (DESIGN 4.8). */
+        if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size)))
+            return pm_fail_errno("cannot make the file larger");
+        media->size = size;
+    }
+    return pm_media_map(media);
+}
+
+const pm_media_operations pm_media_memory = {memory_write, memory_flush, memory_fence, memory_write_through, memory_grow};

@@ -1,0 +1,203 @@
+/*
+ * The C face of pmstore: everything that Python may call, and nothing else.
+ *
+ * The part between the two "cffi" lines is read by cffi as it stands: no preprocessor, no static inline.
+ *
+ * Every function that can fail returns a pm_status. The text and the errno of the calling thread's last failure
+ * are pm_message() and pm_errno(). Functions lock the store themselves; they may be called from any thread,
+ * without the GIL. Offsets are byte offsets in the store's region and mean nothing outside it.
+ */
+#ifndef PMSTORE_H
+#define PMSTORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* cffi: begin */
+typedef struct pm_store pm_store;
+typedef struct pm_buffer pm_buffer;
+
+typedef enum {
+    PM_OK = 0,
+    PM_IO,         /* the system refused an operation; pm_errno() says which */
+    PM_NO_SPACE,   /* the disk, the address range or max_size is full; what is pending stays pending */
+    PM_NO_MEMORY,
+    PM_CORRUPT,    /* the file breaks its own format; the message says where */
+    PM_NOT_A_STORE,
+    PM_VERSION,    /* written by a version of pmstore that this one does not know */
+    PM_READ_ONLY,
+    PM_CLOSED,
+    PM_FORKED,     /* this process is a fork of the one that opened the store */
+    PM_FAILED,     /* an earlier write or sync failed (DESIGN 4.7): reopen the store */
+    PM_NOT_FOUND,
+    PM_TOO_LONG,   /* a key, a meta or an extent is over its limit */
+    PM_INVALID     /* the caller broke the contract of the function */
+} pm_status;
+
+typedef enum { PM_MEDIA_AUTO = 0, PM_MEDIA_MEMORY = 1, PM_MEDIA_FILE = 2 } pm_media_kind;
+
+enum {
+    PM_KEY_MAX = 768,  /* bytes of a key */
+    PM_META_MAX = 768, /* bytes that an entry carries itself */
+    PM_BLOCK = 4096    /* contents are hashed at rest in blocks of this size, counted from the extent's start */
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+enum { PM_OPEN_READ_ONLY = 1, PM_OPEN_TRACE = 2 };
+
+/* Writes an empty store into the empty file `fd` and makes it durable. */
+pm_status pm_format(int fd, pm_media_kind media);
+
+/* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on failure.
+ * The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the disk's.
+ * PM_OPEN_TRACE records every event on the durable bytes, from the first one of recovery (pm_trace_*). */
+pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_store **out);
+
+/* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first.
+ * Memory under living buffers is copied to anonymous memory at the same address and stays readable and writable.
+ * The store must not be used again; its last buffer frees it. discard: leave the file as it is, as a crash would. */
+pm_status pm_close(pm_store *store, int discard);
+
+const char *pm_message(void);
+int pm_errno(void);
+const char *pm_media_name(const pm_store *store); /* "memory" or "file" */
+
+/* ---- transactions ---------------------------------------------------------------------------------------- */
+
+/* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
+pm_status pm_commit(pm_store *store);
+
+/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11). */
+pm_status pm_rollback(pm_store *store);
+
+/* Makes home durable and empties the log. */
+pm_status pm_checkpoint(pm_store *store);
+
+uint64_t pm_sequence(const pm_store *store); /* commits since the store was made */
+
+/* ---- catalog: key -> entry -------------------------------------------------------------------------------- */
+
+/* An entry has up to PM_META_MAX bytes of meta, and may own one extent. kind and flags are the caller's. */
+typedef struct {
+    uint64_t offset; /* of the extent; 0: none */
+    uint64_t length; /* bytes of contents in the extent */
+    uint8_t kind;
+    uint8_t flags;
+    uint16_t meta_length;
+} pm_entry;
+
+/* PM_NOT_FOUND if there is no such key. meta: room for PM_META_MAX bytes. */
+pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
+
+/* Sets or replaces. entry->offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this key's
+ * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. */
+pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta);
+
+/* Frees the entry's extent too, and detaches its buffers. */
+pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length);
+
+/* One row per key, in byte order of the keys: a pm_row, then the key, then the meta, padded to 8 bytes. */
+typedef struct {
+    uint64_t offset, length;
+    uint8_t kind, flags;
+    uint16_t meta_length, key_length, row_length; /* row_length: of this row with key, meta and padding */
+} pm_row;
+
+/* Rows of keys >= from (or > from, if after), as many as fit into capacity bytes (at least 4096), and only keys that
+ * start with prefix. *used = 0: no more. */
+pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after,
+                  const uint8_t *prefix, size_t prefix_length, uint8_t *rows, size_t capacity, size_t *used);
+
+/* The last key that starts with prefix, as one row in rows (room for 4096 bytes); PM_NOT_FOUND if there is none. */
+pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows);
+
+/* ---- extents and buffers ---------------------------------------------------------------------------------- */
+
+/* A fresh extent for length bytes of contents (> 0), contents undefined. It has no owner until pm_put.
+ * Grows the file if need be. */
+pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
+pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
+
+/* Write contents of an extent allocated since the last commit: straight to their place (DESIGN 4.3). */
+pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length);
+pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length);
+
+/* Copies out all of an extent's contents, checking them against their hashes at rest: for contents that are
+ * never changed in place. */
+pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
+
+/* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't
+ * reused (I9). A writable one makes the extent a candidate of every commit while a key owns it.
+ * pm_buffer_release may be called from any thread at any time, also after pm_close. */
+pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out);
+void *pm_buffer_address(pm_buffer *buffer);
+void pm_buffer_release(pm_buffer *buffer);
+
+/* Gives back the private memory of an extent's pages that equal the committed image. */
+pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);
+
+/* ---- looking ----------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t sequence, commits, checkpoints, records_replayed; /* of this life, but sequence */
+    uint64_t bytes_logged, bytes_direct, bytes_home;           /* written to the medium */
+    uint64_t fences, syncs;                                    /* ordering points issued */
+    uint64_t dirty_bytes;                                      /* changed bytes that the last commit carried */
+    uint64_t file_size, region_size, region_used, log_size, log_used;
+    uint64_t buffers;                                          /* living ones */
+    uint64_t keys;
+    uint64_t max_size;                                         /* as given to pm_open, 0 for none */
+} pm_statistics;
+
+pm_status pm_stats(pm_store *store, pm_statistics *out);
+
+/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check could
+ * be made, sound or not. Takes a report, to be freed with pm_report_free. */
+typedef struct pm_report pm_report;
+typedef struct {
+    uint64_t offset, length; /* where in the region */
+    uint64_t block;          /* first bad block of the contents, if key_length */
+    uint32_t key_length;     /* > 0: the damage is in what this key owns */
+    uint8_t key[768];
+    char text[200];          /* a sentence without the key */
+} pm_problem;
+pm_status pm_check(pm_store *store, pm_report **out);
+size_t pm_report_count(const pm_report *report); /* at most 1000 are kept */
+const pm_problem *pm_report_get(const pm_report *report, size_t i);
+void pm_report_free(pm_report *report);
+
+/* ---- trace ------------------------------------------------------------------------------------------------- */
+
+typedef enum {
+    PM_EVENT_STORE = 1,    /* cached store: durable when flushed and fenced; may be sooner */
+    PM_EVENT_STREAM,       /* non-temporal store: durable at the next fence; may be sooner */
+    PM_EVENT_FLUSH,        /* of the lines of offset, length: durable at the next fence */
+    PM_EVENT_FENCE,
+    PM_EVENT_WRITE,        /* pwrite */
+    PM_EVENT_SYNC_RANGE,   /* the bytes of offset, length are durable now */
+    PM_EVENT_SYNC,         /* everything is durable now, size included */
+    PM_EVENT_GROW,         /* the file is now `offset` bytes long; new bytes are zeros */
+    PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get */
+    PM_EVENT_COMMIT_END,   /* offset: the sequence that is acknowledged now */
+    PM_EVENT_RECOVERED     /* offset: the sequence that recovery ended at; pm_open is about to return */
+} pm_event_kind;
+
+typedef struct {
+    uint64_t offset, length; /* in the file */
+    uint32_t kind, data_length;
+    uint64_t data; /* index of the written bytes in pm_trace_data */
+} pm_event;
+
+size_t pm_trace_count(const pm_store *store);
+const pm_event *pm_trace_events(const pm_store *store);
+const uint8_t *pm_trace_data(const pm_store *store);
+void pm_trace_clear(pm_store *store);
+
+/* ---- hashes ------------------------------------------------------------------------------------------------ */
+
+uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed); /* XXH3, 64 bits */
+uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);  /* Castagnoli; start with crc = 0 */
+/* cffi: end */
+
+#endif

@@ -1,0 +1,194 @@
+#include "recovery.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    const uint8_t *body;
+    uint64_t length;
+} found_body;
+
+typedef struct {
+    found_body *bodies; /* of the valid records, in order */
+    size_t count, room;
+    uint32_t *declared; /* per page of the region: 1 + the last record that declares it; NULL: none does */
+} found_log;
+
+/* ---- scanning ----------------------------------------------------------------------------------------------- */
+
+/* Every item lies inside the region, and nothing follows the last. */
+static bool items_sound(const pm_region *region, const uint8_t *body, uint64_t length, bool spilled)
+{
+    pm_log_item item;
+    uint64_t cursor = 0;
+    while (pm_log_next(body, length, &cursor, &item)) {
+        uint64_t size = item.kind == PM_ITEM_DIRECT && item.length < PM_REGION_LIMIT ? pm_extent_size(item.length) : item.length;
+        /* The root's page has offset 0, which pm_region_holds takes for "none". */
+        if (!item.length || item.offset >= region->size || size > region->size - item.offset) return false;
+        if (item.kind == PM_ITEM_DIRECT && item.offset % PM_PAGE) return false;
+        if (item.kind == PM_ITEM_SPILL && (spilled || item.offset % PM_PAGE || cursor != length)) return false;
+    }
+    return cursor == length;
+}
+
+static pm_direct direct_of(const pm_log_item *item)
+{
+    pm_direct direct;
+    memcpy(&direct, item->bytes, sizeof direct);
+    return direct;
+}
+
+/* A record's items may stand in free pages of the region instead of the log. */
+static bool follow_spill(pm_store *store, found_body *body)
+{
+    pm_log_item item;
+    uint64_t cursor = 0;
+    if (!pm_log_next(body->body, body->length, &cursor, &item) || item.kind != PM_ITEM_SPILL) return true;
+    uint64_t place = PM_REGION_START + item.offset;
+    const uint8_t *spilled = store->media.view + place;
+    if (pm_body_hash(spilled, item.length, place, store->log.header.salt) != direct_of(&item).hash) return false;
+    *body = (found_body){spilled, item.length};
+    return items_sound(&store->region, spilled, item.length, true);
+}
+
+/* What the newest record declares was not surely durable before it, so it is verified; older records were acknowledged
+ * before the next one began. */
+static bool directs_sound(pm_store *store, const found_body *body)
+{
+    const pm_region *region = &store->region;
+    const uint8_t *home = store->media.view + PM_REGION_START;
+    pm_log_item item;
+    for (uint64_t cursor = 0; pm_log_next(body->body, body->length, &cursor, &item);) {
+        if (item.kind != PM_ITEM_DIRECT) continue;
+        uint64_t place = item.offset + pm_extent_table(item.length);
+        if (pm_table_hash(region, home + place, 8 * pm_extent_blocks(item.length), place) != direct_of(&item).hash) return false;
+        if (pm_extent_damage(region, home, item.offset, item.length) != UINT64_MAX) return false;
+    }
+    return true;
+}
+
+static pm_status add_body(found_log *found, const uint8_t *body, uint64_t length)
+{
+    if (found->count == found->room) {
+        size_t room = found->room ? 2 * found->room : 64;
+        found_body *bodies = realloc(found->bodies, room * sizeof *bodies);
+        if (!bodies) return pm_fail(PM_NO_MEMORY, "no memory to recover the store");
+        found->bodies = bodies, found->room = room;
+    }
+    found->bodies[found->count++] = (found_body){body, length};
+    return PM_OK;
+}
+
+static pm_status scan(pm_store *store, found_log *found)
+{
+    pm_log *log = &store->log;
+    uint64_t at = 0;
+    const pm_record *record;
+    while ((record = pm_log_record(log, at, log->sequence + 1))) {
+        const uint8_t *body = (const uint8_t *)(record + 1);
+        if (!items_sound(&store->region, body, record->body, false))
+            return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu points outside the store",
+                           (unsigned long long)record->sequence);
+        PM_TRY(add_body(found, body, record->body));
+        log->sequence++;
+        at += record->length;
+    }
+    /* A bad record is the end of the log, unless something later knows that it was durable (DESIGN 4.6). */
+    if (pm_log_knows_durable(log, at, log->sequence + 1))
+        return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu was durable, and can't be read any more",
+                       (unsigned long long)(log->sequence + 1));
+    for (size_t i = 0; i < found->count; i++) {
+        bool newest = i + 1 == found->count;
+        found_body *body = &found->bodies[i];
+        if (follow_spill(store, body) && (!newest || directs_sound(store, body))) continue;
+        if (!newest || pm_log_knows_durable(log, at, log->sequence))
+            return pm_fail(PM_CORRUPT, "the log is damaged: an acknowledged commit has lost its contents");
+        /* It was never acknowledged: contents and record share one ordering point. */
+        found->count--;
+        log->sequence--;
+    }
+    return PM_OK;
+}
+
+/* ---- applying ----------------------------------------------------------------------------------------------- */
+
+static pm_status note_declared(pm_store *store, found_log *found)
+{
+    for (size_t i = 0; i < found->count; i++) {
+        pm_log_item item;
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
+            if (item.kind != PM_ITEM_DIRECT) continue;
+            if (!found->declared && !(found->declared = calloc(store->region.size / PM_PAGE, sizeof *found->declared)))
+                return pm_fail(PM_NO_MEMORY, "no memory to recover the store");
+            uint64_t end = (item.offset + pm_extent_size(item.length) + PM_PAGE - 1) / PM_PAGE;
+            for (uint64_t page = item.offset / PM_PAGE; page < end; page++) found->declared[page] = (uint32_t)i + 1;
+        }
+    }
+    return PM_OK;
+}
+
+static pm_status write_home(pm_store *store, uint64_t offset, const uint8_t *bytes, uint64_t length)
+{
+    if (store->media.read_only) {
+        memcpy(store->region.live + offset, bytes, length);
+        return PM_OK;
+    }
+    return pm_home_write(&store->region, offset, bytes, length, PM_WRITE_STREAM);
+}
+
+static pm_status apply_run(pm_store *store, const found_log *found, size_t record, const pm_log_item *item)
+{
+    if (!found->declared) return write_home(store, item->offset, item->bytes, item->length);
+    for (uint64_t at = item->offset, end = at + item->length; at < end;) {
+        uint64_t page_end = at - at % PM_PAGE + PM_PAGE;
+        if (page_end > end) page_end = end;
+        if (found->declared[at / PM_PAGE] <= record + 1)
+            PM_TRY(write_home(store, at, item->bytes + (at - item->offset), page_end - at));
+        at = page_end;
+    }
+    return PM_OK;
+}
+
+/* Contents that the newest record declares may be in the page cache only, on pages that the kernel takes for clean after a
+ * failed write: like the runs they are written again (I4). */
+static pm_status write_again(pm_store *store, const pm_log_item *item)
+{
+    uint64_t end = item->offset + pm_extent_size(item->length);
+    uint8_t copy[PM_PAGE];
+    for (uint64_t at = item->offset; at < end; at += PM_PAGE) {
+        size_t bytes = end - at < PM_PAGE ? end - at : PM_PAGE;
+        memcpy(copy, store->media.view + PM_REGION_START + at, bytes);
+        PM_TRY(pm_home_write(&store->region, at, copy, bytes, PM_WRITE_STREAM));
+    }
+    return PM_OK;
+}
+
+static pm_status apply(pm_store *store, const found_log *found)
+{
+    for (size_t i = 0; i < found->count; i++) {
+        pm_log_item item;
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
+            if (item.kind == PM_ITEM_RUN) PM_TRY(apply_run(store, found, i, &item));
+            else if (i + 1 == found->count && !store->media.read_only) PM_TRY(write_again(store, &item));
+        store->statistics.records_replayed++;
+    }
+    return PM_OK;
+}
+
+pm_status pm_recover(pm_store *store)
+{
+    if (store->log.header.flags & PM_HEADER_CLEAN) {
+        /* Both copies agree before any record relies on them (see header_write in log.c). */
+        bool mend = store->log.half_written && !store->media.read_only;
+        return mend ? pm_transaction_checkpoint(store, true) : PM_OK;
+    }
+    found_log found = {0};
+    pm_status status = scan(store, &found);
+    if (status == PM_OK) status = note_declared(store, &found);
+    if (status == PM_OK) status = apply(store, &found);
+    free(found.bodies);
+    free(found.declared);
+    if (status != PM_OK || store->media.read_only) return status;
+    /* The file may be longer than the header says, and the records may have been in the page cache only: the checkpoint's
+     * fence covers what was just written, its header ends the old log. */
+    return pm_transaction_checkpoint(store, false);
+}

@@ -1,0 +1,373 @@
+#define _GNU_SOURCE
+#include "region.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "hash.h"
+
+/* ---- mapping ------------------------------------------------------------------------------------------------ */
+
+static void *reserve(uint64_t size)
+{
+    return mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id)
+{
+    *region = (pm_region){.media = media, .reserved = media->reserved, .store_id = store_id};
+    void *live = reserve(region->reserved);
+    if (live == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the arrays");
+    region->live = live;
+    void *flags = mmap(NULL, region->reserved / PM_PAGE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (flags == MAP_FAILED) return pm_fail_errno("cannot map the page flags");
+    region->flags = flags;
+    region->home = media->read_only ? region->live : media->view + PM_REGION_START;
+    return pm_region_extend(region, size);
+}
+
+pm_status pm_region_extend(pm_region *region, uint64_t size)
+{
+    if (size > region->reserved) return pm_fail(PM_NO_SPACE, "the store outgrows the address range that was reserved for it");
+    void *at = region->live + region->size;
+    if (mmap(at, size - region->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd,
+             (off_t)(PM_REGION_START + region->size)) == MAP_FAILED)
+        return pm_fail_errno("cannot map the region");
+    region->size = size;
+    return PM_OK;
+}
+
+/* Puts anonymous memory with the same bytes in the place of [from, to). If there is no memory for it, the private
+ * mapping of the file stays: readable as long as nobody cuts the file short. */
+static void make_anonymous(uint8_t *from, uint8_t *to)
+{
+    size_t size = (size_t)(to - from);
+    void *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (copy == MAP_FAILED) return;
+    memcpy(copy, from, size);
+    if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) munmap(copy, size);
+}
+
+static void unmap_file(uint8_t *from, uint8_t *to)
+{
+    if (from < to)
+        mmap(from, (size_t)(to - from), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+void pm_region_close(pm_region *region)
+{
+    uint8_t *done = region->live, *end = region->live + region->size;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        if (!atomic_load(&buffer->living)) continue;
+        uint8_t *from = region->live + buffer->offset / PM_PAGE * PM_PAGE;
+        uint8_t *to = region->live + pm_round_up(buffer->offset + buffer->length, PM_PAGE);
+        if (from < done) from = done;
+        if (from >= to) continue;
+        unmap_file(done, from);
+        make_anonymous(from, to);
+        done = to;
+    }
+    unmap_file(done, end);
+    region->media = NULL;
+    region->home = NULL;
+}
+
+void pm_region_free(pm_region *region)
+{
+    for (size_t i = 0; i < region->buffer_count; i++) free(region->buffers[i]);
+    free(region->buffers);
+    free(region->edited);
+    free(region->flush);
+    if (region->live) munmap(region->live, region->reserved);
+    if (region->flags) munmap(region->flags, region->reserved / PM_PAGE);
+    *region = (pm_region){0};
+}
+
+/* ---- metadata ----------------------------------------------------------------------------------------------- */
+
+static uint64_t page_hash(const pm_region *region, const uint8_t *page, uint64_t offset, uint32_t type)
+{
+    return pm_seal(pm_hash64(page + 8, pm_page_bytes(type) - 8, 0), offset, region->store_id);
+}
+
+void pm_page_seal(const pm_region *region, void *page)
+{
+    pm_page_head *head = page;
+    head->hash = page_hash(region, page, head->self, head->type);
+}
+
+bool pm_page_sound(const pm_region *region, const uint8_t *image, uint64_t offset, uint32_t type)
+{
+    if (!pm_region_holds(region, offset, PM_PAGE) && offset) return false;
+    if (offset % PM_PAGE) return false;
+    pm_page_head head;
+    memcpy(&head, image + offset, sizeof head);
+    return head.type == type && head.self == offset && head.hash == page_hash(region, image + offset, offset, type);
+}
+
+void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status *status)
+{
+    if (offset % PM_PAGE || offset >= region->size) {
+        *status = pm_fail(PM_CORRUPT, "metadata point outside the store (offset %llu)", (unsigned long long)offset);
+        return NULL;
+    }
+    uint8_t *page = region->live + offset;
+    uint8_t *flags = &region->flags[offset / PM_PAGE];
+    if (!(*flags & PM_FLAG_VERIFIED)) {
+        /* A store makes the page private: what is checked now is what is used later (DESIGN 4.9). */
+        *(volatile uint8_t *)page = *(volatile uint8_t *)page;
+        if (!pm_page_sound(region, region->live, offset, type)) {
+            *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is damaged", (unsigned long long)offset);
+            return NULL;
+        }
+        *flags |= PM_FLAG_VERIFIED;
+    }
+    const pm_page_head *head = (const void *)page;
+    if (head->type != type || head->self != offset) {
+        *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is of another kind than its reference says",
+                          (unsigned long long)offset);
+        return NULL;
+    }
+    *status = PM_OK;
+    return page;
+}
+
+static bool push(uint64_t **list, size_t *count, size_t *room, uint64_t value)
+{
+    if (*count == *room) {
+        size_t larger = *room ? 2 * *room : 64;
+        uint64_t *grown = realloc(*list, larger * sizeof **list);
+        if (!grown) return false;
+        *list = grown, *room = larger;
+    }
+    (*list)[(*count)++] = value;
+    return true;
+}
+
+static pm_status mark_edited(pm_region *region, uint64_t offset, uint32_t type)
+{
+    uint8_t *flags = &region->flags[offset / PM_PAGE];
+    uint8_t flag = type == PM_TYPE_SLAB ? PM_FLAG_EDITED_SLAB : PM_FLAG_EDITED;
+    if (!(*flags & PM_FLAG_LISTED) && !push(&region->edited, &region->edited_count, &region->edited_room, offset))
+        return pm_fail(PM_NO_MEMORY, "no memory to note a change of metadata");
+    *flags |= flag | PM_FLAG_LISTED;
+    return PM_OK;
+}
+
+pm_status pm_page_edit(pm_region *region, void *page)
+{
+    const pm_page_head *head = page;
+    return mark_edited(region, head->self, head->type);
+}
+
+void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level, pm_status *status)
+{
+    PM_CHECK(offset % PM_PAGE == 0 && offset < region->size);
+    *status = mark_edited(region, offset, type);
+    if (*status != PM_OK) return NULL;
+    uint8_t *page = region->live + offset;
+    memset(page, 0, pm_page_bytes(type));
+    *(pm_page_head *)(void *)page = (pm_page_head){.self = offset, .type = type, .level = level};
+    region->flags[offset / PM_PAGE] |= PM_FLAG_VERIFIED;
+    return page;
+}
+
+void pm_page_forget(pm_region *region, uint64_t offset)
+{
+    /* It stays in the list of edited pages: a rollback must bring its committed bytes back. */
+    region->flags[offset / PM_PAGE] &= (uint8_t)~(PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
+}
+
+void pm_region_take(pm_region *region, uint64_t offset, uint64_t length)
+{
+    for (uint64_t page = offset / PM_PAGE; page < (offset + length) / PM_PAGE; page++) {
+        if (!(region->flags[page] & PM_FLAG_LISTED)) continue;
+        size_t i = 0;
+        while (region->edited[i] != page * PM_PAGE) i++;
+        region->edited[i] = region->edited[--region->edited_count];
+        region->flags[page] &= (uint8_t)~(PM_FLAG_LISTED | PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
+    }
+    pm_region_drop(region, offset, length);
+}
+
+/* ---- contents ----------------------------------------------------------------------------------------------- */
+
+uint64_t pm_block_hash(const pm_region *region, const void *block, size_t length, uint64_t offset)
+{
+    return pm_seal(pm_hash64(block, length, 0), offset, region->store_id);
+}
+
+uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t bytes, uint64_t offset)
+{
+    return pm_seal(pm_hash64(table, bytes, 0), offset, region->store_id);
+}
+
+uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length)
+{
+    const uint8_t *table = image + offset + pm_extent_table(length);
+    for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
+        uint64_t at = block * PM_PAGE, expected;
+        size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
+        memcpy(&expected, table + 8 * block, sizeof expected);
+        if (pm_block_hash(region, image + offset + at, bytes, offset + at) != expected) return block;
+    }
+    return UINT64_MAX;
+}
+
+void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length)
+{
+    PM_CHECK(offset % PM_PAGE == 0 && length % PM_PAGE == 0 && offset + length <= region->size);
+    PM_CHECK(madvise(region->live + offset, length, MADV_DONTNEED) == 0);
+}
+
+void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length)
+{
+    uint64_t from = offset, end = offset + length;
+    for (uint64_t at = offset; at <= end; at += PM_PAGE) {
+        if (at < end && !memcmp(region->live + at, region->home + at, PM_PAGE)) continue;
+        if (from < at) pm_region_drop(region, from, at - from);
+        from = at + PM_PAGE;
+    }
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------ */
+
+/* The first buffer that could reach beyond `offset`. */
+static size_t first_near(const pm_region *region, uint64_t offset)
+{
+    uint64_t from = offset > region->longest_buffer ? offset - region->longest_buffer : 0;
+    size_t low = 0, high = region->buffer_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (region->buffers[middle]->offset < from) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
+{
+    if (region->buffer_count == region->buffer_room) {
+        size_t room = region->buffer_room ? 2 * region->buffer_room : 64;
+        pm_buffer **buffers = realloc(region->buffers, room * sizeof *buffers);
+        if (!buffers) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
+        region->buffers = buffers, region->buffer_room = room;
+    }
+    if (buffer->length > region->longest_buffer) region->longest_buffer = buffer->length;
+    size_t at = region->buffer_count++;
+    for (; at && region->buffers[at - 1]->offset > buffer->offset; at--) region->buffers[at] = region->buffers[at - 1];
+    region->buffers[at] = buffer;
+    return PM_OK;
+}
+
+uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length)
+{
+    uint64_t end = 0;
+    for (size_t i = first_near(region, offset); i < region->buffer_count; i++) {
+        const pm_buffer *buffer = region->buffers[i];
+        if (buffer->offset >= offset + length) break;
+        uint64_t buffer_end = buffer->offset + buffer->length;
+        /* One that is owned, now or at the last commit, stands on space that is not free anyway. */
+        if (buffer_end > offset && !buffer->owned && !buffer->owned_at_commit && atomic_load(&buffer->living) &&
+            buffer_end > end)
+            end = buffer_end;
+    }
+    return end;
+}
+
+void pm_region_detach(pm_region *region, uint64_t offset)
+{
+    for (size_t i = first_near(region, offset); i < region->buffer_count && region->buffers[i]->offset <= offset; i++)
+        if (region->buffers[i]->offset == offset) region->buffers[i]->owned = false;
+}
+
+void pm_region_sweep(pm_region *region)
+{
+    if (!atomic_exchange(&region->released, 0)) return;
+    size_t kept = 0;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
+        if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;
+        else free(buffer);
+    }
+    region->buffer_count = kept;
+}
+
+static void finish_transaction(pm_region *region)
+{
+    for (size_t i = 0; i < region->edited_count; i++)
+        region->flags[region->edited[i] / PM_PAGE] &= (uint8_t)~(PM_FLAG_LISTED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
+    region->edited_count = 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        if (atomic_load(&buffer->living)) region->buffers[kept++] = buffer;
+        else free(buffer);
+    }
+    region->buffer_count = kept;
+    region->search_from = 0;
+}
+
+void pm_region_settle(pm_region *region)
+{
+    for (size_t i = 0; i < region->buffer_count; i++) region->buffers[i]->owned_at_commit = region->buffers[i]->owned;
+    finish_transaction(region);
+}
+
+/* Takes the committed bytes of an extent back into the memory that programs see. */
+static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
+{
+    /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
+    if (offset % PM_PAGE == 0) pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));
+    else memcpy(region->live + offset, region->home + offset, length);
+}
+
+void pm_region_restore(pm_region *region)
+{
+    for (size_t i = 0; i < region->edited_count; i++) {
+        uint64_t offset = region->edited[i];
+        const pm_page_head *home = (const void *)(region->home + offset);
+        /* A slab's header shares its page with blocks, also with blocks of detached arrays, which keep their bytes. */
+        const pm_page_head *live = (const void *)(region->live + offset);
+        bool slab = live->type == PM_TYPE_SLAB && live->self == offset;
+        bool was_slab = home->type == PM_TYPE_SLAB && home->self == offset;
+        memcpy(region->live + offset, home, slab || was_slab ? PM_LINE : PM_PAGE);
+        /* What is there now may be free space: it is checked again when it is next read as metadata. */
+        region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
+    }
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        buffer->owned = buffer->owned_at_commit;
+        if (buffer->owned && buffer->writable) restore_extent(region, buffer->offset, buffer->length);
+    }
+    finish_transaction(region);
+}
+
+/* ---- home --------------------------------------------------------------------------------------------------- */
+
+pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how)
+{
+    PM_CHECK(offset + length <= region->size);
+    if (region->media->kind == PM_MEDIA_MEMORY && how == PM_WRITE_CACHED) {
+        for (uint64_t page = offset / PM_PAGE; page <= (offset + length - 1) / PM_PAGE; page++) {
+            if (region->flags[page] & PM_FLAG_FLUSH) continue;
+            if (!push(&region->flush, &region->flush_count, &region->flush_room, page))
+                return pm_fail(PM_NO_MEMORY, "no memory to note a page that needs a flush");
+            region->flags[page] |= PM_FLAG_FLUSH;
+        }
+    }
+    return pm_media_write(region->media, PM_REGION_START + offset, source, length, how);
+}
+
+void pm_home_flush(pm_region *region)
+{
+    for (size_t i = 0; i < region->flush_count; i++) {
+        uint64_t page = region->flush[i];
+        region->media->operations->flush(region->media, PM_REGION_START + page * PM_PAGE, PM_PAGE);
+        region->flags[page] &= (uint8_t)~PM_FLAG_FLUSH;
+    }
+    region->flush_count = 0;
+}

@@ -1,0 +1,127 @@
+/*
+ * The region: the part of the file that programs see. `live` is a private mapping of it, so that stores by any code stay
+ * in this process until a commit; `home` is the shared view of the same bytes, which is the committed image (I2).
+ *
+ * I9   Space is not reused while a buffer lives over it; pm_region_covered tells.
+ * I10  A writable buffer whose array may be dirty stays a candidate after its death until a commit or a rollback.
+ * I11  Rollback can't fail, and leaves nothing of the transaction here but the living buffers.
+ */
+#ifndef PM_REGION_H
+#define PM_REGION_H
+
+#include <stdatomic.h>
+
+#include "media.h"
+
+enum {
+    PM_FLAG_VERIFIED = 1,  /* this metadata page was checked when it was first read */
+    PM_FLAG_EDITED = 2,    /* metadata changed since the last commit: the whole page */
+    PM_FLAG_EDITED_SLAB = 4, /* the same, only the slab's header */
+    PM_FLAG_LISTED = 8,      /* it stands in `edited` */
+    PM_FLAG_FLUSH = 16       /* home was written through the cache since the last checkpoint */
+};
+
+typedef struct {
+    pm_media *media;
+    uint8_t *live;
+    const uint8_t *home; /* the committed image; in a read-only store the same as live */
+    uint8_t *flags;      /* PM_FLAG_* for each page */
+    uint64_t size, reserved, store_id;
+
+    uint64_t *edited; /* pages that were changed as metadata since the last commit, each once */
+    size_t edited_count, edited_room;
+
+    uint64_t *flush; /* pages with PM_FLAG_FLUSH */
+    size_t flush_count, flush_room;
+
+    pm_buffer **buffers; /* by offset */
+    size_t buffer_count, buffer_room;
+    uint64_t longest_buffer;
+    atomic_int released; /* buffers that died since they were last swept */
+
+    uint64_t search_from; /* no page below is usable; only a hint, 0 after every commit and rollback */
+    uint64_t taken[8];    /* pages of the space map that no map describes yet */
+    size_t taken_count;
+} pm_region;
+
+/* A buffer's life, by what owns its extent now and at the last commit:
+ *
+ *              now   last commit
+ *   fresh      yes   no      commit → settled, rollback → detached, delete → detached
+ *   settled    yes   yes     delete → leaving
+ *   leaving    no    yes     rollback → settled, commit → detached
+ *   detached   no    no      until it is released
+ */
+struct pm_buffer {
+    pm_store *store;
+    void *address;
+    atomic_int *released;    /* the region's */
+    uint64_t offset, length; /* of the extent's contents */
+    atomic_int living;
+    bool writable, owned, owned_at_commit;
+    bool dense; /* learned: the last commit found most of its pages changed */
+};
+
+pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id);
+pm_status pm_region_extend(pm_region *region, uint64_t size); /* after the media have grown */
+void pm_region_close(pm_region *region); /* lets go of the file; living buffers keep their bytes */
+void pm_region_free(pm_region *region);
+
+/* ---- metadata ---- */
+
+/* A metadata page of this type, checked when it is first read. NULL with PM_CORRUPT in *status. */
+void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status *status);
+
+/* Must be called before a metadata page (or a slab's header) is changed. */
+pm_status pm_page_edit(pm_region *region, void *page);
+
+/* A page that is metadata from now on, zeroed. */
+void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level, pm_status *status);
+void pm_page_forget(pm_region *region, uint64_t offset); /* it is no longer metadata */
+
+/* Free pages become contents: neither a commit nor a rollback may treat them as metadata, and nothing private stays. */
+void pm_region_take(pm_region *region, uint64_t offset, uint64_t length);
+
+void pm_page_seal(const pm_region *region, void *page); /* sets the hash */
+bool pm_page_sound(const pm_region *region, const uint8_t *image, uint64_t offset, uint32_t type);
+static inline size_t pm_page_bytes(uint32_t type)
+{
+    return type == PM_TYPE_SLAB ? PM_LINE : PM_PAGE;
+}
+
+static inline bool pm_region_holds(const pm_region *region, uint64_t offset, uint64_t length)
+{
+    return offset && length && offset < region->size && length <= region->size - offset;
+}
+
+/* ---- contents ---- */
+
+uint64_t pm_block_hash(const pm_region *region, const void *block, size_t length, uint64_t offset);
+
+/* What a commit record declares of an extent that was written in place: the hash of its table of hashes. */
+uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t bytes, uint64_t offset);
+
+/* Checks an extent of an image against its hashes; the first bad block, or UINT64_MAX. */
+uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length);
+
+/* Drops the private pages of a range of whole pages: home shows through. */
+void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length);
+void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length); /* only pages that equal home */
+
+/* ---- buffers ---- */
+
+pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer);
+/* End of a living buffer that overlaps the range and does not belong to its owner any more; 0 if there is none. */
+uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length);
+void pm_region_detach(pm_region *region, uint64_t offset); /* the extent's owner is gone */
+void pm_region_settle(pm_region *region);  /* after a commit */
+void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffers */
+void pm_region_sweep(pm_region *region);   /* frees released buffers that are no candidates */
+
+/* ---- home ---- */
+
+/* Writes committed bytes home. streamed: they need no flush at the checkpoint. */
+pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how);
+void pm_home_flush(pm_region *region); /* everything written through the cache; a fence must follow */
+
+#endif

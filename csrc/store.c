@@ -1,0 +1,535 @@
+/*
+ * The C face: locks, handles, status codes.
+ *
+ * Lock order:  list of open stores → a store's mutex. Releasing a buffer takes neither.
+ * A fork takes neither either: the child only marks its copies, and never touches a store's mutex again.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "recovery.h"
+#include "verify.h"
+
+enum { FIRST_REGION = 256 << 10, FIRST_LOG = 256 << 10, FIRST_LOG_MEMORY = 512 << 10 };
+
+/* ---- open stores ---------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t stores_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pm_store *stores;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&stores_mutex);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&stores_mutex);
+}
+
+/* The child keeps its private copy of the arrays; the file and its lock are the parent's. */
+static void after_fork_in_child(void)
+{
+    for (pm_store *store = stores; store; store = store->next) {
+        store->forked = true;
+        pm_media_forked(&store->media);
+    }
+    pthread_mutex_init(&stores_mutex, NULL);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void list_store(pm_store *store)
+{
+    pthread_mutex_lock(&stores_mutex);
+    store->next = stores;
+    stores = store;
+    pthread_mutex_unlock(&stores_mutex);
+}
+
+static void unlist_store(pm_store *store)
+{
+    pthread_mutex_lock(&stores_mutex);
+    pm_store **at = &stores;
+    while (*at && *at != store) at = &(*at)->next;
+    if (*at) *at = store->next;
+    pthread_mutex_unlock(&stores_mutex);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+pm_status pm_format(int fd, pm_media_kind kind)
+{
+    pm_media media;
+    pm_status status = pm_media_open(&media, fd, kind, false);
+    uint64_t log_size = media.kind == PM_MEDIA_MEMORY ? FIRST_LOG_MEMORY : FIRST_LOG;
+    uint8_t *image = NULL;
+    pm_header header;
+    if (status == PM_OK && media.size) status = pm_fail(PM_INVALID, "a new store needs an empty file");
+    if (status == PM_OK) status = media.operations->grow(&media, PM_REGION_START + FIRST_REGION + log_size);
+    if (status == PM_OK && !(image = calloc(PM_HEAP_FIRST_PAGES, PM_PAGE))) status = pm_fail(PM_NO_MEMORY, "no memory to make a store");
+    /* The blocks of the log are written once, so that later a record changes nothing but them. */
+    for (uint64_t at = 0; status == PM_OK && at < log_size; at += PM_HEAP_FIRST_PAGES * PM_PAGE)
+        status = pm_media_write(&media, PM_REGION_START + FIRST_REGION + at, image, PM_HEAP_FIRST_PAGES * PM_PAGE, PM_WRITE_STREAM);
+    if (status == PM_OK) {
+        header.store_id = pm_new_id();
+        pm_heap_format(image, header.store_id);
+        pm_catalog_format(image, (PM_HEAP_FIRST_PAGES - 1) * PM_PAGE, header.store_id);
+        status = pm_media_write(&media, PM_REGION_START, image, PM_HEAP_FIRST_PAGES * PM_PAGE, PM_WRITE_STREAM);
+    }
+    /* durable: an empty region and log → then: the header that vouches for them. */
+    if (status == PM_OK) status = media.operations->fence(&media);
+    if (status == PM_OK) status = pm_log_format(&media, FIRST_REGION, log_size, header.store_id);
+    free(image);
+    media.fd = -1; /* the caller's */
+    pm_media_close(&media);
+    return status;
+}
+
+static void free_store(pm_store *store)
+{
+    pm_region_free(&store->region);
+    pm_writer_free(&store->writer);
+    pm_media_close(&store->media);
+    free(store->fresh);
+    pthread_mutex_destroy(&store->mutex);
+    free(store);
+}
+
+static void release_reference(pm_store *store)
+{
+    if (atomic_fetch_sub(&store->references, 1) == 1) free_store(store);
+}
+
+static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsigned flags)
+{
+    PM_TRY(pm_media_open(&store->media, fd, kind, flags & PM_OPEN_READ_ONLY));
+    if (flags & PM_OPEN_TRACE) PM_TRY(pm_trace_start(&store->media));
+    PM_TRY(pm_log_open(&store->log, &store->media));
+    PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
+    PM_TRY(pm_writer_init(&store->writer, &store->media));
+    PM_TRY(pm_recover(store));
+    pm_status status;
+    pm_root_read(&store->region, &status);
+    PM_TRY(status);
+    pm_trace_mark(&store->media, PM_EVENT_RECOVERED, store->log.sequence);
+    return PM_OK;
+}
+
+pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size, pm_store **out)
+{
+    pm_store *store = calloc(1, sizeof *store);
+    if (!store) {
+        close(fd);
+        return pm_fail(PM_NO_MEMORY, "no memory to open a store");
+    }
+    pthread_mutex_init(&store->mutex, NULL);
+    atomic_store(&store->references, 1);
+    store->max_size = max_size;
+    store->media.fd = fd;
+    pm_status status = open_layers(store, fd, kind, flags);
+    if (status != PM_OK) {
+        free_store(store);
+        return status;
+    }
+    list_store(store);
+    *out = store;
+    return PM_OK;
+}
+
+pm_status pm_close(pm_store *store, int discard)
+{
+    unlist_store(store);
+    pm_status status = PM_OK;
+    if (!store->forked) {
+        pthread_mutex_lock(&store->mutex);
+        bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
+        if (!discard && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+        pm_region_sweep(&store->region);
+        pm_region_close(&store->region);
+        pm_media_close(&store->media);
+        store->closed = true;
+        pthread_mutex_unlock(&store->mutex);
+    }
+    release_reference(store);
+    return status;
+}
+
+const char *pm_media_name(const pm_store *store)
+{
+    return store->media.kind == PM_MEDIA_MEMORY ? "memory" : "file";
+}
+
+/* ---- entering and leaving ------------------------------------------------------------------------------------- */
+
+static pm_status enter(pm_store *store)
+{
+    if (store->forked)
+        return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
+    pthread_mutex_lock(&store->mutex);
+    pm_status status = PM_OK;
+    if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
+    else if (store->failed) status = pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
+    if (status != PM_OK) pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+static pm_status enter_to_write(pm_store *store)
+{
+    PM_TRY(enter(store));
+    if (!store->media.read_only) return PM_OK;
+    pthread_mutex_unlock(&store->mutex);
+    return pm_fail(PM_READ_ONLY, "the store is open for reading only");
+}
+
+static pm_status leave(pm_store *store, pm_status status)
+{
+    pthread_mutex_unlock(&store->mutex);
+    return status;
+}
+
+/* ---- transactions ------------------------------------------------------------------------------------------------ */
+
+pm_status pm_commit(pm_store *store)
+{
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_transaction_commit(store));
+}
+
+pm_status pm_rollback(pm_store *store)
+{
+    PM_TRY(enter_to_write(store));
+    pm_transaction_rollback(store);
+    return leave(store, PM_OK);
+}
+
+pm_status pm_checkpoint(pm_store *store)
+{
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_transaction_checkpoint(store, false));
+}
+
+uint64_t pm_sequence(const pm_store *store)
+{
+    return store->log.sequence;
+}
+
+/* ---- catalog ------------------------------------------------------------------------------------------------------ */
+
+static pm_status check_key(const uint8_t *key, size_t length, pm_key *out)
+{
+    if (!length) return pm_fail(PM_INVALID, "an empty key");
+    if (length > PM_KEY_MAX) return pm_fail(PM_TOO_LONG, "a key of %zu bytes is over the limit of %d", length, PM_KEY_MAX);
+    *out = (pm_key){key, length};
+    return PM_OK;
+}
+
+pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta)
+{
+    pm_key k;
+    pm_found found;
+    PM_TRY(check_key(key, key_length, &k));
+    PM_TRY(enter(store));
+    pm_status status = pm_catalog_get(&store->region, k, &found);
+    if (status == PM_OK) {
+        *entry = found.entry;
+        if (found.entry.meta_length) memcpy(meta, found.meta, found.entry.meta_length);
+    }
+    return leave(store, status);
+}
+
+static pm_status put(pm_store *store, pm_key key, const pm_entry *entry, const uint8_t *meta)
+{
+    pm_found found;
+    pm_entry old = {0};
+    pm_status status = pm_catalog_get(&store->region, key, &found);
+    if (status == PM_OK) old = found.entry;
+    else if (status != PM_NOT_FOUND) return status;
+    bool owned = entry->offset && entry->offset == old.offset;
+    if (owned && entry->length != old.length) return pm_fail(PM_INVALID, "an extent keeps its length");
+    if (entry->offset && !owned && !pm_transaction_fresh(store, entry->offset))
+        return pm_fail(PM_INVALID, "an entry takes a fresh extent, or the one that it has");
+    PM_WITH_SPACE(store, PM_TREE_HEIGHT + 1, status, pm_catalog_put(&store->region, key, entry, meta));
+    PM_TRY(status);
+    return old.offset && !owned ? pm_transaction_free(store, old.offset, old.length) : PM_OK;
+}
+
+pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta)
+{
+    pm_key k;
+    PM_TRY(check_key(key, key_length, &k));
+    if (entry->meta_length > PM_META_MAX) return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
+    PM_TRY(enter_to_write(store));
+    return leave(store, put(store, k, entry, meta));
+}
+
+static pm_status delete(pm_store *store, pm_key key)
+{
+    pm_found found;
+    PM_TRY(pm_catalog_get(&store->region, key, &found));
+    pm_entry old = found.entry;
+    PM_TRY(pm_catalog_delete(&store->region, key));
+    return old.offset ? pm_transaction_free(store, old.offset, old.length) : PM_OK;
+}
+
+pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length)
+{
+    pm_key k;
+    PM_TRY(check_key(key, key_length, &k));
+    PM_TRY(enter_to_write(store));
+    return leave(store, delete(store, k));
+}
+
+/* Appends a row; false if there is no room. */
+static bool add_row(const pm_found *found, uint8_t *rows, size_t capacity, size_t *used)
+{
+    size_t length = pm_round_up(sizeof(pm_row) + found->key.length + found->entry.meta_length, 8);
+    if (length > capacity - *used) return false;
+    pm_row row = {found->entry.offset, found->entry.length, found->entry.kind, found->entry.flags, found->entry.meta_length,
+                  (uint16_t)found->key.length, (uint16_t)length};
+    uint8_t *at = rows + *used;
+    memset(at + length - 8, 0, 8);
+    memcpy(at, &row, sizeof row);
+    memcpy(at + sizeof row, found->key.bytes, found->key.length);
+    if (row.meta_length) memcpy(at + sizeof row + row.key_length, found->meta, row.meta_length);
+    *used += length;
+    return true;
+}
+
+static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
+{
+    return key.length >= length && (!length || !memcmp(key.bytes, prefix, length));
+}
+
+static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length, uint8_t *rows,
+                      size_t capacity, size_t *used)
+{
+    uint8_t last[PM_KEY_MAX];
+    for (;;) {
+        pm_found found;
+        pm_status status = pm_catalog_seek(&store->region, from, after, &found);
+        if (status == PM_NOT_FOUND) return PM_OK;
+        PM_TRY(status);
+        if (!starts_with(found.key, prefix, prefix_length) || !add_row(&found, rows, capacity, used)) return PM_OK;
+        memcpy(last, found.key.bytes, found.key.length);
+        from = (pm_key){last, found.key.length};
+        after = true;
+    }
+}
+
+pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after, const uint8_t *prefix,
+                  size_t prefix_length, uint8_t *rows, size_t capacity, size_t *used)
+{
+    *used = 0;
+    if (from_length > PM_KEY_MAX || prefix_length > PM_KEY_MAX) return pm_fail(PM_TOO_LONG, "a key is over the limit");
+    if (capacity < PM_PAGE) return pm_fail(PM_INVALID, "too little room for a row");
+    PM_TRY(enter(store));
+    return leave(store, scan_rows(store, (pm_key){from, from_length}, after, prefix, prefix_length, rows, capacity, used));
+}
+
+pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows)
+{
+    /* The first key behind all that start with the prefix: the prefix, counted up by one. */
+    uint8_t end[PM_KEY_MAX + 1];
+    if (!prefix_length || prefix_length > PM_KEY_MAX) return pm_fail(PM_INVALID, "the prefix must have 1 to %d bytes", PM_KEY_MAX);
+    memcpy(end, prefix, prefix_length);
+    size_t length = prefix_length;
+    while (length && end[length - 1] == 0xff) length--;
+    if (length) end[length - 1]++;
+    else memset(end, 0xff, length = sizeof end);
+    PM_TRY(enter(store));
+    pm_found found;
+    pm_status status = pm_catalog_before(&store->region, (pm_key){end, length}, &found);
+    if (status == PM_OK && !starts_with(found.key, prefix, prefix_length)) status = PM_NOT_FOUND;
+    size_t used = 0;
+    if (status == PM_OK) PM_CHECK(add_row(&found, rows, PM_PAGE, &used));
+    return leave(store, status);
+}
+
+/* ---- extents and buffers --------------------------------------------------------------------------------------------- */
+
+pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset)
+{
+    if (!length) return pm_fail(PM_INVALID, "an extent of no bytes");
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_transaction_alloc(store, length, offset));
+}
+
+pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(enter_to_write(store));
+    if (!pm_transaction_fresh(store, offset)) return leave(store, pm_fail(PM_INVALID, "only a fresh extent is freed by hand"));
+    return leave(store, pm_transaction_free(store, offset, length));
+}
+
+/* Small extents go through the log with what else shares their page; larger ones straight to their place. */
+static pm_status write_contents(pm_store *store, const pm_fresh *extent, uint64_t at, const void *source, uint64_t length)
+{
+    if (pm_extent_is_small(extent->length)) {
+        memcpy(store->region.live + extent->offset + at, source, length);
+        return PM_OK;
+    }
+    store->statistics.bytes_direct += length;
+    pm_status status = pm_home_write(&store->region, extent->offset + at, source, length, PM_WRITE_STREAM);
+    if (status != PM_OK && status != PM_NO_SPACE) store->failed = true;
+    return status;
+}
+
+static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t at, uint64_t length, const pm_fresh **out)
+{
+    *out = pm_transaction_fresh(store, offset);
+    if (!*out) return pm_fail(PM_INVALID, "only an extent allocated since the last commit is written like this");
+    if (at > (*out)->length || length > (*out)->length - at) return pm_fail(PM_INVALID, "a write beyond the end of an extent");
+    return PM_OK;
+}
+
+pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length)
+{
+    const pm_fresh *extent;
+    PM_TRY(enter_to_write(store));
+    pm_status status = fresh_extent(store, offset, at, length, &extent);
+    if (status == PM_OK && length) status = write_contents(store, extent, at, source, length);
+    return leave(store, status);
+}
+
+pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length)
+{
+    enum { CHUNK = 1 << 18 };
+    const pm_fresh *extent;
+    if (!pattern_length || length % pattern_length) return pm_fail(PM_INVALID, "a pattern that does not fit into the extent");
+    PM_TRY(enter_to_write(store));
+    pm_status status = fresh_extent(store, offset, 0, length, &extent);
+    size_t chunk = pattern_length > CHUNK ? pattern_length : CHUNK / pattern_length * pattern_length;
+    if (chunk > length) chunk = length;
+    uint8_t *repeated = NULL;
+    if (status == PM_OK && length && !(repeated = malloc(chunk))) status = pm_fail(PM_NO_MEMORY, "no memory to fill an array");
+    for (size_t i = 0; repeated && i < chunk; i += pattern_length) memcpy(repeated + i, pattern, pattern_length);
+    for (uint64_t at = 0; repeated && status == PM_OK && at < length; at += chunk)
+        status = write_contents(store, extent, at, repeated, length - at < chunk ? length - at : chunk);
+    free(repeated);
+    return leave(store, status);
+}
+
+pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination)
+{
+    PM_TRY(enter(store));
+    pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    if (status == PM_OK && !pm_transaction_fresh(store, offset)) {
+        uint64_t block = pm_extent_damage(&store->region, store->region.home, offset, length);
+        if (block != UINT64_MAX)
+            status = pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its hash",
+                             (unsigned long long)block, (unsigned long long)offset);
+    }
+    if (status == PM_OK) memcpy(destination, store->region.live + offset, length);
+    return leave(store, status);
+}
+
+pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out)
+{
+    PM_TRY(enter(store));
+    pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    pm_buffer *buffer = NULL;
+    if (status == PM_OK && !(buffer = calloc(1, sizeof *buffer))) status = pm_fail(PM_NO_MEMORY, "no memory for a buffer");
+    if (status == PM_OK) {
+        buffer->store = store;
+        buffer->address = store->region.live + offset;
+        buffer->released = &store->region.released;
+        buffer->offset = offset, buffer->length = length;
+        buffer->writable = writable && !store->media.read_only;
+        buffer->owned = true;
+        buffer->owned_at_commit = !pm_transaction_fresh(store, offset);
+        atomic_store(&buffer->living, 1);
+        pm_region_sweep(&store->region);
+        status = pm_region_add_buffer(&store->region, buffer);
+    }
+    if (status == PM_OK) {
+        atomic_fetch_add(&store->references, 1);
+        *out = buffer;
+    } else {
+        free(buffer);
+    }
+    return leave(store, status);
+}
+
+void *pm_buffer_address(pm_buffer *buffer)
+{
+    return buffer->address;
+}
+
+void pm_buffer_release(pm_buffer *buffer)
+{
+    /* Whoever sweeps may free the buffer as soon as it is not living: the store is kept by our reference. */
+    pm_store *store = buffer->store;
+    atomic_int *released = buffer->released;
+    atomic_store(&buffer->living, 0);
+    atomic_store(released, 1);
+    release_reference(store);
+}
+
+pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(enter(store));
+    pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    if (status == PM_OK && !pm_extent_is_small(length) && !store->media.read_only)
+        pm_region_drop_clean(&store->region, offset, pm_extent_pages(length) * PM_PAGE);
+    return leave(store, status);
+}
+
+/* ---- looking -------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t living_buffers(const pm_region *region)
+{
+    uint64_t living = 0;
+    for (size_t i = 0; i < region->buffer_count; i++) living += (uint64_t)atomic_load(&region->buffers[i]->living);
+    return living;
+}
+
+pm_status pm_stats(pm_store *store, pm_statistics *out)
+{
+    PM_TRY(enter(store));
+    pm_status status;
+    const pm_root *root = pm_root_read(&store->region, &status);
+    *out = store->statistics;
+    out->sequence = store->log.sequence;
+    out->fences = store->media.fences, out->syncs = store->media.syncs;
+    out->file_size = store->media.size;
+    out->region_size = store->region.size, out->region_used = pm_heap_used(&store->region) * PM_PAGE;
+    out->log_size = store->log.header.log_size, out->log_used = store->log.head;
+    out->buffers = living_buffers(&store->region);
+    out->keys = root ? root->keys : 0;
+    out->max_size = store->max_size;
+    return leave(store, status);
+}
+
+pm_status pm_check(pm_store *store, pm_report **out)
+{
+    PM_TRY(enter(store));
+    return leave(store, pm_verify(store, out));
+}
+
+/* ---- trace ------------------------------------------------------------------------------------------------------------------ */
+
+size_t pm_trace_count(const pm_store *store)
+{
+    return pm_trace_length(&store->media);
+}
+
+const pm_event *pm_trace_events(const pm_store *store)
+{
+    return pm_trace_at(&store->media);
+}
+
+const uint8_t *pm_trace_data(const pm_store *store)
+{
+    return pm_trace_bytes(&store->media);
+}
+
+void pm_trace_clear(pm_store *store)
+{
+    pm_trace_reset(&store->media);
+}

@@ -1,0 +1,527 @@
+#include "transaction.h"
+
+#include <stdlib.h>
+
+#include "hash.h"
+
+enum { LOG_LARGEST = 64 << 20, COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
+#define GROW_LEAST ((uint64_t)256 << 10)
+#define GROW_MOST ((uint64_t)1 << 30)
+
+/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (DESIGN 4.7). A lack of space
+ * before the commit point is no such failure. */
+static pm_status failed(pm_store *store, pm_status status)
+{
+    if (status != PM_OK) store->failed = true;
+    return status;
+}
+
+/* ---- checkpoint and growth ---------------------------------------------------------------------------------- */
+
+/* Home durable, then a header with `next`'s layout and a new salt. */
+static pm_status reset_log(pm_store *store, pm_header next)
+{
+    pm_home_flush(&store->region);
+    /* durable: home → then: a header that empties the log. Without this fence a crash finds neither the records nor what
+     * they had changed (I3). */
+    PM_TRY(failed(store, store->media.operations->fence(&store->media)));
+    PM_TRY(failed(store, pm_log_reset(&store->log, next)));
+    store->commits_since_reset = 0;
+    store->statistics.checkpoints++;
+    return PM_OK;
+}
+
+pm_status pm_transaction_checkpoint(pm_store *store, bool clean)
+{
+    pm_header next = store->log.header;
+    next.flags = clean ? PM_HEADER_CLEAN : 0;
+    return reset_log(store, next);
+}
+
+/* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. */
+static pm_status write_log_once(pm_store *store, uint64_t from, uint64_t to)
+{
+    static const uint8_t zeros[1 << 16];
+    if (store->media.kind != PM_MEDIA_FILE) return PM_OK;
+    for (; from < to; from += sizeof zeros) {
+        size_t part = to - from < sizeof zeros ? to - from : sizeof zeros;
+        PM_TRY(failed(store, pm_media_write(&store->media, from, zeros, part, PM_WRITE_STREAM)));
+    }
+    return PM_OK;
+}
+
+/* The log stands behind the region, so that both can grow: it is emptied, and begins again further back. */
+static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_size)
+{
+    uint64_t old_end = store->media.size, end = PM_REGION_START + region_size + log_size;
+    if (store->max_size && end > store->max_size)
+        return pm_fail(PM_NO_SPACE, "the store would grow to %llu bytes; max_size is %llu", (unsigned long long)end,
+                       (unsigned long long)store->max_size);
+    if (end > store->region.reserved || region_size > PM_REGION_LIMIT)
+        return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes",
+                       (unsigned long long)store->region.reserved);
+    PM_TRY(store->media.operations->grow(&store->media, end));
+    /* Only bytes behind the old end: the old log is needed until the new header is durable. */
+    uint64_t log_offset = PM_REGION_START + region_size;
+    PM_TRY(write_log_once(store, log_offset > old_end ? log_offset : old_end, end));
+    pm_header next = store->log.header;
+    next.region_size = region_size;
+    next.log_size = log_size;
+    next.flags = 0;
+    PM_TRY(reset_log(store, next));
+    return region_size > store->region.size ? failed(store, pm_region_extend(&store->region, region_size)) : PM_OK;
+}
+
+pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
+{
+    uint64_t size = store->region.size, least = pages * PM_PAGE;
+    if (pages > PM_REGION_LIMIT / PM_PAGE) return pm_fail(PM_NO_SPACE, "more than a store can hold");
+    /* The space map may need pages of its own: one for each 63 MiB, and a list. */
+    least += (pages / PM_MAP_PAGES + 3) * PM_PAGE;
+    uint64_t more = pm_round_up(size / 2, PM_PAGE);
+    if (more > GROW_MOST) more = GROW_MOST;
+    if (more < GROW_LEAST) more = GROW_LEAST;
+    if (more < least) more = pm_round_up(least, PM_PAGE);
+    pm_status status = relayout(store, size + more, store->log.header.log_size);
+    if (status == PM_NO_SPACE && more > least && !store->failed)
+        status = relayout(store, size + pm_round_up(least, PM_PAGE), store->log.header.log_size);
+    return status;
+}
+
+/* Empties the log; makes it larger if it was full too soon, or if `body` bytes have to fit. */
+static pm_status make_log_room(pm_store *store, uint64_t body)
+{
+    uint64_t size = store->log.header.log_size, wanted = size;
+    if (store->commits_since_reset < COMMITS_PER_LOG && size < LOG_LARGEST) wanted = 2 * size;
+    uint64_t needed = body + 2 * PM_PAGE;
+    while (needed <= LOG_LARGEST && wanted < needed) wanted *= 2;
+    if (wanted > size) {
+        pm_status status = relayout(store, store->region.size, wanted);
+        /* Too little space for a larger log is no failure as long as the smaller one does. */
+        if (status != PM_NO_SPACE || store->failed) return status;
+    }
+    return pm_transaction_checkpoint(store, false);
+}
+
+/* ---- fresh extents ------------------------------------------------------------------------------------------ */
+
+static size_t fresh_at(const pm_store *store, uint64_t offset)
+{
+    size_t low = 0, high = store->fresh_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (store->fresh[middle].offset < offset) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+const pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset)
+{
+    size_t at = fresh_at(store, offset);
+    return at < store->fresh_count && store->fresh[at].offset == offset ? &store->fresh[at] : NULL;
+}
+
+pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offset)
+{
+    if (store->fresh_count == store->fresh_room) {
+        size_t room = store->fresh_room ? 2 * store->fresh_room : 64;
+        pm_fresh *fresh = realloc(store->fresh, room * sizeof *fresh);
+        if (!fresh) return pm_fail(PM_NO_MEMORY, "no memory to note a new extent");
+        store->fresh = fresh, store->fresh_room = room;
+    }
+    pm_region_sweep(&store->region);
+    pm_status status;
+    PM_WITH_SPACE(store, pm_extent_pages(length), status, pm_heap_alloc(&store->region, length, offset));
+    PM_TRY(status);
+    size_t at = fresh_at(store, *offset);
+    memmove(&store->fresh[at + 1], &store->fresh[at], (store->fresh_count - at) * sizeof *store->fresh);
+    store->fresh[at] = (pm_fresh){*offset, length, 0};
+    store->fresh_count++;
+    return PM_OK;
+}
+
+pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(pm_heap_free(&store->region, offset, length));
+    pm_region_detach(&store->region, offset);
+    if (pm_transaction_fresh(store, offset)) {
+        size_t at = fresh_at(store, offset);
+        memmove(&store->fresh[at], &store->fresh[at + 1], (--store->fresh_count - at) * sizeof *store->fresh);
+    }
+    return PM_OK;
+}
+
+/* ---- gathering a commit ------------------------------------------------------------------------------------- */
+
+/* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that differ. */
+typedef struct {
+    pm_store *store;
+    uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
+    uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
+} composer;
+
+static void compose_flush(composer *c)
+{
+    uint64_t granule = c->store->media.granule;
+    if (c->offset != UINT64_MAX && memcmp(c->bytes, c->store->region.home + c->offset, granule)) {
+        uint8_t *room = pm_writer_room(&c->store->writer, c->offset, granule);
+        memcpy(room, c->bytes, granule);
+        pm_writer_keep(&c->store->writer, c->offset, room, granule);
+    }
+    c->offset = UINT64_MAX;
+}
+
+static void compose(composer *c, uint64_t offset, const void *source, size_t length)
+{
+    uint64_t granule = c->store->media.granule;
+    const uint8_t *from = source;
+    while (length) {
+        uint64_t base = offset / granule * granule;
+        size_t part = base + granule - offset < length ? base + granule - offset : length;
+        if (base != c->offset) {
+            compose_flush(c);
+            memcpy(c->bytes, c->store->region.home + base, granule);
+            c->offset = base;
+        }
+        memcpy(c->bytes + (offset - base), from, part);
+        offset += part, from += part, length -= part;
+    }
+}
+
+/* One bit for each line of a page that differs. */
+static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
+{
+    uint64_t changed = 0;
+    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line++) {
+        uint64_t x[8], y[8], difference = 0;
+        memcpy(x, a + line * PM_LINE, sizeof x);
+        memcpy(y, b + line * PM_LINE, sizeof y);
+        for (int i = 0; i < 8; i++) difference |= x[i] ^ y[i];
+        changed |= (uint64_t)(difference != 0) << line;
+    }
+    return changed;
+}
+
+/* True if a few lines all over the page differ: where most of it changed before, looking at the rest costs more than it
+ * could save. */
+static bool changed_all_over(const uint8_t *page, const uint8_t *home)
+{
+    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line += 21)
+        if (!memcmp(page + line * PM_LINE, home + line * PM_LINE, PM_LINE)) return false;
+    return true;
+}
+
+typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
+
+/* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
+ * dense: the extent was mostly changed last time. */
+static page_change gather_page(composer *c, uint64_t offset, bool dense, uint64_t *hash)
+{
+    pm_store *store = c->store;
+    const uint8_t *home = store->region.home + offset;
+    compose_flush(c);
+    uint8_t *room = pm_writer_room(&store->writer, offset, PM_PAGE);
+    uint64_t page_hash = pm_hash64_copy_page(room, store->region.live + offset);
+    uint64_t changed = dense && changed_all_over(room, home) ? UINT64_MAX : changed_lines(room, home);
+    if (!changed) return PAGE_EQUAL;
+    if (hash) *hash = pm_seal(page_hash, offset, store->region.store_id);
+    if (store->media.granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
+        pm_writer_keep(&store->writer, offset, room, PM_PAGE);
+        return PAGE_WHOLE;
+    }
+    while (changed) {
+        unsigned first = (unsigned)__builtin_ctzll(changed);
+        uint64_t rest = ~(changed >> first);
+        unsigned lines = rest ? (unsigned)__builtin_ctzll(rest) : 64;
+        pm_writer_keep(&store->writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
+        changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
+    }
+    return PAGE_SPARSE;
+}
+
+/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned. */
+static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bool fresh, bool *dense)
+{
+    pm_store *store = c->store;
+    uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
+    struct block_hash {
+        uint64_t block, hash;
+    } few[64], *hashes = few;
+    if (blocks > 64 && !(hashes = malloc(blocks * sizeof *hashes))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+    for (uint64_t block = 0; block < blocks; block++) {
+        uint64_t at = offset + block * PM_PAGE;
+        size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
+        const uint8_t *live = store->region.live + at;
+        if (!fresh && !*dense && !memcmp(live, store->region.home + at, bytes)) continue;
+        uint64_t hash;
+        if (bytes == PM_PAGE) {
+            page_change change = gather_page(c, at, *dense, &hash);
+            if (change == PAGE_EQUAL) continue;
+            whole += change == PAGE_WHOLE;
+        } else {
+            uint8_t copy[PM_PAGE];
+            memcpy(copy, live, bytes);
+            hash = pm_block_hash(&store->region, copy, bytes, at);
+            compose(c, at, copy, bytes);
+        }
+        hashes[dirty++] = (struct block_hash){block, hash};
+    }
+    for (uint64_t i = 0; i < dirty; i++)
+        compose(c, offset + pm_extent_table(length) + 8 * hashes[i].block, &hashes[i].hash, sizeof hashes[i].hash);
+    if (hashes != few) free(hashes);
+    *dense = blocks >= 4 && whole >= blocks - blocks / 4;
+    return PM_OK;
+}
+
+typedef struct {
+    uint64_t offset, length;
+    enum { EXTENT, NEW_EXTENT, META_PAGE, META_SLAB } what;
+    pm_buffer *buffer; /* EXTENT: over it */
+} candidate;
+
+static int by_offset(const void *a, const void *b)
+{
+    const candidate *x = a, *y = b;
+    return x->offset != y->offset ? (x->offset > y->offset) - (x->offset < y->offset) : (int)y->what - (int)x->what;
+}
+
+/* Everything that may differ from home and belongs to the new state, in ascending order. */
+static pm_status list_candidates(pm_store *store, candidate **list, size_t *count)
+{
+    pm_region *region = &store->region;
+    size_t room = region->edited_count + region->buffer_count + store->fresh_count, n = 0;
+    candidate *all = malloc((room + 1) * sizeof *all);
+    if (!all) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+    for (size_t i = 0; i < region->edited_count; i++) {
+        uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
+        if (flags & PM_FLAG_EDITED) all[n++] = (candidate){region->edited[i], PM_PAGE, META_PAGE, NULL};
+        else if (flags & PM_FLAG_EDITED_SLAB) all[n++] = (candidate){region->edited[i], PM_LINE, META_SLAB, NULL};
+    }
+    for (size_t i = 0; i < store->fresh_count; i++)
+        if (pm_extent_is_small(store->fresh[i].length))
+            all[n++] = (candidate){store->fresh[i].offset, store->fresh[i].length, NEW_EXTENT, NULL};
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        if (buffer->owned && buffer->writable && !pm_transaction_fresh(store, buffer->offset))
+            all[n++] = (candidate){buffer->offset, buffer->length, EXTENT, buffer};
+    }
+    qsort(all, n, sizeof *all, by_offset);
+    *list = all;
+    *count = n;
+    return PM_OK;
+}
+
+static pm_status gather(pm_store *store, const candidate *list, size_t count)
+{
+    composer c;
+    c.store = store;
+    c.offset = UINT64_MAX;
+    for (size_t i = 0; i < count && !store->writer.overflow && store->writer.status == PM_OK; i++) {
+        const candidate *next = &list[i];
+        if (i && next->offset == list[i - 1].offset) continue; /* several buffers over one extent */
+        uint8_t *live = store->region.live + next->offset;
+        bool never = false;
+        switch (next->what) {
+        case EXTENT:
+            PM_TRY(gather_extent(&c, next->offset, next->length, false, &next->buffer->dense));
+            break;
+        case NEW_EXTENT:
+            PM_TRY(gather_extent(&c, next->offset, next->length, true, &never));
+            break;
+        case META_PAGE:
+            pm_page_seal(&store->region, live);
+            gather_page(&c, next->offset, false, NULL);
+            break;
+        case META_SLAB:
+            pm_page_seal(&store->region, live);
+            compose(&c, next->offset, live, PM_LINE);
+            break;
+        }
+    }
+    compose_flush(&c);
+    return store->writer.status;
+}
+
+/* ---- direct writes ------------------------------------------------------------------------------------------ */
+
+/* Brings a new extent's place on the medium up to date with what the program sees, and writes its table of hashes. Nothing
+ * durable refers to that place (I7), so it is written before the commit, and again if the commit is tried again. */
+static pm_status finish_direct(pm_store *store, pm_fresh *extent)
+{
+    pm_region *region = &store->region;
+    uint64_t blocks = pm_extent_blocks(extent->length), size = 8 * blocks;
+    uint64_t *table = malloc(size);
+    if (!table) return pm_fail(PM_NO_MEMORY, "no memory for the hashes of a new array");
+    pm_status status = PM_OK;
+    for (uint64_t block = 0; block < blocks && status == PM_OK; block++) {
+        uint64_t at = extent->offset + block * PM_PAGE, left = extent->length - block * PM_PAGE;
+        size_t bytes = left < PM_PAGE ? left : PM_PAGE;
+        if (memcmp(region->live + at, region->home + at, bytes)) {
+            uint8_t copy[PM_PAGE];
+            memcpy(copy, region->live + at, bytes);
+            status = pm_home_write(region, at, copy, bytes, PM_WRITE_STREAM);
+            store->statistics.bytes_direct += bytes;
+        }
+        table[block] = pm_block_hash(region, region->home + at, bytes, at);
+    }
+    uint64_t place = extent->offset + pm_extent_table(extent->length);
+    if (status == PM_OK) status = pm_home_write(region, place, table, size, PM_WRITE_STREAM);
+    extent->table_hash = pm_table_hash(region, table, size, place);
+    free(table);
+    return failed(store, status);
+}
+
+static pm_status finish_directs(pm_store *store)
+{
+    for (size_t i = 0; i < store->fresh_count; i++)
+        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(finish_direct(store, &store->fresh[i]));
+    return PM_OK;
+}
+
+static bool declare_directs(pm_store *store)
+{
+    bool any = false;
+    for (size_t i = 0; i < store->fresh_count; i++) {
+        const pm_fresh *extent = &store->fresh[i];
+        if (pm_extent_is_small(extent->length)) continue;
+        pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, extent->table_hash);
+        any = true;
+    }
+    return any;
+}
+
+/* ---- commit ------------------------------------------------------------------------------------------------- */
+
+/* Brings home up to date with a durable body (I2, I3). */
+static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t length)
+{
+    enum { AHEAD = 2 * PM_PAGE };
+    pm_log_item item;
+    pm_write_how how = length >= STREAM_HOME_FROM ? PM_WRITE_STREAM : PM_WRITE_CACHED;
+    for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
+        if (item.kind != PM_ITEM_RUN) continue;
+        /* A body that large comes from memory, not from a cache: ask for it while home is written. */
+        for (uint64_t at = 0; how == PM_WRITE_STREAM && at < item.length && at < PM_PAGE; at += PM_LINE)
+            __builtin_prefetch(item.bytes + AHEAD + at);
+        PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));
+        store->statistics.bytes_home += item.length;
+    }
+    return PM_OK;
+}
+
+/* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
+static pm_status gather_into(pm_store *store, const candidate *list, size_t count, uint64_t spill, uint64_t spill_pages,
+                             bool *directs)
+{
+    bool large = store->last_body > store->media.stage;
+    uint64_t place = spill ? PM_REGION_START + spill : pm_log_body(&store->log);
+    uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
+    pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
+    *directs = declare_directs(store);
+    PM_TRY(gather(store, list, count));
+    if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
+    return PM_OK;
+}
+
+static pm_status count_bytes(pm_store *store, const candidate *list, size_t count, uint64_t *bytes)
+{
+    pm_writer_count(&store->writer);
+    PM_TRY(gather(store, list, count));
+    *bytes = pm_writer_length(&store->writer) + 32 * store->fresh_count;
+    return PM_OK;
+}
+
+/* Free pages for a body that is larger than any log. They hold it until the checkpoint that follows at once, so nothing
+ * else can want them meanwhile (I9). */
+static pm_status find_spill(pm_store *store, uint64_t bytes, uint64_t *offset, uint64_t *pages)
+{
+    pm_status status;
+    /* Racing writers may change a little more before it is gathered. */
+    *pages = (bytes + bytes / 16) / PM_PAGE + 16;
+    PM_WITH_SPACE(store, *pages, status, pm_heap_find(&store->region, *pages, offset));
+    return status;
+}
+
+/* The body of the commit in the writer, in the log or in *spill. */
+static pm_status gather_body(pm_store *store, const candidate *list, size_t count, uint64_t *spill, bool *directs)
+{
+    uint64_t spill_pages = 0;
+    *spill = 0;
+    /* Commits resemble each other: one that will not fit is better known before it is gathered. */
+    if (store->last_body > pm_log_room(&store->log)) PM_TRY(make_log_room(store, 0));
+    PM_TRY(gather_into(store, list, count, 0, 0, directs));
+    for (uint64_t attempt = 0; store->writer.overflow; attempt++) {
+        uint64_t bytes;
+        PM_TRY(count_bytes(store, list, count, &bytes));
+        bytes += bytes / 4 * attempt;
+        PM_TRY(make_log_room(store, bytes));
+        *spill = 0;
+        if (bytes > pm_log_room(&store->log)) PM_TRY(find_spill(store, bytes, spill, &spill_pages));
+        PM_TRY(gather_into(store, list, count, *spill, spill_pages, directs));
+    }
+    return PM_OK;
+}
+
+/* From the gathered body to the acknowledged commit. */
+static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
+{
+    pm_writer *writer = &store->writer;
+    uint64_t length = pm_writer_length(writer), payload = writer->payload;
+    const uint8_t *body = pm_writer_body(writer);
+    if (!body || spill) body = store->media.view + writer->place;
+    pm_trace_mark(&store->media, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1);
+    if (spill) {
+        PM_TRY(failed(store, pm_writer_finish(writer)));
+        uint64_t hash = writer->hash;
+        pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, false);
+        pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, hash);
+    }
+    PM_TRY(failed(store, pm_log_append(&store->log, writer, !spill && !directs)));
+    /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
+    store->statistics.bytes_logged += length;
+    store->statistics.dirty_bytes = payload;
+    store->statistics.commits++;
+    store->commits_since_reset++;
+    store->last_body = spill ? 0 : length;
+    PM_TRY(failed(store, pm_log_witness(&store->log)));
+    PM_TRY(failed(store, apply_home(store, body, length)));
+    return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
+}
+
+static pm_status commit_list(pm_store *store, const candidate *list, size_t count)
+{
+    uint64_t spill;
+    bool directs;
+    PM_TRY(finish_directs(store));
+    PM_TRY(gather_body(store, list, count, &spill, &directs));
+    if (pm_writer_length(&store->writer)) {
+        if (store->log.header.flags & PM_HEADER_CLEAN) {
+            /* durable: "not clean" → then: the first record. Otherwise recovery would not look for it. The body is gathered
+             * again, for the salt is new. */
+            PM_TRY(pm_transaction_checkpoint(store, false));
+            PM_TRY(gather_body(store, list, count, &spill, &directs));
+        }
+        PM_TRY(write_commit(store, spill, directs));
+        pm_trace_mark(&store->media, PM_EVENT_COMMIT_END, store->log.sequence);
+    }
+    pm_region_settle(&store->region);
+    store->fresh_count = 0;
+    return PM_OK;
+}
+
+pm_status pm_transaction_commit(pm_store *store)
+{
+    candidate *list = NULL;
+    size_t count = 0;
+    pm_status status = list_candidates(store, &list, &count);
+    if (status == PM_OK) status = commit_list(store, list, count);
+    free(list);
+    return status;
+}
+
+void pm_transaction_rollback(pm_store *store)
+{
+    pm_region_restore(&store->region);
+    store->fresh_count = 0;
+}

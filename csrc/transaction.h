@@ -1,0 +1,63 @@
+/*
+ * Begin, commit, roll back: which bytes go where.
+ *
+ *            first change                    pm_commit
+ *   CLEAN ────────────────▶ PENDING ─────────────────────▶ CLEAN
+ *                            │  ▲ │ pm_rollback ──────────▶ CLEAN
+ *                            └──┘ no space: stays PENDING
+ *   any ── a write or sync fails ──▶ FAILED ── reopen ──▶ recovered (DESIGN 4.7)
+ *
+ * What is pending is nowhere noted as such: it is what differs from home (I2), the edited metadata, and the fresh extents.
+ */
+#ifndef PM_TRANSACTION_H
+#define PM_TRANSACTION_H
+
+#include <pthread.h>
+
+#include "catalog.h"
+#include "log.h"
+
+/* An extent allocated since the last commit. */
+typedef struct {
+    uint64_t offset, length;
+    uint64_t table_hash; /* of one with pages of its own, once its contents and hashes are in their place */
+} pm_fresh;
+
+struct pm_store {
+    pthread_mutex_t mutex; /* over everything below */
+    atomic_int references; /* living buffers, and one for the open store */
+    bool closed, forked, failed;
+    pm_media media;
+    pm_log log;
+    pm_region region;
+    pm_writer writer;
+    uint64_t max_size;
+    pm_fresh *fresh; /* by offset */
+    size_t fresh_count, fresh_room;
+    uint64_t commits_since_reset, last_body;
+    pm_statistics statistics;
+    pm_store *next; /* list of open stores, for forks */
+};
+
+pm_status pm_transaction_commit(pm_store *store);
+void pm_transaction_rollback(pm_store *store);
+
+/* Home becomes durable and the log empty. clean: nothing will follow. */
+pm_status pm_transaction_checkpoint(pm_store *store, bool clean);
+
+/* Makes room for `pages` more pages in a row. */
+pm_status pm_transaction_grow(pm_store *store, uint64_t pages);
+
+/* Fresh extents. */
+pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offset);
+pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length);
+const pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset); /* NULL if it is not one */
+
+/* Runs an operation again after growing the region, if all that it lacked was space. */
+#define PM_WITH_SPACE(store, pages, status, operation)                                                      \
+    do {                                                                                                    \
+        (status) = (operation);                                                                             \
+        if ((status) != PM_NO_SPACE || ((status) = pm_transaction_grow((store), (pages))) != PM_OK) break; \
+    } while (1)
+
+#endif

@@ -1,0 +1,253 @@
+#include "verify.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PROBLEMS_KEPT = 1000 };
+
+struct pm_report {
+    pm_problem *problems;
+    size_t count, room;
+};
+
+typedef struct {
+    const pm_region *region;
+    const uint8_t *image;
+    pm_report *report;
+    uint8_t *kinds;    /* per page: what the catalog and the map itself say it is */
+    uint64_t *blocks;  /* per page of kind slab: the blocks that entries own */
+    uint64_t keys;
+    bool no_memory;
+} checker;
+
+static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+
+static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format, ...)
+{
+    pm_report *report = c->report;
+    if (report->count == PROBLEMS_KEPT) return;
+    if (report->count == report->room) {
+        size_t room = report->room ? 2 * report->room : 16;
+        pm_problem *problems = realloc(report->problems, room * sizeof *problems);
+        if (!problems) {
+            c->no_memory = true;
+            return;
+        }
+        report->problems = problems, report->room = room;
+    }
+    pm_problem *problem = &report->problems[report->count++];
+    memset(problem, 0, sizeof *problem);
+    problem->offset = offset, problem->length = length, problem->block = block;
+    problem->key_length = (uint32_t)key.length;
+    if (key.length) memcpy(problem->key, key.bytes, key.length);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(problem->text, sizeof problem->text, format, arguments);
+    va_end(arguments);
+}
+
+static const pm_key no_key = {NULL, 0};
+
+/* ---- pages --------------------------------------------------------------------------------------------------- */
+
+static const char *page_name(uint32_t type)
+{
+    switch (type) {
+    case PM_TYPE_ROOT: return "root";
+    case PM_TYPE_MAP_LIST: return "list of the space map";
+    case PM_TYPE_MAP: return "space map";
+    case PM_TYPE_NODE: return "catalog node";
+    default: return "slab";
+    }
+}
+
+/* Takes a page for `kind`; false if it is taken already or lies outside. */
+static bool claim(checker *c, uint64_t offset, unsigned kind, pm_key key)
+{
+    if (offset % PM_PAGE || offset >= c->region->size) {
+        add_problem(c, offset, PM_PAGE, 0, key, "a reference points outside the store");
+        return false;
+    }
+    uint8_t *there = &c->kinds[offset / PM_PAGE];
+    if (*there != PM_PAGE_FREE && !(kind == PM_PAGE_SLAB && *there == PM_PAGE_SLAB)) {
+        add_problem(c, offset, PM_PAGE, 0, key, "the page at region offset %llu is used twice", (unsigned long long)offset);
+        return false;
+    }
+    *there = (uint8_t)kind;
+    return true;
+}
+
+static const void *metadata(checker *c, uint64_t offset, uint32_t type)
+{
+    if (!claim(c, offset, PM_PAGE_META, no_key)) return NULL;
+    if (!pm_page_sound(c->region, c->image, offset, type)) {
+        add_problem(c, offset, PM_PAGE, 0, no_key, "the %s page at region offset %llu is damaged", page_name(type),
+                    (unsigned long long)offset);
+        return NULL;
+    }
+    return c->image + offset;
+}
+
+/* ---- entries ------------------------------------------------------------------------------------------------- */
+
+static void check_small(checker *c, uint64_t offset, uint64_t length, pm_key key)
+{
+    unsigned class = pm_slab_class(pm_extent_size(length));
+    uint64_t page = offset / PM_PAGE, inside = offset % PM_PAGE - PM_LINE, block = inside / pm_slab_block(class);
+    if (offset % PM_PAGE < PM_LINE || inside % pm_slab_block(class) || !(pm_slab_all(class) >> block & 1)) {
+        add_problem(c, offset, length, 0, key, "its extent is not on a block");
+        return;
+    }
+    if (!claim(c, page * PM_PAGE, PM_PAGE_SLAB, key)) return;
+    if (c->blocks[page] >> block & 1) add_problem(c, offset, length, 0, key, "its block is used twice");
+    c->blocks[page] |= UINT64_C(1) << block;
+    const pm_slab *slab = (const void *)(c->image + page * PM_PAGE);
+    if (slab->head.level != class) add_problem(c, offset, length, 0, key, "its slab has blocks of another size");
+}
+
+static void check_entry(checker *c, const pm_cell *cell, pm_key key)
+{
+    if (!cell->offset) return;
+    if (!cell->length || cell->length > PM_REGION_LIMIT || !pm_region_holds(c->region, cell->offset, pm_extent_size(cell->length))) {
+        add_problem(c, cell->offset, cell->length, 0, key, "its extent lies outside the store");
+        return;
+    }
+    if (pm_extent_is_small(cell->length)) {
+        check_small(c, cell->offset, cell->length, key);
+    } else {
+        for (uint64_t page = 0; page < pm_extent_pages(cell->length); page++)
+            if (!claim(c, cell->offset + page * PM_PAGE, PM_PAGE_DATA, key)) return;
+    }
+    uint64_t block = pm_extent_damage(c->region, c->image, cell->offset, cell->length);
+    if (block != UINT64_MAX)
+        add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
+                    (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
+}
+
+/* A subtree whose keys lie in [from, to); no bound if the key is empty. */
+static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from, pm_key to)
+{
+    const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
+    if (!node) return;
+    if (!pm_node_sound(node) || node->head.level != level) {
+        add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu is damaged", (unsigned long long)offset);
+        return;
+    }
+    for (unsigned i = 0; i <= node->count; i++) {
+        pm_key key = i < node->count ? (pm_key){0} : to, before = from;
+        pm_cell cell = {0};
+        if (i < node->count) cell = pm_node_cell(node, i, &key, NULL);
+        if (i < node->count && ((from.length && pm_key_compare(key, from) < 0) || (to.length && pm_key_compare(key, to) >= 0)))
+            add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu holds a key of another node",
+                        (unsigned long long)offset);
+        if (!level) {
+            if (i < node->count) check_entry(c, &cell, key), c->keys++;
+            continue;
+        }
+        uint64_t child = node->first_child;
+        if (i) child = pm_node_cell(node, i - 1, &before, NULL).offset;
+        check_tree(c, child, level - 1, before, key);
+    }
+}
+
+/* ---- the space map ------------------------------------------------------------------------------------------- */
+
+static void check_map_pages(checker *c, const pm_root *root)
+{
+    for (unsigned l = 0; l < PM_ROOT_LISTS; l++) {
+        if (!root->map_lists[l]) continue;
+        const pm_map_list *list = metadata(c, root->map_lists[l], PM_TYPE_MAP_LIST);
+        for (unsigned m = 0; list && m < PM_MAP_LIST_SLOTS; m++)
+            if (list->maps[m]) metadata(c, list->maps[m], PM_TYPE_MAP);
+    }
+}
+
+static void check_slab(checker *c, uint64_t page)
+{
+    uint64_t offset = page * PM_PAGE;
+    if (!pm_page_sound(c->region, c->image, offset, PM_TYPE_SLAB)) {
+        add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu is damaged", (unsigned long long)offset);
+        return;
+    }
+    const pm_slab *slab = (const void *)(c->image + offset);
+    if (slab->used != c->blocks[page])
+        add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu counts other blocks than the catalog uses",
+                    (unsigned long long)offset);
+}
+
+static void check_space(checker *c)
+{
+    static const char *const names[] = {"free", "contents", "metadata", "a slab"};
+    for (uint64_t page = 0; page < c->region->size / PM_PAGE; page++) {
+        unsigned said = pm_map_kind(c->region, c->image, page), found = c->kinds[page];
+        if (said != found)
+            add_problem(c, page * PM_PAGE, PM_PAGE, 0, no_key, "the space map says that the page at region offset %llu is %s; it is %s",
+                        (unsigned long long)(page * PM_PAGE), names[said], found ? names[found] : "used by nothing");
+        else if (found == PM_PAGE_SLAB)
+            check_slab(c, page);
+    }
+}
+
+static void check_headers(checker *c, const pm_media *media)
+{
+    for (int copy = 0; copy < 2; copy++) {
+        pm_header header;
+        memcpy(&header, media->view + copy * PM_PAGE, sizeof header);
+        if (!pm_header_sound(&header))
+            add_problem(c, 0, 0, 0, no_key, "copy %c of the file's header is damaged; the other one is in use", 'A' + copy);
+    }
+}
+
+pm_status pm_verify(pm_store *store, pm_report **out)
+{
+    pm_region *region = &store->region;
+    uint64_t pages = region->size / PM_PAGE;
+    checker c = {.region = region, .image = region->home, .report = calloc(1, sizeof *c.report), .kinds = calloc(pages, 1),
+                 .blocks = calloc(pages, sizeof *c.blocks)};
+    if (c.report && c.kinds && c.blocks) {
+        check_headers(&c, &store->media);
+        const pm_root *root = metadata(&c, 0, PM_TYPE_ROOT);
+        if (root) {
+            check_map_pages(&c, root);
+            bool inside = !(root->tree % PM_PAGE) && root->tree < region->size;
+            const pm_page_head *top = (const void *)(c.image + (inside ? root->tree : 0));
+            if (!inside || top->level >= PM_TREE_HEIGHT)
+                add_problem(&c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
+            else
+                check_tree(&c, root->tree, top->level, no_key, no_key);
+            if (!c.report->count && c.keys != root->keys)
+                add_problem(&c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
+                            (unsigned long long)root->keys, (unsigned long long)c.keys);
+        }
+        /* After damage above, pages that could not be reached would only repeat it. */
+        if (!c.report->count) check_space(&c);
+    } else {
+        c.no_memory = true;
+    }
+    free(c.kinds);
+    free(c.blocks);
+    if (c.no_memory) {
+        pm_report_free(c.report);
+        return pm_fail(PM_NO_MEMORY, "no memory to check the store");
+    }
+    *out = c.report;
+    return PM_OK;
+}
+
+size_t pm_report_count(const pm_report *report)
+{
+    return report->count;
+}
+
+const pm_problem *pm_report_get(const pm_report *report, size_t i)
+{
+    return i < report->count ? &report->problems[i] : NULL;
+}
+
+void pm_report_free(pm_report *report)
+{
+    if (report) free(report->problems);
+    free(report);
+}

@@ -1,0 +1,30 @@
+"""The compiled part of the build; everything else about the package is in pyproject.toml."""
+
+import runpy
+import sysconfig
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+BUILDER = Path("csrc") / "build_core.py"
+
+
+class BuildCore(build_ext):
+    """build_ext that says what is missing before the compiler says it in a hundred lines."""
+
+    def run(self) -> None:
+        problem = runpy.run_path(str(BUILDER))["missing_tool"]()
+        if problem:
+            raise SystemExit(problem)
+        super().run()
+
+
+# Free-threaded Pythons have no stable ABI yet; cffi then builds for the one version.
+stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+setup(
+    cffi_modules=[f"{BUILDER}:builder"],
+    cmdclass={"build_ext": BuildCore},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if stable_abi else {},
+)

@@ -1,0 +1,371 @@
+"""Names and what they hold, on top of the core: no files, no locks between processes, no transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pmstore import _names
+from pmstore._array import Array, Layout, chunks, layout, live_array, order_of, read_layout
+from pmstore._core import META_MAX, Core, Entry
+from pmstore._errors import (
+    CorruptStoreError,
+    Error,
+    NameConflictError,
+    ReadOnlyStoreError,
+    UnknownNameError,
+)
+from pmstore._kinds import ARRAY, BLOB, INLINE, LIST
+from pmstore._list import PersistentList
+from pmstore._names import NAME_PREFIX, key_of, name_of
+from pmstore._values import decode, encode, has_containers, type_name
+from pmstore._watch import Watch
+
+__all__ = ["MISSING", "Catalog", "Row"]
+
+MISSING = object()
+
+# name, kind ("array", "value", "list"), shape, dtype, bytes, name of the type
+Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str]
+
+
+class Catalog:
+    """The names of one open store. Thread-safe: every method holds the core's lock."""
+
+    __slots__ = ("_live", "_next_list", "core", "lock", "read_only", "watch")
+
+    def __init__(self, core: Core, read_only: bool) -> None:
+        self.core = core
+        self.lock = core.lock
+        self.read_only = read_only
+        self.watch = Watch(self._stored)
+        # By offset of the extent, which is not reused while the array lives (I9), also after a rollback.
+        self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+        self._next_list = 0  # ids given out, also those whose creation was rolled back, aren't given out again
+
+    # ---- reading
+
+    def get(self, name: str) -> Any:
+        """The value, or MISSING."""
+        key = key_of(name)
+        with self.lock:
+            entry = self.core.get(key)
+            return MISSING if entry is None else self.value(key, name, entry)
+
+    def value(self, key: bytes, what: str, entry: Entry) -> Any:
+        """What an entry holds; `what` is for messages."""
+        try:
+            if entry.kind == ARRAY:
+                return self._array(entry, read_layout(self.core, entry))
+            if entry.kind == LIST:
+                return PersistentList(self, what, self.list_id(entry))
+            encoded = self.encoded(entry)
+            value = decode(encoded)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{what!r}: {error}") from error
+        if not self.read_only and has_containers(value):
+            self.watch.handed_out(key, what, value, encoded)
+        return value
+
+    def encoded(self, entry: Entry) -> bytes:
+        """The encoding of an inline value or a blob, which is verified."""
+        if entry.kind == INLINE:
+            return entry.meta
+        if entry.kind == BLOB:
+            return self.core.read(entry.offset, entry.length) if entry.offset else b""  # no value is b""
+        raise CorruptStoreError(f"an entry of the unknown kind {entry.kind}")
+
+    def list_id(self, entry: Entry) -> int:
+        if len(entry.meta) != 8:
+            raise CorruptStoreError("a damaged list")
+        return int.from_bytes(entry.meta, "little")
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Names that start with prefix, in order, without it. What is changed meanwhile may or may not show."""
+        for row in self.core.scan(NAME_PREFIX + prefix.encode()):
+            yield name_of(row.key)[len(prefix) :]
+
+    def count(self, prefix: str = "") -> int:
+        """How many names start with prefix."""
+        with self.lock:
+            if not prefix and self.core.last(b"l") is None:
+                return self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+        return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
+
+    def rows(self, prefix: str = "") -> Iterator[Row]:
+        """What `names` gives, with kind, shape, dtype, bytes and type, without reading contents."""
+        for row in self.core.scan(NAME_PREFIX + prefix.encode()):
+            name, entry = name_of(row.key)[len(prefix) :], row.entry
+            try:
+                with self.lock:
+                    about = self._row(entry)
+            except CorruptStoreError:
+                about = "value", None, None, entry.length or len(entry.meta), "damaged"
+            yield name, *about
+
+    def _row(self, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str]:
+        if entry.kind == ARRAY:
+            described = read_layout(self.core, entry)
+            return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray"
+        if entry.kind == LIST:
+            length = self.list_length(self.list_id(entry))
+            return "list", (length,), None, 0, f"list of {length:,}"
+        if entry.kind == BLOB:
+            return "value", None, None, entry.length, entry.meta.decode("utf-8", "replace")
+        return "value", None, None, len(entry.meta), type_name(decode(self.encoded(entry)))
+
+    def _array(self, entry: Entry, described: Layout) -> Array:
+        writeable = described.writeable and not self.read_only
+        if not entry.offset:
+            return live_array(bytearray(), described, writeable)
+        array = self._live.get(entry.offset)
+        if array is None or not described.fits(array):
+            array = self._fresh(entry, described)
+            self._live[entry.offset] = array
+        return array
+
+    def _fresh(self, entry: Entry, described: Layout) -> Array:
+        writeable = described.writeable and not self.read_only
+        return live_array(self.core.buffer(entry.offset, entry.length, writeable), described, writeable)
+
+    def _stored(self, key: bytes) -> bytes | None:
+        entry = self.core.get(key)
+        return None if entry is None or entry.kind not in (INLINE, BLOB) else self.encoded(entry)
+
+    # ---- writing
+
+    def set(self, name: str, value: Any) -> None:
+        """Copies the value into the store: into the existing array if shape, dtype and order are the same."""
+        key = key_of(name)
+        if type(value) is np.ndarray or type(value) is np.memmap:
+            with self.lock:
+                self._set_array(key, name, value)
+            return
+        if isinstance(value, PersistentList):
+            with self.lock:
+                self.writable()
+                entry = self.core.get(key)
+                if entry is not None and entry.kind == LIST and value.is_stored_as(self, self.list_id(entry)):
+                    return  # store["l"] += [...]
+            raise TypeError("a persistent list can't be assigned: create another and extend it, or store list(it)")
+        encoded = encode(value)
+        with self.lock:
+            existing = self._existing(key, name)
+            self.put_encoded(key, encoded, type_name(value))
+            self._after_replacing(existing)
+            if self.watch:
+                self.watch.assigned(value, encoded)
+
+    def put_encoded(self, key: bytes, encoded: bytes, kind: str) -> None:
+        """Stores an encoded value under a catalog key."""
+        if len(encoded) <= META_MAX:
+            self.core.put(key, Entry(0, 0, INLINE, 0, encoded))
+        else:
+            with self._new_extent(key, len(encoded)) as offset:
+                self.core.write(offset, 0, encoded, len(encoded))
+                self.core.put(key, Entry(offset, len(encoded), BLOB, 0, kind.encode()))
+
+    def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+        """See Store.create_array."""
+        key = key_of(name)
+        described = layout(shape, dtype, order, writeable)
+        source = _filling(fill_value, described)
+        with self.lock:
+            self.writable()
+            if self.core.get(key) is not None:
+                raise NameConflictError(f"the name {name!r} is taken; require_array gives the existing array")
+            self._refuse_conflict(name, key)
+            entry = self._put_array(key, described, source)
+            return self._array(entry, described)
+
+    def require_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+        """See Store.require_array."""
+        key = key_of(name)
+        with self.lock:
+            entry = self.core.get(key)
+            if entry is None:
+                return self.create_array(name, shape, dtype, order, fill_value, writeable)
+            wanted = layout(shape, dtype, order, writeable)
+            text = f"an array of shape {wanted.shape} and dtype {wanted.dtype} is asked for, and {name!r} is "
+            if entry.kind != ARRAY:
+                raise NameConflictError(f"{text}a {self._row(entry)[-1]}")
+            described = read_layout(self.core, entry)
+            if (described.shape, described.dtype) != (wanted.shape, wanted.dtype):
+                raise NameConflictError(f"{text}one of shape {described.shape} and dtype {described.dtype}")
+            return self._array(entry, described)
+
+    def create_list(self, name: str) -> PersistentList:
+        """See Store.create_list."""
+        key = key_of(name)
+        with self.lock:
+            self.writable()
+            if self.core.get(key) is not None:
+                raise NameConflictError(f"the name {name!r} is taken")
+            self._refuse_conflict(name, key)
+            counter = self.core.get(_names.LIST_ID_KEY)
+            list_id = max(self._next_list, 1 if counter is None else int.from_bytes(counter.meta, "little"))
+            self._next_list = list_id + 1
+            self.core.put(_names.LIST_ID_KEY, Entry(0, 0, INLINE, 0, self._next_list.to_bytes(8, "little")))
+            self.core.put(key, Entry(0, 0, LIST, 0, list_id.to_bytes(8, "little")))
+            return PersistentList(self, name, list_id)
+
+    def delete(self, name: str) -> bool:
+        """Deletes a name, and a list's elements; False if there is no such name."""
+        key = key_of(name)
+        with self.lock:
+            self.writable()
+            entry = self.core.get(key)
+            if entry is None:
+                return False
+            self.core.delete(key)
+            self._after_replacing(entry)
+            return True
+
+    def release(self, names: tuple[str, ...]) -> None:
+        """See Store.release."""
+        for name in names or list(self.names()):
+            with self.lock:
+                entry = self.core.get(key_of(name))
+                if entry is None:
+                    if names:
+                        raise self.unknown(name)
+                elif entry.kind != ARRAY:
+                    if names:
+                        raise TypeError(f"{name!r} is not an array but a {self._row(entry)[-1]}")
+                elif entry.offset:
+                    self.core.release(entry.offset, entry.length)
+
+    def list_length(self, list_id: int) -> int:
+        """Elements of a list."""
+        last = self.core.last(_names.element_prefix(list_id))
+        if last is None:
+            return 0
+        place = _names.split_element(last.key)
+        if place is None:
+            raise CorruptStoreError("a damaged list")
+        return place[1] + 1
+
+    def close(self, discard: bool) -> None:
+        """Close the core; arrays handed out become read-only, and keep their bytes."""
+        with self.lock:
+            arrays = list(self._live.values())
+            try:
+                self.core.close(discard)
+            finally:
+                self.watch.clear()
+                for array in arrays:
+                    array.flags.writeable = False
+
+    # ---- errors
+
+    def writable(self) -> None:
+        """Raises ClosedStoreError, ForkedStoreError or ReadOnlyStoreError unless the store can be changed."""
+        self.core.require_open()
+        if self.read_only:
+            raise ReadOnlyStoreError('the store is open for reading only; mode="r+" or "a" opens it for writing')
+
+    def unknown(self, name: str, group: str = "") -> UnknownNameError:
+        """The error for a name that isn't there."""
+        return UnknownNameError(name, lambda: self._near(group, name))
+
+    def _near(self, group: str, name: str) -> str:
+        import difflib
+        import itertools
+
+        full = group + name
+        with self.lock:
+            if next(self.names(full + "/"), None) is not None:
+                return f": it is a group, group({name!r}) gives it"
+        near = difflib.get_close_matches(name, itertools.islice(self.names(group), 5000), 3)
+        return f"; near it: {', '.join(map(repr, near))}" if near else ""
+
+    def _existing(self, key: bytes, name: str) -> Entry | None:
+        """The entry that is about to be replaced, if there is one; otherwise the name must be free to take."""
+        self.writable()
+        entry = self.core.get(key)
+        if entry is None:
+            self._refuse_conflict(name, key)
+        return entry
+
+    def _refuse_conflict(self, name: str, key: bytes) -> None:
+        for group in _names.parents(name):
+            if self.core.get(key_of(group)) is not None:
+                raise NameConflictError(f"{name!r} can't be stored: {group!r} is a value, and so no group")
+        if len(key) < 1 + _names.NAME_MAX and self.core.last(key + b"/") is not None:
+            raise NameConflictError(f"{name!r} can't be stored: it is a group; there are names below it")
+
+    # ---- helpers
+
+    def _set_array(self, key: bytes, name: str, value: Array) -> None:
+        existing = self._existing(key, name)
+        if existing is not None and existing.kind == ARRAY:
+            with contextlib.suppress(CorruptStoreError):  # a damaged one can be replaced
+                described = read_layout(self.core, existing)
+                either = not (value.flags.c_contiguous or value.flags.f_contiguous)
+                if (
+                    described.writeable
+                    and (value.shape, value.dtype) == (described.shape, described.dtype)
+                    and (either or described.fits(value))
+                ):
+                    target = self._array(existing, described)
+                    if target is not value:
+                        if not target.flags.writeable:  # anyone can set that flag
+                            target = self._fresh(existing, described)
+                        np.copyto(target, value)
+                    return
+        described = layout(value.shape, value.dtype, order_of(value), True)
+        self._put_array(key, described, value)
+        self._after_replacing(existing)
+
+    def _put_array(self, key: bytes, described: Layout, source: Array | bytes) -> Entry:
+        """source: the elements, or the bytes of the one that all are."""
+        if not described.length:
+            entry = Entry(0, 0, ARRAY, 0, described.meta)
+            self.core.put(key, entry)
+            return entry
+        with self._new_extent(key, described.length) as offset:
+            if isinstance(source, bytes):
+                self.core.fill(offset, described.nbytes, source)
+            else:
+                at = 0
+                for piece in chunks(source, described.order):
+                    self.core.write(offset, at, piece.__array_interface__["data"][0], piece.nbytes)
+                    at += piece.nbytes
+            if described.tail:
+                behind = bytes(described.length - described.nbytes - len(described.tail)) + described.tail
+                self.core.write(offset, described.nbytes, behind, len(behind))
+            entry = Entry(offset, described.length, ARRAY, 0, described.meta)
+            self.core.put(key, entry)
+        return entry
+
+    @contextlib.contextmanager
+    def _new_extent(self, key: bytes, length: int) -> Iterator[int]:
+        """A new extent, which the block gives to the key: if it fails, the extent is freed and the old value stays."""
+        offset = self.core.alloc(length)
+        try:
+            yield offset
+        except BaseException:
+            with contextlib.suppress(Error):
+                entry = self.core.get(key)
+                if entry is None or entry.offset != offset:  # an interrupt may come after the put
+                    self.core.free(offset, length)
+            raise
+
+    def _after_replacing(self, entry: Entry | None) -> None:
+        if entry is not None and entry.kind == LIST:
+            for row in self.core.scan(_names.element_prefix(self.list_id(entry))):
+                self.core.delete(row.key)
+
+
+def _filling(fill_value: Any, described: Layout) -> Array | bytes:
+    if isinstance(fill_value, np.ndarray) and fill_value.ndim:
+        return np.broadcast_to(fill_value.astype(described.dtype, copy=False), described.shape)
+    if type(fill_value) is int and fill_value == 0:  # as np.zeros: "" and not "0" for a str dtype
+        return bytes(max(described.dtype.itemsize, 1))
+    cell = np.empty((), described.dtype)
+    cell[()] = fill_value
+    return cell.tobytes()

@@ -1,0 +1,311 @@
+"""The command line: ``python -m pmstore info|ls|check|dump PATH``, also installed as ``pmstore``.
+
+A store is opened for reading only, and never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pmstore
+from pmstore._display import Row, aligned, columns, count_text, name_text, size_text, tree_lines
+
+Command = Callable[[argparse.Namespace], int]
+
+SOUND, DAMAGED, FAILED = 0, 1, 2
+
+EXIT_STATUS = """\
+exit status:
+  0  it worked; for check: the store is sound
+  1  the store is damaged
+  2  the store can't be opened, a name is not in it, or the arguments are wrong
+"""
+
+
+class Failure(Exception):
+    """What is told to the user in one line, with exit status 2."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; arguments are those of the process unless given."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        chosen = _parser().parse_args(arguments)
+        command: Command = chosen.command
+        status = command(chosen)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except pmstore.NotAStoreError as error:  # which is a CorruptStoreError too
+        return _complain(f"{chosen.path}: {error}", FAILED)
+    except pmstore.CorruptStoreError as error:
+        return _complain(f"{chosen.path}: damaged: {error}", DAMAGED)
+    except (pmstore.Error, Failure) as error:
+        return _complain(f"{chosen.path}: {error}", FAILED)
+    except OSError as error:
+        return _complain(f"{error.filename or chosen.path}: {error.strerror or error}", FAILED)
+
+
+def _complain(text: str, status: int) -> int:
+    print(f"pmstore: {text}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pmstore",
+        description="Looks into a store of pmstore, without changing it.",
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pmstore {pmstore.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Command, text: str, examples: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"examples:\n{examples}\n{EXIT_STATUS}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("path", metavar="PATH", help="the store's file")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.set_defaults(command=command)
+        return sub
+
+    add("info", info, "format, medium, commits, and how full the store is", "  pmstore info run.pm\n")
+
+    ls = add("ls", ls_, "the names in the store", "  pmstore ls -l run.pm\n  pmstore ls --tree run.pm model\n")
+    ls.add_argument("group", metavar="GROUP", nargs="?", default="", help="only what is in this group")
+    ls.add_argument("-l", "--long", action="store_true", help="with shapes, dtypes and sizes")
+    ls.add_argument("-t", "--tree", action="store_true", help="as a tree")
+
+    add("check", check, "verify every structure and every checksum", "  pmstore check run.pm && echo sound\n")
+
+    dump = add(
+        "dump",
+        dump_,
+        "print values",
+        "  pmstore dump run.pm epoch model/centers\n"
+        "  pmstore dump --json run.pm\n"
+        "  pmstore dump --npy centers.npy run.pm model/centers\n",
+    )
+    dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
+    dump.add_argument("--npy", metavar="FILE", help="write the one array that is named to FILE, for numpy.load")
+    return parser
+
+
+# ---- info
+
+
+def info(chosen: argparse.Namespace) -> int:
+    """Prints what the store is, how much is in it, and how full its file is."""
+    with pmstore.open(chosen.path, "r") as store:
+        stats = store.stats()
+        about: dict[str, Any] = {
+            "path": os.fspath(store.path),
+            "format_version": _format_version(chosen.path),
+            "media": store.media,
+            "sequence": store.sequence,
+            "names": len(store),
+            "arrays": 0,
+            "values": 0,
+            "lists": 0,
+            "contents_bytes": 0,
+            "file_bytes": stats.file_size,
+            "region_bytes": stats.region_size,
+            "region_used_bytes": stats.region_used,
+            "log_bytes": stats.log_size,
+            "log_used_bytes": stats.log_used,
+            "records_replayed": stats.records_replayed,
+        }
+        for row in store._rows():
+            about[f"{row[1]}s"] += 1
+            about["contents_bytes"] += row[4]
+    if chosen.json:
+        _print_json(about)
+        return SOUND
+    print(name_text(str(about["path"])))
+    replayed = about["records_replayed"]
+    for label, text in {
+        "format": str(about["format_version"]),
+        "medium": about["media"],
+        "commits": f"{about['sequence']:,}",
+        "names": ", ".join(count_text(about[f"{noun}s"], noun) for noun in ("array", "value", "list")),
+        "contents": size_text(about["contents_bytes"]),
+        "file": size_text(about["file_bytes"]),
+        "region": _fill(about["region_used_bytes"], about["region_bytes"]),
+        "log": _fill(about["log_used_bytes"], about["log_bytes"]),
+        "state": f"not closed: {count_text(replayed, 'commit')} to recover from the log" if replayed else "clean",
+    }.items():
+        print(f"  {label:<10}{text}")
+    return SOUND
+
+
+def _fill(used: int, size: int) -> str:
+    return f"{size_text(used)} of {size_text(size)} used ({100 * used / max(size, 1):.0f}%)"
+
+
+def _format_version(path: str) -> int:
+    """The version that the file's header tells, from the first of its two copies that begins as it should."""
+    with Path(path).open("rb") as file:
+        head = file.read(2 * 4096)
+    copy = head if head.startswith(b"PMSTORE") else head[4096:]
+    return int.from_bytes(copy[8:12], "little")
+
+
+# ---- ls
+
+
+def ls_(chosen: argparse.Namespace) -> int:
+    """Prints the names in the store or in one of its groups."""
+    with pmstore.open(chosen.path, "r") as store:
+        rows = _rows_below(store, chosen.group.strip("/"))
+        if chosen.json:
+            _print_json([_row_json(row) for row in rows])
+        elif chosen.tree:
+            lines = tree_lines(rows)
+            _print_table((line.guide + line.label, *columns(line.row if chosen.long else None)) for line in lines)
+        elif chosen.long:
+            _print_table((name_text(row[0]), *columns(row)) for row in rows)
+        else:
+            for row in rows:
+                print(name_text(row[0]))
+    return SOUND
+
+
+def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
+    """Rows of a group, or of the one name if it is no group, with their full names."""
+    if not group:
+        yield from store._rows()
+        return
+    if group in store:
+        yield from (row for row in store._rows() if row[0] == group)
+        return
+    empty = True
+    for name, *about in store.group(group)._rows():
+        empty = False
+        yield (f"{group}/{name}", *about)
+    if empty:
+        raise Failure(f"no name and no group {group!r} in it")
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    name, kind, shape, dtype, nbytes, type_name = row
+    about: dict[str, Any] = {"name": name, "kind": kind, "type": type_name, "nbytes": nbytes}
+    if kind == "array":
+        about |= {"shape": list(shape or ()), "dtype": str(dtype)}
+    return about
+
+
+def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
+    for line in aligned(rows):
+        print(line)
+
+
+# ---- check
+
+
+def check(chosen: argparse.Namespace) -> int:
+    """Verifies the whole store and prints each problem."""
+    with pmstore.open(chosen.path, "r") as store:
+        problems = [str(problem) for problem in store.check()]
+        names = len(store)
+    if chosen.json:
+        _print_json({"path": chosen.path, "sound": not problems, "problems": problems})
+    elif problems:
+        for problem in problems:
+            print(problem)
+        print(f"{chosen.path}: {count_text(len(problems), 'problem')}", file=sys.stderr)
+    else:
+        print(f"{chosen.path}: sound, {count_text(names, 'name')}")
+    return DAMAGED if problems else SOUND
+
+
+# ---- dump
+
+
+def dump_(chosen: argparse.Namespace) -> int:
+    """Prints values, or writes one array to an .npy file."""
+    with pmstore.open(chosen.path, "r") as store:
+        names = chosen.names or list(store)
+        for name in names:
+            if name not in store:
+                raise Failure(f"no name {name!r} in it")
+        if chosen.npy is not None:
+            if len(names) != 1 or not isinstance(store[names[0]], np.ndarray):
+                raise Failure("--npy takes the name of one array")
+            with Path(chosen.npy).open("wb") as file:
+                np.save(file, store[names[0]], allow_pickle=False)
+        elif chosen.json:
+            _print_json({name: to_json(store[name]) for name in names})
+        else:
+            for name in names:
+                _print_value(name, store[name], alone=len(names) == 1)
+    return SOUND
+
+
+def _print_value(name: str, value: Any, *, alone: bool) -> None:
+    if isinstance(value, pmstore.PersistentList):
+        value = list(value)
+    text = str(value) if isinstance(value, np.ndarray) else repr(value)
+    if alone:
+        print(text)
+    elif "\n" in text:
+        print(f"{name_text(name)} =\n{text}")
+    else:
+        print(f"{name_text(name)} = {text}")
+
+
+def to_json(value: Any) -> Any:
+    """A value in what JSON knows.
+
+    Arrays become nested lists, structured elements objects, tuples lists. Bytes become ``{"bytes": base64}``, complex
+    numbers ``{"complex": [real, imaginary]}``, dicts with keys that aren't str ``{"items": [[key, value], …]}``, times
+    ISO 8601 text, and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, np.ndarray):
+        return [to_json(item) for item in value] if value.ndim else to_json(value[()])
+    if isinstance(value, np.void) and value.dtype.names:
+        return {name: to_json(value[name]) for name in value.dtype.names}
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return str(value)
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, complex | np.complexfloating):
+        return {"complex": [to_json(float(value.real)), to_json(float(value.imag))]}
+    if isinstance(value, np.void):
+        value = value.tobytes()
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_json(item) for key, item in value.items()}
+        return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
+    return [to_json(item) for item in value]  # tuples, lists, persistent lists
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    print()

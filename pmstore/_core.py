@@ -1,0 +1,314 @@
+"""The one door to the C core: nothing else imports the extension. Thin; see csrc/pmstore.h for what the calls mean."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pmstore import _errors
+from pmstore._pmcore import ffi, lib
+
+__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "ffi", "format_file", "hash64"]
+
+BLOCK: int = lib.PM_BLOCK
+META_MAX: int = lib.PM_META_MAX
+MEDIA: dict[str, int] = {"auto": lib.PM_MEDIA_AUTO, "memory": lib.PM_MEDIA_MEMORY, "file": lib.PM_MEDIA_FILE}
+
+_NOT_FOUND: int = lib.PM_NOT_FOUND
+_ROW = struct.Struct("<QQBBHHH")
+_ROWS_CAPACITY = 1 << 16
+
+_commit = lib.pm_commit
+_rollback = lib.pm_rollback
+
+
+class Entry(NamedTuple):
+    """What the catalog holds under a key: an extent (offset 0: none), the caller's kind and flags, and meta bytes."""
+
+    offset: int
+    length: int
+    kind: int
+    flags: int
+    meta: bytes
+
+
+class Row(NamedTuple):
+    """A key and its entry."""
+
+    key: bytes
+    entry: Entry
+
+
+def _text(message: Any) -> str:
+    return str(ffi.string(message).decode("utf-8", "replace"))
+
+
+def error(status: int) -> Exception:
+    """The exception for a pm_status that isn't PM_OK, with the core's message."""
+    text = _text(lib.pm_message())
+    if status in (lib.PM_IO, lib.PM_FAILED, lib.PM_NO_SPACE):
+        kind = {lib.PM_IO: _errors.StoreIOError, lib.PM_FAILED: _errors.FailedStoreError}.get(
+            status, _errors.OutOfSpaceError
+        )
+        code = kind.code if kind is _errors.OutOfSpaceError else lib.pm_errno() or kind.code
+        return kind(code, text)
+    return _KINDS.get(status, _errors.InternalError)(text)
+
+
+_KINDS: dict[int, type[_errors.Error]] = {
+    lib.PM_NO_MEMORY: _errors.OutOfMemoryError,
+    lib.PM_CORRUPT: _errors.CorruptStoreError,
+    lib.PM_NOT_A_STORE: _errors.NotAStoreError,
+    lib.PM_VERSION: _errors.FormatVersionError,
+    lib.PM_READ_ONLY: _errors.ReadOnlyStoreError,
+    lib.PM_CLOSED: _errors.ClosedStoreError,
+    lib.PM_FORKED: _errors.ForkedStoreError,
+    lib.PM_TOO_LONG: _errors.TooLargeError,
+    lib.PM_INVALID: _errors.InternalError,
+}
+
+
+_GONE: dict[type[_errors.Error], str] = {
+    _errors.ClosedStoreError: "the store is closed",
+    _errors.ForkedStoreError: (
+        "this process is a fork of the one that opened the store; after that one has closed it, open the file anew"
+    ),
+}
+
+
+def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
+    """XXH3, 64 bits, of the bytes of data."""
+    contents = ffi.from_buffer(data)
+    return int(lib.pm_hash64(contents, len(contents), seed))
+
+
+def format_file(fd: int, media: str) -> None:
+    """Writes an empty store into the empty file fd."""
+    status = lib.pm_format(fd, MEDIA[media])
+    if status:
+        raise error(status)
+
+
+def _release(handle: Any, _address: Any, release: Any = lib.pm_buffer_release) -> None:
+    release(handle)
+
+
+def _row(buffer: Any, at: int) -> tuple[Row, int]:
+    offset, length, kind, flags, meta_length, key_length, row_length = _ROW.unpack_from(buffer, at)
+    start = at + _ROW.size
+    end = start + key_length
+    entry = Entry(offset, length, kind, flags, buffer[end : end + meta_length])
+    return Row(buffer[start:end], entry), at + row_length
+
+
+class Core:
+    """An open pm_store. Methods raise what `error` gives.
+
+    lock: to be held around calls that belong together; the core locks itself, but not against being closed while
+    a call is on its way, so that callers hold it around every call (`scan` does so itself).
+    """
+
+    __slots__ = ("_store", "gone", "lock")
+
+    def __init__(self, fd: int, media: str, *, read_only: bool, trace: bool, max_size: int) -> None:
+        """Takes fd over in every case, also when it raises."""
+        flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_TRACE if trace else 0)
+        out = ffi.new("pm_store **")
+        status = lib.pm_open(fd, MEDIA[media], flags, max_size, out)
+        if status:
+            raise error(status)
+        self.lock = threading.RLock()
+        self.gone: type[_errors.Error] | None = None
+        self._store = out[0]
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached when `_store` is unset: no call gets past it, and open stores pay nothing for the check.
+        if name == "_store":
+            why = self.gone or _errors.ClosedStoreError
+            raise why(_GONE[why])
+        raise AttributeError(name)
+
+    def close(self, discard: bool = False) -> None:
+        store = self._store
+        self.forget(_errors.ClosedStoreError)
+        status = lib.pm_close(store, discard)
+        if status:
+            raise error(status)
+
+    def require_open(self) -> None:
+        """Raises ClosedStoreError or ForkedStoreError, as every other method would."""
+        self._store  # noqa: B018
+
+    def forget(self, why: type[_errors.Error]) -> None:
+        """From now on every call raises `why`."""
+        self.gone = why
+        del self._store
+
+    @property
+    def media(self) -> str:
+        return str(ffi.string(lib.pm_media_name(self._store)).decode())
+
+    # ---- transactions
+
+    def commit(self) -> None:
+        status = _commit(self._store)
+        if status:
+            raise error(status)
+
+    def rollback(self) -> None:
+        status = _rollback(self._store)
+        if status:
+            raise error(status)
+
+    def checkpoint(self) -> None:
+        status = lib.pm_checkpoint(self._store)
+        if status:
+            raise error(status)
+
+    @property
+    def sequence(self) -> int:
+        return int(lib.pm_sequence(self._store))
+
+    # ---- catalog
+
+    def get(self, key: bytes) -> Entry | None:
+        entry = ffi.new("pm_entry *")
+        meta = ffi.new("uint8_t[]", META_MAX)
+        status = lib.pm_get(self._store, key, len(key), entry, meta)
+        if status:
+            if status == _NOT_FOUND:
+                return None
+            raise error(status)
+        return Entry(entry.offset, entry.length, entry.kind, entry.flags, ffi.buffer(meta, entry.meta_length)[:])
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        offset, length, kind, flags, meta = entry
+        status = lib.pm_put(
+            self._store, key, len(key), ffi.new("pm_entry *", (offset, length, kind, flags, len(meta))), meta
+        )
+        if status:
+            raise error(status)
+
+    def delete(self, key: bytes) -> bool:
+        """False if there is no such key."""
+        status = lib.pm_delete(self._store, key, len(key))
+        if status:
+            if status == _NOT_FOUND:
+                return False
+            raise error(status)
+        return True
+
+    def scan(self, prefix: bytes, after: bytes | None = None) -> Iterator[Row]:
+        """Rows of the keys with a prefix (after a key), in order. Changes made meanwhile may or may not show."""
+        rows = ffi.new("uint8_t[]", _ROWS_CAPACITY)
+        used = ffi.new("size_t *")
+        start = prefix if after is None else after
+        while True:
+            with self.lock:
+                status = lib.pm_scan(
+                    self._store, start, len(start), after is not None, prefix, len(prefix), rows, _ROWS_CAPACITY, used
+                )
+                if status:
+                    raise error(status)
+            if not used[0]:
+                return
+            chunk = ffi.buffer(rows, used[0])[:]
+            at = 0
+            while at < len(chunk):
+                row, at = _row(chunk, at)
+                yield row
+            start = after = row.key
+
+    def last(self, prefix: bytes) -> Row | None:
+        rows = ffi.new("uint8_t[]", 4096)
+        status = lib.pm_last(self._store, prefix, len(prefix), rows)
+        if status:
+            if status == _NOT_FOUND:
+                return None
+            raise error(status)
+        return _row(ffi.buffer(rows)[:], 0)[0]
+
+    # ---- extents and buffers
+
+    def alloc(self, length: int) -> int:
+        offset = ffi.new("uint64_t *")
+        status = lib.pm_alloc(self._store, length, offset)
+        if status:
+            raise error(status)
+        return int(offset[0])
+
+    def free(self, offset: int, length: int) -> None:
+        status = lib.pm_free(self._store, offset, length)
+        if status:
+            raise error(status)
+
+    def write(self, offset: int, at: int, source: Any, length: int) -> None:
+        """source: bytes, or the address of the first byte."""
+        if isinstance(source, int):
+            source = ffi.cast("void *", source)
+        status = lib.pm_write(self._store, offset, at, source, length)
+        if status:
+            raise error(status)
+
+    def fill(self, offset: int, length: int, pattern: bytes) -> None:
+        status = lib.pm_fill(self._store, offset, length, pattern, len(pattern))
+        if status:
+            raise error(status)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """The contents, checked against their hashes."""
+        out = bytearray(length)
+        status = lib.pm_read(self._store, offset, length, ffi.from_buffer(out))
+        if status:
+            raise error(status)
+        return bytes(out)
+
+    def buffer(self, offset: int, length: int, writable: bool) -> Any:
+        """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space."""
+        out = ffi.new("pm_buffer **")
+        status = lib.pm_buffer_open(self._store, offset, length, writable, out)
+        if status:
+            raise error(status)
+        handle = out[0]
+        address = ffi.gc(ffi.cast("char *", lib.pm_buffer_address(handle)), functools.partial(_release, handle))
+        return ffi.buffer(address, length)
+
+    def release(self, offset: int, length: int) -> None:
+        status = lib.pm_release(self._store, offset, length)
+        if status:
+            raise error(status)
+
+    # ---- looking
+
+    def stats(self) -> dict[str, int]:
+        out = ffi.new("pm_statistics *")
+        status = lib.pm_stats(self._store, out)
+        if status:
+            raise error(status)
+        return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
+
+    def check(self) -> list[tuple[int, int, int, bytes, str]]:
+        """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage."""
+        out = ffi.new("pm_report **")
+        status = lib.pm_check(self._store, out)
+        if status:
+            raise error(status)
+        report = ffi.gc(out[0], lib.pm_report_free)
+        problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
+        return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
+
+    def trace(self) -> tuple[list[tuple[int, int, int, bytes]], int]:
+        """Events of a recording store as (kind, offset, length, data), and their number."""
+        count = lib.pm_trace_count(self._store)
+        events, data = lib.pm_trace_events(self._store), lib.pm_trace_data(self._store)
+        out = []
+        for i in range(count):
+            event = events[i]
+            out.append((event.kind, event.offset, event.length, ffi.buffer(data + event.data, event.data_length)[:]))
+        return out, count
+
+    def trace_clear(self) -> None:
+        lib.pm_trace_clear(self._store)

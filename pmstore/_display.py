@@ -1,0 +1,153 @@
+"""How stores and groups show themselves: a bounded tree of names, shapes, dtypes and sizes, as text and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, zip_longest
+from typing import Any, NamedTuple, Protocol
+
+from pmstore._errors import Error
+
+MAX_LINES = 60
+MAX_NAME = 48
+MAX_DTYPE = 40
+
+# name, kind ("array", "value" or "list"), shape, dtype, bytes, name of the type
+Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str]
+
+
+class Shown(Protocol):
+    """What this module asks of a Store or a Group."""
+
+    def __len__(self) -> int: ...
+
+    def _rows(self) -> Iterator[Row]: ...
+
+
+class Line(NamedTuple):
+    """One line of the tree."""
+
+    guide: str  # the branches drawn to the left of the label
+    label: str
+    row: Row | None  # None: a group
+
+    @property
+    def depth(self) -> int:
+        """How many groups the line is in."""
+        return len(self.guide) // 3 - 1
+
+
+@dataclass
+class _Node:
+    row: Row | None = None
+    children: dict[str, _Node] = field(default_factory=dict)
+
+
+def tree_text(mapping: Shown) -> str:
+    """The tree of a Store or a Group, for ``repr``: at most MAX_LINES lines of names, then how many more there are."""
+    title, lines, more = _look_at(mapping)
+    text = [f"<{title}>", *aligned((line.guide + line.label, *columns(line.row)) for line in lines)]
+    if more:
+        text.append(f"… and {more:,} more")
+    return "\n".join(text)
+
+
+def tree_html(mapping: Shown) -> str:
+    """The tree of a Store or a Group, for ``_repr_html_``; everything that comes from the store is escaped."""
+    title, lines, more = _look_at(mapping)
+    rows = []
+    for line in lines:
+        cells = [f'<td style="text-align:left;padding-left:{0.5 + 1.5 * line.depth}em">{html.escape(line.label)}</td>']
+        cells += [f'<td style="text-align:left">{html.escape(text)}</td>' for text in columns(line.row)]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    if more:
+        rows.append(f'<tr><td colspan="3">… and {more:,} more</td></tr>')
+    text = f"<div><b>{html.escape(title)}</b></div>"
+    if rows:
+        header = "".join(f'<th style="text-align:left">{name}</th>' for name in ("name", "type", "size"))
+        text += f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return text
+
+
+def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Rows of cells as lines with straight columns; a row may lack the last cells."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip_longest(*table, fillvalue="")]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+
+
+def type_text(row: Row) -> str:
+    """Type of a row in words: shape and dtype of an array, otherwise the name of its type."""
+    _, kind, shape, dtype, _, type_name = row
+    if kind != "array":
+        return type_name
+    return f"{shape} {_cut(str(dtype), MAX_DTYPE)}"
+
+
+def columns(row: Row | None) -> tuple[str, ...]:
+    """Type and size of a row; no size of a list, whose elements aren't read for it; nothing of a group."""
+    if row is None:
+        return ()
+    return (type_text(row),) if row[1] == "list" else (type_text(row), size_text(row[4]))
+
+
+def size_text(nbytes: int) -> str:
+    """Bytes in the unit that gives at most four digits: ``'62.7 KiB'``."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number of things: ``'1 name'``, ``'1,234 names'``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def name_text(name: str) -> str:
+    """A name that can't disturb a terminal: what isn't printable is escaped."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def tree_lines(rows: Iterator[Row]) -> Iterator[Line]:
+    """Lines of the tree that rows make, each group in front of what is in it."""
+    root = _Node()
+    for row in rows:
+        node = root
+        for part in row[0].split("/"):
+            node = node.children.setdefault(part, _Node())
+        node.row = row
+    return _walk(root, "")
+
+
+def _walk(node: _Node, guide: str) -> Iterator[Line]:
+    last = len(node.children) - 1
+    for i, (part, child) in enumerate(node.children.items()):
+        label = _cut(name_text(part), MAX_NAME)
+        yield Line(guide + ("└─ " if i == last else "├─ "), label if child.row else label + "/", child.row)
+        yield from _walk(child, guide + ("   " if i == last else "│  "))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _look_at(mapping: Any) -> tuple[str, list[Line], int]:
+    """Title, lines, and how many names more there are. Never raises what is wrong with a store: a repr must not."""
+    store = getattr(mapping, "store", mapping)
+    group = f" {mapping.name!r} of" if mapping is not store else ""
+    about = f"pmstore.{type(mapping).__name__}{group} {str(store.path)!r}"
+    if store.closed:
+        return f"closed {about}", [], 0
+    about += f" ({store.media}, mode {store.mode})"
+    try:
+        count = len(mapping)
+        lines = list(islice(tree_lines(islice(mapping._rows(), MAX_LINES)), MAX_LINES))
+    except Error as error:
+        return f"{about}: {error}", [], 0
+    more = count - sum(line.row is not None for line in lines)
+    return f"{about}: {count_text(count, 'name')}", lines, more

@@ -1,0 +1,262 @@
+"""Persistent lists: every element under a catalog key of its own, so that appending touches one leaf."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, MutableSequence
+from typing import TYPE_CHECKING, Any, overload
+
+from pmstore._errors import CorruptStoreError, Error, UnknownNameError
+from pmstore._kinds import BLOB, INLINE, LIST
+from pmstore._names import element_key, element_prefix, key_of, split_element
+from pmstore._values import encode, type_name
+
+if TYPE_CHECKING:
+    from pmstore._catalog import Catalog
+
+__all__ = ["PersistentList"]
+
+_SHOWN = 8  # elements in a repr
+_AHEAD = 64  # elements that iteration reads at once
+
+
+class PersistentList(MutableSequence[Any]):
+    """A list in a store: `append` and `pop` at the end take O(1), an element is read alone, and changes are part of
+    transactions.
+
+    Made by `Store.create_list`, and given by ``store[name]`` from then on. Elements are what a store keeps as values;
+    they are read back as plain copies, numpy arrays too. Inserting and deleting elsewhere than at the end take O(n).
+
+    When its name is deleted, given another value, or its creation is rolled back, using it raises UnknownNameError (a
+    KeyError). Reading raises CorruptStoreError if the file is damaged; changing raises TypeError for an element that
+    can't be stored, ReadOnlyStoreError, OutOfSpaceError.
+    """
+
+    __slots__ = ("_catalog", "_id", "_name")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, catalog: Catalog, name: str, list_id: int) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._id = list_id
+
+    @property
+    def name(self) -> str:
+        """The full name in the store."""
+        return self._name
+
+    def is_stored_as(self, catalog: Catalog, list_id: int) -> bool:
+        """Whether this is the list with that id, in that store."""
+        return self._catalog is catalog and self._id == list_id
+
+    # ---- reading
+
+    def __len__(self) -> int:
+        with self._catalog.lock:
+            self._live()
+            return self._catalog.list_length(self._id)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """The element, or a plain list of those in a slice. IndexError if there is none."""
+        with self._catalog.lock:
+            length = len(self)
+            if isinstance(index, slice):
+                first, last, step = index.indices(length)
+                if step == 1:
+                    return self._elements(first, last)
+                return [self._element(i) for i in range(first, last, step)]
+            return self._element(_place(index, length))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The elements. What is changed meanwhile may or may not show."""
+        start = 0
+        while ahead := self[start : start + _AHEAD]:
+            yield from ahead
+            start += len(ahead)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PersistentList) and self._catalog is other._catalog and self._id == other._id:
+            return True
+        if not isinstance(other, (PersistentList, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __repr__(self) -> str:
+        try:
+            length = len(self)
+            shown = ", ".join(map(repr, self[:_SHOWN]))
+        except Error as error:
+            return f"<PersistentList {self._name!r}: {error}>"
+        more = f", ... {length:,} in all" if length > _SHOWN else ""
+        return f"<PersistentList {self._name!r}: [{shown}{more}]>"
+
+    # ---- changing
+
+    @overload
+    def __setitem__(self, index: int, value: Any) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        """Replaces an element, or those of a slice as a list does."""
+        if not isinstance(index, slice):
+            encoded = encode(value)
+            with self._catalog.lock:
+                self._catalog.writable()
+                i = _place(index, len(self))
+                self._put(i, encoded, type_name(value))
+                if self._catalog.watch:
+                    self._catalog.watch.assigned(value, encoded)
+            return
+        values = [(encode(v), type_name(v)) for v in value]
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            first, last, step = index.indices(length)
+            places = range(first, last, step)
+            if step != 1 and len(places) != len(values):
+                raise ValueError(
+                    f"attempt to assign sequence of size {len(values)} to extended slice of size {len(places)}"
+                )
+            start = min(places, default=max(first, 0))
+            tail = self._tail(start, length)
+            changed = tail.copy()
+            if step == 1:
+                changed[: len(places)] = values
+            else:
+                for i, part in zip(places, values):
+                    changed[i - start] = part
+            self._replace(start, tail, changed)
+
+    def __delitem__(self, index: int | slice) -> None:
+        """Deletes an element, or those of a slice; the ones behind move up."""
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            places = range(*index.indices(length)) if isinstance(index, slice) else [_place(index, length)]
+            if not places:
+                return
+            start = min(places)
+            if start == length - 1:
+                self._catalog.core.delete(element_key(self._id, start))
+                return
+            tail = self._tail(start, length)
+            gone = {i - start for i in places}
+            self._replace(start, tail, [part for i, part in enumerate(tail) if i not in gone])
+
+    def insert(self, index: int, value: Any) -> None:
+        """Inserts before an index, as list.insert: O(1) at the end, O(n) elsewhere."""
+        part = encode(value), type_name(value)
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            i = max(0, index + length) if index < 0 else min(index, length)
+            if i == length:
+                self._put(i, *part)
+            else:
+                tail = self._tail(i, length)
+                self._replace(i, tail, [part, *tail])
+
+    def append(self, value: Any) -> None:
+        """Adds an element at the end, in O(1)."""
+        encoded = encode(value)
+        with self._catalog.lock:
+            self._catalog.writable()
+            self._put(len(self), encoded, type_name(value))
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Adds elements at the end; none of them if one can't be stored."""
+        parts = [(encode(value), type_name(value)) for value in values]
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            self._replace(length, [], parts)
+
+    def pop(self, index: int = -1) -> Any:
+        """Takes an element out and gives it back, in O(1) at the end. IndexError if there is none."""
+        with self._catalog.lock:
+            value = self[index]
+            del self[index]
+            return value
+
+    def clear(self) -> None:
+        """Deletes all elements."""
+        del self[:]
+
+    def reverse(self) -> None:
+        """Reverses the elements in place."""
+        self[:] = self[::-1]
+
+    # ---- the elements
+
+    def _live(self) -> None:
+        entry = self._catalog.core.get(key_of(self._name))
+        if entry is None or entry.kind != LIST or self._catalog.list_id(entry) != self._id:
+            raise UnknownNameError(self._name, lambda: ": this persistent list was deleted, replaced or rolled back")
+
+    def _element(self, i: int) -> Any:
+        key = element_key(self._id, i)
+        what = f"{self._name}[{i}]"
+        entry = self._catalog.core.get(key)
+        if entry is None or entry.kind not in (INLINE, BLOB):
+            raise CorruptStoreError(f"{what!r}: the list lacks an element")
+        return self._catalog.value(key, what, entry)
+
+    def _elements(self, first: int, last: int) -> list[Any]:
+        """Those at first to last - 1."""
+        out: list[Any] = []
+        after = element_key(self._id, first - 1) if first else None
+        for i, row in zip(range(first, last), self._catalog.core.scan(element_prefix(self._id), after)):
+            if split_element(row.key) != (self._id, i) or row.entry.kind not in (INLINE, BLOB):
+                raise CorruptStoreError(f"'{self._name}[{i}]': the list lacks an element")
+            out.append(self._catalog.value(row.key, f"{self._name}[{i}]", row.entry))
+        if len(out) != max(0, last - first):
+            raise CorruptStoreError(f"{self._name!r}: the list lacks elements")
+        return out
+
+    def _put(self, i: int, encoded: bytes, kind: str) -> None:
+        self._catalog.put_encoded(element_key(self._id, i), encoded, kind)
+
+    def _tail(self, start: int, length: int) -> list[tuple[bytes, str]]:
+        """Encodings of the elements from start on, and their types."""
+        tail = []
+        after = element_key(self._id, start - 1) if start else None
+        for i, row in enumerate(self._catalog.core.scan(element_prefix(self._id), after), start):
+            if split_element(row.key) != (self._id, i):
+                raise CorruptStoreError(f"'{self._name}[{i}]': the list lacks an element")
+            kind = row.entry.meta.decode("utf-8", "replace") if row.entry.offset else ""
+            tail.append((self._catalog.encoded(row.entry), kind))
+        if len(tail) != length - start:
+            raise CorruptStoreError(f"{self._name!r}: the list lacks elements")
+        return tail
+
+    def _replace(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
+        """All of the elements from start on, which are the old, become the new; the old stay if that fails."""
+        try:
+            self._write(start, old, new)
+        except BaseException:
+            known = list(itertools.zip_longest(old, new))
+            self._write(start, [(b"", "")] * len(known), old)
+            raise
+
+    def _write(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
+        for i, part in enumerate(new):
+            if i >= len(old) or old[i] != part:
+                self._put(start + i, *part)
+        for i in range(len(new), len(old)):
+            self._catalog.core.delete(element_key(self._id, start + i))
+
+
+def _place(index: Any, length: int) -> int:
+    try:
+        i = index.__index__()
+    except AttributeError:
+        raise TypeError(f"list indices are int or slices, not {type(index).__name__}") from None
+    if i < 0:
+        i += length
+    if not 0 <= i < length:
+        raise IndexError(f"list index {index} is out of range: it has {length} elements")
+    return int(i)

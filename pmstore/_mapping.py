@@ -1,0 +1,247 @@
+"""What a store and a group have in common: a mapping from names to values, under a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from pmstore._array import Array
+from pmstore._catalog import MISSING, Catalog, Row
+from pmstore._list import PersistentList
+from pmstore._names import check_name
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pmstore._store import Store
+
+__all__ = ["Group", "NameMapping"]
+
+Shape = Any  # int or a sequence of int
+
+
+class NameMapping(MutableMapping[str, Any]):
+    """The names that start with a prefix, relative to it, and their values."""
+
+    __slots__ = ("__weakref__", "_catalog", "_prefix")
+
+    _catalog: Catalog
+    _prefix: str  # "" or a group's name and "/"
+
+    # ---- reading
+
+    def __getitem__(self, name: str) -> Any:
+        """The value under a name.
+
+        The live array, always the same object as long as one refers to it; a `PersistentList`; or a plain copy of any
+        other value. UnknownNameError (a KeyError), CorruptStoreError, ClosedStoreError.
+        """
+        value = self._catalog.get(self._full(name))
+        if value is MISSING:
+            raise self._catalog.unknown(name, self._prefix)
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value under a name, or the default."""
+        value = self._catalog.get(self._full(name))
+        return default if value is MISSING else value
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        try:
+            key = b"n" + check_name(self._prefix + name)
+        except ValueError:
+            return False
+        with self._catalog.lock:
+            return self._catalog.core.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, sorted by code point. What is added or deleted meanwhile may or may not show."""
+        self._catalog.core.require_open()  # now, and not at the first name
+        return self._catalog.names(self._prefix)
+
+    def __len__(self) -> int:
+        return self._catalog.count(self._prefix)
+
+    def __bool__(self) -> bool:
+        return True  # an open store, not a question about names; len() is that
+
+    def _rows(self) -> Iterator[Row]:
+        return self._catalog.rows(self._prefix)
+
+    def __repr__(self) -> str:
+        from pmstore._display import tree_text
+
+        return tree_text(self)
+
+    def _repr_html_(self) -> str:
+        from pmstore._display import tree_html
+
+        return tree_html(self)
+
+    # ---- changing
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Copies a value into the store.
+
+        An array goes into the existing one if that has the same shape, dtype and order, so that live references see
+        it; any other value takes the name, and what had it before is detached. TypeError with a hint for what can't be
+        stored; NameConflictError, OutOfSpaceError (the old value stays), ReadOnlyStoreError, ClosedStoreError.
+        """
+        self._catalog.set(self._full(name), value)
+
+    def __delitem__(self, name: str) -> None:
+        """Deletes a name. An array that was handed out is detached: it keeps its bytes, and is not committed again."""
+        if not self._catalog.delete(self._full(name)):
+            raise self._catalog.unknown(name, self._prefix)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """The value under a name, which is set to the default first if there is none: the stored one, not the
+        default.
+        """
+        full = self._full(name)
+        with self._catalog.lock:
+            value = self._catalog.get(full)
+            if value is MISSING:
+                self._catalog.set(full, default)
+                value = self._catalog.get(full)
+            return value
+
+    _RAISE = object()
+
+    def pop(self, name: str, default: Any = _RAISE) -> Any:
+        """Delete a name and give back its value: a detached array, a plain list for a persistent one."""
+        full = self._full(name)
+        with self._catalog.lock:
+            value = self._catalog.get(full)
+            if value is MISSING:
+                if default is self._RAISE:
+                    raise self._catalog.unknown(name, self._prefix)
+                return default
+            if isinstance(value, PersistentList):
+                value = list(value)
+            self._catalog.delete(full)
+            return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Delete the first name and give back it and its value. KeyError if there is none."""
+        with self._catalog.lock:
+            for name in self:
+                return name, self.pop(name)
+        raise KeyError("there are no names")
+
+    def clear(self) -> None:
+        """Delete all names."""
+        with self._catalog.lock:
+            self._catalog.writable()
+            for name in self:
+                self._catalog.delete(self._prefix + name)
+
+    def create_array(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: npt.DTypeLike = float,
+        *,
+        order: str = "C",
+        fill_value: Any = 0,
+        writeable: bool = True,
+    ) -> Array:
+        """Create an array.
+
+        Parameters
+        ----------
+        name : str
+            Must not be taken: NameConflictError (a ValueError).
+        shape : int or sequence of int
+            Lengths of the axes, in elements.
+        dtype : data type
+            Any that numpy has but those that hold Python objects (TypeError).
+        order : {"C", "F"}
+            Which axis is contiguous in memory: the last or the first.
+        fill_value : scalar or ndarray
+            What the elements are at first; an ndarray is broadcast to the shape. 0 makes all bytes zero, as np.zeros.
+        writeable : bool
+            False for data that stay as they are created: they cost no memory but that of the file's pages.
+
+        Returns
+        -------
+        ndarray
+            The live array: changes of it become durable with the next commit.
+
+        Raises
+        ------
+        OutOfSpaceError, TooLargeError, NameConflictError, InvalidNameError, ReadOnlyStoreError, ClosedStoreError
+        """
+        return self._catalog.create_array(self._full(name), shape, dtype, order, fill_value, writeable)
+
+    def require_array(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: npt.DTypeLike = float,
+        *,
+        order: str = "C",
+        fill_value: Any = 0,
+        writeable: bool = True,
+    ) -> Array:
+        """The array under a name, which is created as by `create_array` if there is none.
+
+        NameConflictError (a ValueError), which shows both, if what is there has another shape or dtype.
+        """
+        return self._catalog.require_array(self._full(name), shape, dtype, order, fill_value, writeable)
+
+    def create_list(self, name: str) -> PersistentList:
+        """Create an empty persistent list. NameConflictError (a ValueError) if the name is taken."""
+        return self._catalog.create_list(self._full(name))
+
+    def group(self, name: str) -> Group:
+        """The mapping of the names below ``name + "/"``. Nothing is created: a group is there while it holds names."""
+        full = self._full(name)
+        check_name(full)
+        return Group(self.store, full)
+
+    @property
+    def store(self) -> Store:
+        """The store itself."""
+        raise NotImplementedError
+
+    def _full(self, name: Any) -> str:
+        if not isinstance(name, str):
+            check_name(name)  # TypeError
+        return f"{self._prefix}{name}"
+
+
+class Group(NameMapping):
+    """The names of a store below ``name + "/"``, relative to it; iteration gives those of groups in it too.
+
+    Made by `group` of a store or a group. Two groups are equal if they are the same names of the same store.
+    """
+
+    __slots__ = ("_name", "_store")
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._catalog = store._catalog
+        self._prefix = name + "/"
+
+    @property
+    def store(self) -> Store:
+        """The store that the group is of."""
+        return self._store
+
+    @property
+    def name(self) -> str:
+        """The full name, without a "/" at its end."""
+        return self._name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Group) and self._store is other._store and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash((Group, id(self._store), self._name))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a Group of an open store can't be pickled or copied; dict(group) copies what it holds")

@@ -1,0 +1,95 @@
+"""Names: what may be one, and the catalog keys that they and the elements of lists have.
+
+======  =======================================  ==========================================
+key     followed by                              holds
+======  =======================================  ==========================================
+``n``   the name in UTF-8                        an array, a value or a list
+``l``   list id, index: 8 bytes big-endian each  an element of a list
+``m``   ``list-id``                              the next list id, 8 bytes little-endian
+======  =======================================  ==========================================
+"""
+
+from __future__ import annotations
+
+import struct
+
+from pmstore._errors import CorruptStoreError, InvalidNameError
+
+__all__ = [
+    "LIST_ID_KEY",
+    "NAME_PREFIX",
+    "check_name",
+    "element_key",
+    "element_prefix",
+    "key_of",
+    "name_of",
+    "parents",
+    "split_element",
+]
+
+NAME_MAX = 764  # bytes in UTF-8; a catalog key has room for 768
+NAME_PREFIX = b"n"
+LIST_ID_KEY = b"mlist-id"
+
+_ELEMENT = struct.Struct(">cQQ")
+_LIST = struct.Struct(">cQ")
+
+
+def check_name(name: object) -> bytes:
+    """The name in UTF-8. TypeError if it isn't a str, InvalidNameError (a ValueError) if it breaks a rule."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}: {name!r:.80}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(f"the name {name!r:.200} holds a lone surrogate, which UTF-8 lacks") from error
+    if not name:
+        raise InvalidNameError("a name can't be empty")
+    if len(encoded) > NAME_MAX:
+        raise InvalidNameError(f"a name has at most {NAME_MAX} bytes in UTF-8; {name[:40]!r}... has {len(encoded)}")
+    if "\0" in name:
+        raise InvalidNameError(f"the name {name!r:.200} holds a NUL character")
+    if name[0] == "/" or name[-1] == "/" or "//" in name:
+        raise InvalidNameError(
+            f'the name {name!r:.200} has an empty part: "/" stands between two parts of a name, as in "model/weights"'
+        )
+    return encoded
+
+
+def key_of(name: object) -> bytes:
+    """The catalog key of a name, which is checked."""
+    return NAME_PREFIX + check_name(name)
+
+
+def name_of(key: bytes) -> str:
+    """The name of a catalog key that starts with NAME_PREFIX; CorruptStoreError if it can't be one."""
+    try:
+        name = key[1:].decode()
+        check_name(name)
+    except ValueError as error:
+        raise CorruptStoreError(f"a damaged name: {key[1:]!r:.200}") from error
+    return name
+
+
+def parents(name: str) -> list[str]:
+    """The groups above a name: "a" and "a/b" for "a/b/c"."""
+    parts = name.split("/")
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def element_prefix(list_id: int) -> bytes:
+    """What the keys of a list's elements start with."""
+    return _LIST.pack(b"l", list_id)
+
+
+def element_key(list_id: int, index: int) -> bytes:
+    """The catalog key of a list's element."""
+    return _ELEMENT.pack(b"l", list_id, index)
+
+
+def split_element(key: bytes) -> tuple[int, int] | None:
+    """The list id and the index of an element's key; None if it is no such key."""
+    if len(key) != _ELEMENT.size or key[:1] != b"l":
+        return None
+    _, list_id, index = _ELEMENT.unpack(key)
+    return list_id, index

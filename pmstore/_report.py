@@ -1,0 +1,196 @@
+"""What `Store.check` and `Store.stats` give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from pmstore import _names
+from pmstore._array import read_layout
+from pmstore._catalog import Catalog
+from pmstore._core import BLOCK, Entry
+from pmstore._errors import CorruptStoreError
+from pmstore._kinds import ARRAY, LIST
+from pmstore._values import decode
+
+__all__ = ["CheckReport", "Problem", "Stats", "check"]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of an open store. Sizes in bytes; counts are of this opening, but `sequence` and `keys`.
+
+    dirty_bytes is what the last commit carried; buffers counts living arrays (and detached ones that are still
+    referred to).
+    """
+
+    medium: str
+    tracker: str
+    sequence: int
+    commits: int
+    checkpoints: int
+    records_replayed: int
+    bytes_logged: int
+    bytes_direct: int
+    bytes_home: int
+    fences: int
+    syncs: int
+    dirty_bytes: int
+    file_size: int
+    region_size: int
+    region_used: int
+    log_size: int
+    log_used: int
+    buffers: int
+    keys: int
+    max_size: int
+
+    @property
+    def bytes_written(self) -> int:
+        """All bytes written to the medium."""
+        return self.bytes_logged + self.bytes_direct + self.bytes_home
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    name is that of the array, value or list element, or None if it is in what no name owns. offset and length say
+    where in the file's region; block is the first bad block of 4096 bytes of the contents; rows is the range of the
+    array's first axis (of its last one, if its order is "F") that the block covers, or None.
+    """
+
+    text: str
+    name: str | None = None
+    offset: int = 0
+    length: int = 0
+    block: int | None = None
+    rows: range | None = None
+    axis: int = 0
+
+    def __str__(self) -> str:
+        text = self.text if self.name is None else f"{self.name!r}: {self.text}"
+        if self.rows is not None:
+            axis = "rows" if self.axis == 0 else f"places of axis {self.axis}"
+            text += f" ({axis} {self.rows.start} to {self.rows.stop - 1})"
+        return text
+
+
+class CheckReport(Sequence[Problem]):
+    """The problems that were found: a sequence, empty if the store is sound, which `ok` says too."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems = tuple(problems)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self._problems
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Problem, ...]: ...
+    def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
+        return self._problems[index]
+
+    def __str__(self) -> str:
+        if self.ok:
+            return "sound"
+        return "\n".join(["1 problem:" if len(self) == 1 else f"{len(self)} problems:", *map(str, self)])
+
+    def __repr__(self) -> str:
+        return f"<CheckReport: {self}>"
+
+
+def check(catalog: Catalog) -> CheckReport:
+    """Verifies what the core can (structures and hashes), then what only Python knows: names, layouts, values,
+    lists.
+    """
+    with catalog.lock:
+        lists: dict[int, str] = {}
+        problems = _structure(catalog, lists)
+        damaged = {problem.name for problem in problems}
+        for offset, length, block, key, text in catalog.core.check():
+            found = _problem(catalog, lists, offset, length, block, key, text)
+            if found.name is not None and found.name in damaged:  # the core says the place
+                problems = [problem for problem in problems if problem.name != found.name]
+            problems.append(found)
+    return CheckReport(problems)
+
+
+def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
+    problems = []
+    lengths: dict[int, int] = {}
+    try:
+        for row in catalog.core.scan(_names.NAME_PREFIX):
+            name = None
+            try:
+                name = _names.name_of(row.key)
+                if row.entry.kind == LIST:
+                    lists[catalog.list_id(row.entry)] = name
+                else:
+                    _check_entry(catalog, row.entry)
+            except CorruptStoreError as error:
+                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        for row in catalog.core.scan(b"l"):
+            place = _names.split_element(row.key)
+            name = None if place is None else _element_name(lists, place)
+            try:
+                if place is None or place[1] != lengths.get(place[0], 0) or name is None or row.entry.kind == ARRAY:
+                    raise CorruptStoreError("an element of a list is out of its place")
+                lengths[place[0]] = place[1] + 1
+                _check_entry(catalog, row.entry)
+            except CorruptStoreError as error:
+                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+    except CorruptStoreError as error:
+        problems.append(Problem(str(error)))
+    return problems
+
+
+def _check_entry(catalog: Catalog, entry: Entry) -> None:
+    if entry.kind == ARRAY:
+        read_layout(catalog.core, entry)
+    else:
+        decode(catalog.encoded(entry))
+
+
+def _element_name(lists: dict[int, str], place: tuple[int, int]) -> str | None:
+    name = lists.get(place[0])
+    return None if name is None else f"{name}[{place[1]}]"
+
+
+def _problem(
+    catalog: Catalog, lists: dict[int, str], offset: int, length: int, block: int, key: bytes, text: str
+) -> Problem:
+    if not key:
+        return Problem(text, None, offset, length)
+    name: str | None = None
+    place = _names.split_element(key)
+    if place is not None:
+        name = _element_name(lists, place)
+    elif key[:1] == _names.NAME_PREFIX:
+        name = key[1:].decode("utf-8", "backslashreplace")
+    rows, axis = None, 0
+    try:
+        entry = catalog.core.get(key)
+        if entry is not None and entry.kind == ARRAY:
+            described = read_layout(catalog.core, entry)
+            axis = len(described.shape) - 1 if described.order == "F" else 0
+            rows = _rows(described.nbytes, described.shape[axis] if described.shape else 1, block)
+    except CorruptStoreError:
+        pass
+    return Problem(text, name, offset, length, block, rows, axis)
+
+
+def _rows(nbytes: int, count: int, block: int) -> range | None:
+    """Which of the count equal parts of nbytes bytes a block covers."""
+    first, last = block * BLOCK, min((block + 1) * BLOCK, nbytes) - 1
+    if first >= nbytes:
+        return None
+    size = nbytes // count
+    return range(first // size, last // size + 1)

@@ -1,0 +1,408 @@
+"""`open` and `Store`: a file of arrays and values that change together or not at all."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import warnings
+import weakref
+from types import TracebackType
+from typing import Any, Literal
+
+from pmstore._catalog import Catalog
+from pmstore._core import Core
+from pmstore._errors import (
+    CorruptStoreError,
+    Error,
+    ForkedStoreError,
+    LostUpdateWarning,
+    OutOfSpaceError,
+    TransactionError,
+)
+from pmstore._mapping import NameMapping
+from pmstore._opening import MODES, Claim, caller, claim, path_of, seconds
+from pmstore._report import CheckReport, Stats, check
+from pmstore._transaction import Transaction, Turn
+
+__all__ = ["Store", "open"]
+
+Mode = Literal["r", "r+", "a", "w", "x"]
+Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
+
+_MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def open(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    mode: Mode = "a",
+    *,
+    media: Media = "auto",
+    durability: Literal["sync"] = "sync",
+    timeout: float = 0.0,
+    max_size: int | None = None,
+    verify: bool = False,
+) -> Store:
+    """Open a store, or create it. A store whose last process died is recovered to its last commit.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The file. What a symbolic link points to is opened, and replaced by mode "w".
+    mode : {"a", "r", "r+", "w", "x"}
+        "r" reads, "r+" reads and writes an existing store, "a" creates it if there is none, "w" creates it anew
+        whatever is there, "x" creates it and fails if there is anything.
+    media : {"auto", "memory", "file", "trace", "trace:memory", "trace:file"}
+        How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" finds out. "trace" records all that
+        happens to the durable bytes, for crash tests.
+    durability : {"sync"}
+        A commit is durable when it returns.
+    timeout : float
+        Seconds to wait for another writer (or for readers) to close the store.
+    max_size : int, optional
+        Bytes that the file may grow to.
+    verify : bool
+        Check everything (see `Store.check`) before returning: CorruptStoreError if anything is wrong.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    StoreLockedError
+        Another process, which it names, or another place in this one has the store open. Mode "r" beside a writer too.
+    StoreNotFoundError, StoreExistsError, IsADirectoryError
+        As the mode says; the first also if the directory is missing.
+    NotAStoreError, FormatVersionError, CorruptStoreError
+        The file isn't a store, is of a newer version, is damaged. It is left as it is.
+    ReadOnlyStoreError
+        The file can't be written.
+    OutOfSpaceError, OSError, TypeError, ValueError
+    """
+    name = path_of(path)
+    if mode not in MODES:
+        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    if media not in _MEDIA:
+        raise ValueError(f"media is one of {', '.join(map(repr, _MEDIA))}, not {media!r}")
+    if durability != "sync":
+        raise ValueError(f'durability is "sync", the only kind that this version offers, not {durability!r}')
+    limit = _size(max_size)
+    kind = media.partition(":")[2] or "auto" if media.startswith("trace") else media
+    held = claim(name, mode, kind, seconds(timeout), caller())
+    try:
+        core = Core(held.fd, kind, read_only=mode == "r", trace=media.startswith("trace"), max_size=limit)
+    except BaseException:
+        held.unlock()
+        raise
+    store = Store(name, mode, core, held)
+    if verify:
+        try:
+            report = store.check()
+        except BaseException:
+            store._drop()
+            raise
+        if not report.ok:
+            store._drop()
+            raise CorruptStoreError(f"{name!r} is damaged: {report}")
+    return store
+
+
+def _size(max_size: Any) -> int:
+    if max_size is None:
+        return 0
+    try:
+        size = int(max_size.__index__())
+    except AttributeError:
+        raise TypeError(f"max_size is a number of bytes or None, not {type(max_size).__name__}") from None
+    if not 0 < size < 1 << 63:
+        raise ValueError(f"max_size is a positive number of bytes, not {size}")
+    return size
+
+
+class Store(NameMapping):
+    """An open store: a mapping from names to arrays and values, made by `open`. A context manager.
+
+    Leaving a with statement commits and closes, or rolls back and closes if an exception is passing. Stores compare by
+    identity and are hashable. Everything but `close`, `closed`, `path`, `mode` and `media` raises ClosedStoreError on
+    a closed store, and ForkedStoreError in a process that was forked while the store was open.
+
+    May be used from several threads. See `transaction` for which changes become durable together.
+    """
+
+    __slots__ = ("_claim", "_forked", "_media", "_mode", "_path", "_turn", "_usable")
+
+    def __init__(self, path: str, mode: str, core: Core, held: Claim) -> None:
+        """For `open` only."""
+        self._path = path
+        self._mode = mode
+        self._claim = held
+        self._media = core.media
+        self._catalog = Catalog(core, read_only=mode == "r")
+        self._prefix = ""
+        self._turn = Turn()
+        self._forked = False
+        self._usable = mode != "r"  # open, here, for writing: one attribute, for Transaction
+        _open_stores.add(self)
+
+    # ---- about the store
+
+    @property
+    def store(self) -> Store:
+        """The store itself; of a group, the store that it is of."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """The absolute path that the store was opened by."""
+        return self._path
+
+    @property
+    def mode(self) -> str:
+        """As it was given to `open`."""
+        return self._mode
+
+    @property
+    def media(self) -> str:
+        """ "memory" or "file": how bytes become durable."""
+        return self._media
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store was closed."""
+        return self._catalog.core.gone is not None and not self._forked
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling thread is inside a transaction of this store."""
+        return self._turn.mine()
+
+    @property
+    def sequence(self) -> int:
+        """Commits since the store was created."""
+        with self._catalog.lock:
+            return self._catalog.core.sequence
+
+    def stats(self) -> Stats:
+        """Figures: sizes, bytes written, ordering points."""
+        with self._catalog.lock:
+            return Stats(medium=self._media, tracker="compare", **self._catalog.core.stats())
+
+    def check(self) -> CheckReport:
+        """Verify every structure and every checksum of the committed state.
+
+        Returns
+        -------
+        CheckReport
+            A sequence of all that is wrong, with the names concerned; its `ok` says whether it is empty.
+        """
+        return check(self._catalog)
+
+    # ---- transactions
+
+    def transaction(self) -> Transaction:
+        """A transaction, for one with statement, which gets the store::
+
+            with store.transaction():
+                array += 1
+                store["epoch"] = epoch
+
+        Leaving it commits; leaving it by an exception, KeyboardInterrupt included, takes every array, in place, and
+        every name back to the last commit. A transaction is the time since the last commit: changes made before it
+        began belong to it.
+
+        It belongs to one thread; others that ask for one wait. A transaction inside another joins it; an exception that
+        leaves an inner one dooms the outer, which rolls back and raises TransactionError if it ends without an
+        exception.
+
+        If the commit fails (OutOfSpaceError), what is pending stays pending: make space and `commit`, or `rollback`.
+        """
+        return Transaction(self)
+
+    def commit(self) -> None:
+        """Make every change since the last commit durable, by arrays and by names, together.
+
+        TransactionError inside a transaction; waits for one of another thread. OutOfSpaceError: what is pending stays
+        pending. FailedStoreError: a write or a sync failed, and only reopening the store tells what is durable.
+        """
+        self._refuse_inside("commit")
+        with self._turn.lock:
+            self._commit_now()
+
+    def rollback(self) -> None:
+        """Take all arrays, in place, and names back to the last commit.
+
+        An array created since is detached; one deleted since is back, and live. TransactionError as for `commit`.
+        """
+        self._refuse_inside("rollback")
+        with self._turn.lock:
+            self._rollback_now()
+
+    def _refuse_inside(self, what: str) -> None:
+        self._writable()
+        if self._turn.mine():
+            raise TransactionError(f"{what}() inside a transaction: leave the with statement instead")
+
+    def _writable(self) -> None:
+        self._catalog.writable()
+
+    def _commit_now(self) -> None:
+        catalog = self._catalog
+        with catalog.lock:
+            lost = catalog.watch.lost() if catalog.watch else ()
+            catalog.core.commit()
+        for what in lost:
+            warnings.warn(
+                f"{what!r} was read from the store and changed, but not assigned back: the change is not in the store. "
+                f"store[{what!r}] = value stores it",
+                LostUpdateWarning,
+                stacklevel=_outside(),
+            )
+
+    def _rollback_now(self) -> None:
+        catalog = self._catalog
+        with catalog.lock:
+            catalog.core.rollback()
+            catalog.watch.clear()
+
+    # ---- arrays
+
+    def release(self, *names: str) -> None:
+        """Give back the private memory of arrays, by default of all: what equals the last commit is read from the
+        file again.
+
+        No other thread may be writing to them meanwhile. UnknownNameError; TypeError for what isn't an array.
+        """
+        self._catalog.release(names)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Commit, and let the file go. Closing twice is fine.
+
+        Arrays that were handed out become read-only and keep their bytes, apart from the file. TransactionError
+        inside a transaction; waits for one of another thread. After OutOfSpaceError the store is still open, with
+        what is pending: make space, or `rollback` first.
+        """
+        if self._forked or self.closed:
+            return
+        if self._turn.mine():
+            raise TransactionError("close() inside a transaction: leave the with statement first")
+        with self._turn.lock:
+            if self._catalog.core.gone is not None:  # by another thread, while this one waited
+                return
+            try:
+                if self._usable:
+                    self._commit_now()
+            except OutOfSpaceError:
+                raise
+            except BaseException:
+                with contextlib.suppress(Error):
+                    self._drop()
+                raise
+            self._drop()
+
+    def _drop(self, discard: bool = False) -> None:
+        """Close without a commit."""
+        self._usable = False
+        _open_stores.discard(self)
+        try:
+            self._catalog.close(discard)
+        finally:
+            self._claim.unlock()
+
+    def __enter__(self) -> Store:
+        self._catalog.core.require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._forked or self.closed:
+            return
+        if kind is None:
+            try:
+                self.close()
+            except OutOfSpaceError:
+                self._drop()
+                raise
+            return
+        with self._turn.lock:  # its own transaction, if the store is closed inside one, can't go on
+            if self._catalog.core.gone is None:
+                self._drop()
+
+    def __del__(self) -> None:
+        # Not open: it failed to open, was closed, or belongs to the parent process.
+        if getattr(self, "_claim", None) is None or self._forked or self.closed:
+            return
+        _drop_with_warning(self)
+
+    # ---- identity
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self) >> 4
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "an open Store can't be pickled or copied: pass its path and open it there, "
+            "or copy what it holds with dict(store)"
+        )
+
+    def __sklearn_clone__(self) -> Store:
+        """The store itself: clones of an estimator keep their fits in the same store."""
+        return self
+
+
+def _outside() -> int:
+    """The stacklevel, for a call by the caller, of the nearest frame outside of pmstore and contextlib."""
+    package = os.path.dirname(__file__) + os.sep
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
+        frame = frame.f_back
+        level += 1
+    return level
+
+
+def _drop_with_warning(store: Store) -> None:
+    try:
+        if store._usable:
+            warnings.warn(
+                f"the store {store._path!r} was not closed: changes since its last commit, if any, are dropped",
+                ResourceWarning,
+                stacklevel=2,
+                source=store,
+            )
+    finally:
+        with contextlib.suppress(Error):
+            store._drop()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for store in list(_open_stores):
+        with contextlib.suppress(ResourceWarning):  # made an error: the others are to be closed too
+            _drop_with_warning(store)
+
+
+def _after_fork() -> None:
+    global _open_stores
+    for store in list(_open_stores):
+        core = store._catalog.core
+        lock = threading.RLock()  # another thread of the parent's may hold the old one for good
+        core.lock = store._catalog.lock = lock
+        core.forget(ForkedStoreError)
+        store._turn = Turn()
+        store._forked = True
+        store._usable = False
+    _open_stores = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_after_fork)

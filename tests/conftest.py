@@ -1,0 +1,117 @@
+"""Fixtures: the media that the suite runs over, stores that are closed when a test ends, Python children."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import pmstore
+
+MEMORY = Path("/dev/shm")
+
+
+class Medium(NamedTuple):
+    """name: as pmstore.open takes it; directory: a fresh one on that medium."""
+
+    name: str
+    directory: Path
+
+
+@pytest.fixture(params=["memory", "file"])
+def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
+    """Every medium in turn. The file medium works on any file system, also where the temporary directory is a tmpfs."""
+    if request.param == "file":
+        yield Medium("file", tmp_path)
+        return
+    if not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    directory = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=MEMORY))
+    try:
+        yield Medium("memory", directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def open_store(medium: Medium) -> Iterator[Callable[..., pmstore.Store]]:
+    """open_store(name="store.pm", mode="a", **options): a store on the medium, closed when the test ends."""
+    opened: list[pmstore.Store] = []
+
+    def open_(name: str = "store.pm", mode: Any = "a", **options: Any) -> pmstore.Store:
+        options.setdefault("media", medium.name)
+        store = pmstore.open(medium.directory / name, mode, **options)
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        if not store.closed:
+            store.rollback() if store.mode != "r" else None
+            store.close()
+    gc.collect()
+
+
+@pytest.fixture
+def store(open_store: Callable[..., pmstore.Store]) -> pmstore.Store:
+    """A new store."""
+    return open_store()
+
+
+class Child:
+    """A Python process that runs code and says lines, which `line` reads; `go` lets it pass an ``input()``."""
+
+    def __init__(self, code: str, *arguments: Any) -> None:
+        root = Path(pmstore.__file__).parent.parent
+        environment = dict(os.environ, PYTHONPATH=f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            _, error = self.process.communicate()
+            raise AssertionError(f"the child ended with {self.process.returncode}:\n{error}")
+        return line.rstrip("\n")
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        """What it said since; AssertionError if it failed."""
+        out, error = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, f"the child ended with {self.process.returncode}:\n{error}"
+        return out
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    """child(code, *arguments): a running Python process, killed when the test ends."""
+    children: list[Child] = []
+
+    def start(code: str, *arguments: Any) -> Child:
+        children.append(Child(code, *arguments))
+        return children[-1]
+
+    yield start
+    for one in children:
+        one.process.kill()
+        one.process.communicate()

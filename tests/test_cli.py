@@ -1,0 +1,317 @@
+"""The command line: what it prints, its exit status, and that no expected error gives a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import _cli
+
+CENTERS = np.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "run.pm"
+    with pmstore.open(path) as store:
+        store["epoch"] = 3
+        store["config"] = {"k": 10, "tol": 1e-4, "name": "ünïcode"}
+        store["model/centers"] = CENTERS
+        store["model/labels"] = np.arange(4, dtype=">i2")
+        store.create_list("history").append(1.5)
+    return path
+
+
+@pytest.fixture
+def path(example: Path, tmp_path: Path) -> Path:
+    """A copy of its own, for tests that damage it."""
+    return Path(shutil.copy(example, tmp_path / "copy.pm"))
+
+
+def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a process of its own."""
+    command = [sys.executable, "-m", "pmstore", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def in_process(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    status = _cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+# ---- what they print
+
+
+def test_info(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = in_process(capsys, "info", example)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == str(example)
+    for label in ("format", "medium", "commits", "names", "contents", "file", "region", "log", "state"):
+        assert f"\n  {label} " in out
+    assert "2 arrays, 2 values, 1 list\n" in out
+    assert "state     clean" in out
+
+
+def test_info_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = in_process(capsys, "info", "--json", example)
+    about = json.loads(out)
+    assert status == 0
+    assert (about["names"], about["arrays"], about["values"], about["lists"]) == (5, 2, 2, 1)
+    assert about["format_version"] == 0
+    assert about["sequence"] == 1
+    assert about["media"] in ("memory", "file")
+    assert about["file_bytes"] == example.stat().st_size
+    assert 0 < about["region_used_bytes"] <= about["region_bytes"]
+    assert 0 <= about["log_used_bytes"] <= about["log_bytes"]
+
+
+def test_ls(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = in_process(capsys, "ls", example)
+    assert (status, err) == (0, "")
+    assert sorted(out.split()) == ["config", "epoch", "history", "model/centers", "model/labels"]
+
+
+def test_ls_long_of_a_group(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = in_process(capsys, "ls", "-l", example, "model")
+    assert status == 0
+    assert out.splitlines() == ["model/centers  (2, 3) float64  48 B", "model/labels   (4,) >i2        8 B"]
+
+
+def test_ls_of_one_name(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "ls", example, "model/labels")[:2] == (0, "model/labels\n")
+
+
+def test_ls_tree(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = in_process(capsys, "ls", "--tree", example)
+    assert "model/\n" in out
+    assert "float64" not in out
+    _, out, _ = in_process(capsys, "ls", "-lt", example)
+    assert "float64" in out
+
+
+def test_ls_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = in_process(capsys, "ls", "--json", example, "model")
+    assert json.loads(out)[0] == {
+        "name": "model/centers",
+        "kind": "array",
+        "type": "numpy.ndarray",
+        "nbytes": 48,
+        "shape": [2, 3],
+        "dtype": "float64",
+    }
+
+
+def test_ls_of_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pmstore.open(tmp_path / "empty.pm").close()
+    for option in ("-l", "-t", "-lt"):
+        assert in_process(capsys, "ls", option, tmp_path / "empty.pm") == (0, "", "")
+    assert in_process(capsys, "ls", "--json", tmp_path / "empty.pm")[:2] == (0, "[]\n")
+
+
+def test_dump(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "dump", example, "epoch")[:2] == (0, "3\n")
+    assert in_process(capsys, "dump", example, "model/centers")[:2] == (0, f"{CENTERS}\n")
+    _, out, _ = in_process(capsys, "dump", example, "epoch", "model/centers", "history")
+    assert out == f"epoch = 3\nmodel/centers =\n{CENTERS}\nhistory = [1.5]\n"
+
+
+def test_dump_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = in_process(capsys, "dump", "--json", example)
+    assert json.loads(out) == {
+        "config": {"k": 10, "tol": 1e-4, "name": "ünïcode"},
+        "epoch": 3,
+        "history": [1.5],
+        "model/centers": CENTERS.tolist(),
+        "model/labels": [0, 1, 2, 3],
+    }
+
+
+def test_dump_npy(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "labels.npy"
+    assert in_process(capsys, "dump", "--npy", file, example, "model/labels") == (0, "", "")
+    labels = np.load(file)
+    assert labels.dtype == np.dtype(">i2")
+    assert labels.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (10**40, 10**40),
+        (b"\x00\xff", {"bytes": "AP8="}),
+        (1 - 2j, {"complex": [1.0, -2.0]}),
+        (float("nan"), "nan"),
+        ((1, (2.5, "x")), [1, [2.5, "x"]]),
+        ({1: "a", (2, 3): "b"}, {"items": [[1, "a"], [[2, 3], "b"]]}),
+        (np.float32(0.5), 0.5),
+        (np.bool_(True), True),
+        (np.array([1.0, np.inf, -np.inf]), [1.0, "inf", "-inf"]),
+        (np.array(7), 7),
+        (np.zeros((0, 3)), []),
+        (np.array([b"ab"]), [{"bytes": "YWI="}]),
+        (np.array(["2024-05-06"], dtype="M8[D]"), ["2024-05-06"]),
+        (np.array([(1, 2.5)], dtype=[("n", "i4"), ("x", "f8")]), [{"n": 1, "x": 2.5}]),
+        (np.array([1 + 1j], dtype="c8"), [{"complex": [1.0, 1.0]}]),
+        (np.array([b"abc"], dtype="V3"), [{"bytes": "YWJj"}]),
+    ],
+)
+def test_values_as_json(value: Any, expected: Any) -> None:
+    got = _cli.to_json(value)
+    assert got == expected
+    json.dumps(got, allow_nan=False)
+
+
+def test_nothing_is_changed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = path.read_bytes()
+    os.chmod(path, 0o444)
+    for command in ("info", "ls", "check", "dump"):
+        assert in_process(capsys, command, path)[0] == 0
+    assert path.read_bytes() == before
+
+
+def test_a_store_whose_writer_was_killed_is_read_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "killed.pm"
+    code = "import os, sys, pmstore; s = pmstore.open(sys.argv[1]); s['x'] = 1; s.commit(); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, path]).returncode == -9
+    before = path.read_bytes()
+    assert "1 commit to recover" in in_process(capsys, "info", path)[1]
+    assert in_process(capsys, "dump", path, "x")[:2] == (0, "1\n")
+    assert in_process(capsys, "check", path)[0] == 0
+    assert path.read_bytes() == before
+
+
+# ---- check
+
+
+def test_check_of_a_sound_store(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "check", example) == (0, f"{example}: sound, 5 names\n", "")
+    _, out, _ = in_process(capsys, "check", "--json", example)
+    assert json.loads(out) == {"path": str(example), "sound": True, "problems": []}
+
+
+def test_check_names_the_damaged_array(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = bytearray(path.read_bytes())
+    at = damaged.find(CENTERS.tobytes())
+    assert at > 0
+    damaged[at + 9] ^= 1
+    path.write_bytes(damaged)
+    status, out, err = in_process(capsys, "check", path)
+    assert status == 1
+    assert "model/centers" in out
+    assert "1 problem\n" in err
+    status, out, _ = in_process(capsys, "check", "--json", path)
+    report = json.loads(out)
+    assert status == 1
+    assert not report["sound"]
+    assert "model/centers" in report["problems"][0]
+
+
+def test_check_of_a_store_without_a_valid_header(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    for at in (40, 4096 + 40):
+        damaged[at] ^= 0xFF
+    path.write_bytes(damaged)
+    done = run("check", path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+
+
+# ---- errors: one line on stderr, status 2, no traceback
+
+
+def failing(tmp_path: Path) -> dict[str, list[Any]]:
+    (tmp_path / "text.pm").write_text("not a store\n" * 2000)
+    (tmp_path / "empty.pm").write_bytes(b"")
+    return {
+        "missing": ["ls", tmp_path / "missing.pm"],
+        "not a store": ["info", tmp_path / "text.pm"],
+        "empty": ["check", tmp_path / "empty.pm"],
+        "directory": ["ls", tmp_path],
+    }
+
+
+@pytest.mark.parametrize("case", ["missing", "not a store", "empty", "directory"])
+def test_what_cannot_be_opened(case: str, tmp_path: Path) -> None:
+    arguments = failing(tmp_path)[case]
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("pmstore: ")
+    assert str(arguments[1]) in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dump", "PATH", "epoch", "unknown"],
+        ["ls", "PATH", "unknown"],
+        ["ls", "PATH", "mod"],
+        ["dump", "--npy", "x.npy", "PATH", "epoch"],
+        ["dump", "--npy", "x.npy", "PATH"],
+        ["dump", "--npy", "no/such/folder/x.npy", "PATH", "model/centers"],
+        ["dump", "PATH", "/a//b"],
+    ],
+)
+def test_wrong_names(arguments: list[str], example: Path, tmp_path: Path) -> None:
+    done = run(*[str(example) if argument == "PATH" else argument for argument in arguments], cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "x.npy").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["ls"], ["ls", "--no-such-option", "x"]])
+def test_wrong_usage(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage: pmstore" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_writer_at_work_is_named(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "busy.pm"):
+        done = run("ls", tmp_path / "busy.pm")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert str(os.getpid()) in done.stderr
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "check", "dump"])
+def test_help_tells_the_exit_status_and_gives_examples(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "exit status:" in done.stdout
+    assert f"pmstore {command}" in done.stdout.split("examples:")[1]
+
+
+def test_a_reader_that_leaves_early(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "many.pm") as store:
+        for i in range(5000):
+            store[f"some/quite/long/name/of/a/value/{i:06}"] = i
+    command = f"'{sys.executable}' -m pmstore ls '{tmp_path / 'many.pm'}' | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "some/quite/long/name/of/a/value/000000\n"
+    assert done.stderr == ""
+
+
+def test_output_that_cannot_show_a_name(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "names.pm") as store:
+        store["名前"] = "値"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = run("ls", tmp_path / "names.pm", env=environment)
+    assert (done.returncode, done.stdout) == (0, "\\u540d\\u524d\n")

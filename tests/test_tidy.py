@@ -1,0 +1,227 @@
+"""The rules of the code base that a program can check: layers, the one door to durable bytes, sizes, docstrings."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+C_FILES = sorted((ROOT / "csrc").glob("*.[ch]"))
+PACKAGE = sorted((ROOT / "pmstore").rglob("*.py"))
+FOLDERS = ("csrc", "pmstore", "tests", "examples", "benchmarks", "docs", ".ci")
+TEXTS = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".h", ".py", ".pyi", ".md", ".sh", ""} and path.is_file()
+) + sorted(path for path in ROOT.iterdir() if path.suffix in {".md", ".py", ".toml", ".in"} or path.name == "Makefile")
+
+# A file may include headers of its own rank or of a lower one.
+C_RANKS = {
+    "status": 0,
+    "pmstore": 0,  # the declarations of the C face; store.c defines most of them
+    "format": 1,
+    "hash": 2,
+    "media": 3,
+    "log": 4,
+    "region": 5,
+    "heap": 6,
+    "catalog": 7,
+    "transaction": 8,
+    "recovery": 9,
+    "verify": 9,
+    "store": 10,
+}
+
+# The same for Python: a module may import those of its own rank or of a lower one.
+PYTHON_RANKS = {
+    "_core": 0,
+    "_errors": 0,
+    "_display": 1,
+    "_fingerprint": 3,
+    "_estimators": 3,
+    "cluster": 3,
+    "archive": 3,
+    "testing": 3,
+    "torch": 3,
+    "_cli": 4,
+    "__main__": 5,
+}
+STORE_RANK = 2  # every other module is part of the store
+MOST_LINES = 600
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def without_comments(source: str) -> str:
+    """C code without comments and without the contents of strings."""
+    pattern = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, lambda m: '""' if m[0].startswith('"') else " ", source, flags=re.DOTALL)
+
+
+def rank_of_c(name: str) -> int:
+    """media_file.c belongs to media, store_scan.c to store: the longest known prefix counts."""
+    parts = name.rpartition(".")[0].split("_")
+    for n in range(len(parts), 0, -1):
+        if "_".join(parts[:n]) in C_RANKS:
+            return C_RANKS["_".join(parts[:n])]
+    raise AssertionError(f"csrc/{name} belongs to no layer: add it to C_RANKS in {Path(__file__).name}")
+
+
+# ---- C
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_c_layers_point_downward(path: Path) -> None:
+    if path.name == "pmstore.h":
+        return
+    rank = rank_of_c(path.name)
+    for header in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        assert rank_of_c(header) <= rank, f"{path.name} must not include {header}, which is of a higher layer"
+
+
+WRITES_DURABLE_BYTES = re.compile(
+    r"\b(?:pwrite(?:64)?|pwritev2?|write|writev|fdatasync|fsync|sync_file_range|syncfs|fallocate|posix_fallocate"
+    r"|ftruncate|msync|copy_file_range|splice|vmsplice|_mm\d*_stream_\w+|_mm_clwb|_mm_clflush(?:opt)?"
+    r"|__builtin_ia32_movnt\w+|__builtin_nontemporal_store)\s*\("
+)
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_only_media_touch_durable_bytes(path: Path) -> None:
+    if path.name.partition(".")[0].partition("_")[0] == "media":
+        return
+    found = WRITES_DURABLE_BYTES.findall(without_comments(path.read_text(encoding="utf-8")))
+    assert not found, f"{path.name} goes around media: {found}"
+
+
+def test_the_search_for_durable_writes_finds_them() -> None:
+    code = without_comments("/* fsync(fd) */ ok = pwritev2 (fd, v, 1, 0, 0); _mm256_stream_si256(p, x); pm_write(s);")
+    assert WRITES_DURABLE_BYTES.findall(code) == ["pwritev2 (", "_mm256_stream_si256("]
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_c_checks_stay_on(path: Path) -> None:
+    """Python builds extensions with -DNDEBUG, which removes assert()."""
+    assert not re.search(r"(?<!_)\bassert\s*\(|<assert\.h>", without_comments(path.read_text(encoding="utf-8")))
+
+
+def test_exported_functions_are_those_of_the_header() -> None:
+    """cffi reads pmstore.h as it stands: nothing that needs the preprocessor may be between its two marks."""
+    text = (ROOT / "csrc" / "pmstore.h").read_text(encoding="utf-8")
+    inside = text.partition("/* cffi: begin */")[2].partition("/* cffi: end */")[0]
+    assert "pm_open(" in inside
+    assert not re.search(r"^\s*#", inside, flags=re.MULTILINE)
+
+
+# ---- Python
+
+
+def imports_of(path: Path) -> list[str]:
+    """Full names of the modules that a file imports, at any depth; types-only imports don't count."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    package = module.removesuffix(".__init__") if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base]).rstrip(".")
+            found += [f"{base}.{alias.name}" for alias in node.names]
+    return found
+
+
+def rank_of_module(name: str) -> int:
+    return PYTHON_RANKS.get(name, STORE_RANK)
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_python_layers_point_downward(path: Path) -> None:
+    own = path.relative_to(ROOT / "pmstore").with_suffix("").parts[0]
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] != "pmstore" or len(parts) < 2:
+            continue
+        other = parts[1]
+        if not (ROOT / "pmstore" / other).is_dir() and not (ROOT / "pmstore" / f"{other}.py").is_file():
+            continue  # a name of the package itself, or the extension
+        rank = PYTHON_RANKS["_estimators"] if own == "__init__" else rank_of_module(own)
+        assert rank_of_module(other) <= rank, f"{path.name} must not import {name}, which is of a higher layer"
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_one_door_to_c(path: Path) -> None:
+    if path.name != "_core.py":
+        assert not [name for name in imports_of(path) if "_pmcore" in name or name.split(".")[0] == "cffi"]
+
+
+def test_importing_pmstore_is_light() -> None:
+    code = "import sys, pmstore; print([m for m in ('sklearn', 'scipy', 'rich', 'argparse') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster"])
+def test_public_names_have_docstrings(module: str) -> None:
+    if module != "pmstore":
+        pytest.importorskip("sklearn")
+    public = importlib.import_module(module)
+    assert public.__doc__
+    missing = []
+    for name in public.__all__:
+        thing = getattr(public, name)
+        if not callable(thing):
+            continue
+        if not inspect.getdoc(thing):
+            missing.append(name)
+        if not inspect.isclass(thing):
+            continue
+        for attribute, value in vars(thing).items():
+            documented = inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+            if documented and not attribute.startswith("_") and not inspect.getdoc(getattr(thing, attribute)):
+                missing.append(f"{name}.{attribute}")
+    assert not missing
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "pmstore" / "py.typed").is_file()
+
+
+# ---- every file
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+def test_files_are_tidy(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= MOST_LINES, f"{len(lines)} lines: can this file still be held in a head?"
+    assert not text or text.endswith("\n")
+    assert not [n for n, line in enumerate(lines, 1) if line != line.rstrip()], "trailing whitespace"
+    if path.name != "Makefile":
+        assert "\t" not in text
+    assert "\r" not in text
+    unfinished = re.findall(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", text)
+    assert not unfinished
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+def test_no_machine_is_named(path: Path) -> None:
+    """Nothing in the repository knows where it was written."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"/wo" + r"rk/|/ro" + r"ot/|/ho" + r"me/\w+|\blocal" + r"host\b", text)

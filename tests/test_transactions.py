@@ -1,0 +1,381 @@
+"""Transactions: what is kept, what is taken back, who waits for whom, and what an interrupt does."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import pmstore
+
+
+class Stop(Exception):
+    pass
+
+
+def reopened(open_store, store):
+    store.rollback()
+    store.close()
+    return open_store(mode="r")
+
+
+def test_leaving_commits(open_store):
+    store = open_store()
+    with store.transaction() as entered:
+        assert entered is store and store.in_transaction
+        store["a"] = 1
+        w = store.create_array("w", 3)
+        w[:] = 2
+    assert not store.in_transaction and store.sequence == 1
+    again = reopened(open_store, store)
+    assert again["a"] == 1 and again["w"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_exception_takes_everything_back_in_place(store, error):
+    w = store.create_array("w", (100, 100), fill_value=1)
+    gone = store.create_array("gone", 1000, fill_value=2)
+    swapped = store.create_array("swapped", 1000, fill_value=3)
+    store["v"], store["text"] = 1, "x" * 5000
+    items = store.create_list("items")
+    items.append(1)
+    store.commit()
+    sequence = store.sequence
+    address = w.__array_interface__["data"][0]
+    with pytest.raises(error):
+        with store.transaction():
+            w += 5
+            gone[:] = 9
+            del store["gone"]
+            store["swapped"] = np.zeros(5)
+            store["v"], store["text"] = 2, "y" * 6000
+            items.append(2)
+            new = store.create_array("new", 1000, fill_value=4)
+            store["new value"] = 1
+            raise error
+    assert (w == 1).all() and w.__array_interface__["data"][0] == address and store["w"] is w
+    assert (gone == 2).all() and store["gone"] is gone
+    assert (swapped == 3).all() and store["swapped"] is swapped
+    assert (store["v"], store["text"]) == (1, "x" * 5000) and items == [1]
+    assert "new" not in store and "new value" not in store
+    assert (new == 4).all()  # detached: it keeps its last bytes
+    new += 1
+    assert store.sequence == sequence and not store.in_transaction
+    gone += 1
+    swapped += 1
+    store.commit()
+    assert (store["gone"] == 3).all() and (store["swapped"] == 4).all() and store.check().ok
+
+
+def test_writes_before_it_began_belong_to_it(store):
+    w = store.create_array("w", 3)
+    store.commit()
+    w[:] = 1
+    with pytest.raises(Stop):
+        with store.transaction():
+            raise Stop
+    assert not w.any()
+
+
+def test_commit_and_rollback_by_hand(open_store):
+    store = open_store()
+    w = store.create_array("w", 3)
+    store.commit()
+    w[:] = 1
+    store.commit()
+    w[:] = 2
+    store["x"] = 1
+    store.rollback()
+    assert w.tolist() == [1, 1, 1] and "x" not in store
+    assert reopened(open_store, store)["w"].tolist() == [1, 1, 1]
+
+
+def test_by_hand_inside_a_transaction(store):
+    w = store.create_array("w", 3)
+    store.commit()
+    with store.transaction():
+        w[:] = 1
+        for use in (store.commit, store.rollback, store.close):
+            with pytest.raises(pmstore.TransactionError, match="inside a transaction"):
+                use()
+        with store.transaction(), pytest.raises(pmstore.TransactionError):
+            store.commit()
+        assert w.all() and store.sequence == 1
+    assert store.sequence == 2
+    store.commit()
+
+
+def test_inner_ones_join(store):
+    w = store.create_array("w", 3)
+    with store.transaction():
+        w[:] = 1
+        with store.transaction():
+            w[:] = 2
+        assert store.sequence == 0
+        w[:] = 3
+    assert store.sequence == 1 and w.tolist() == [3, 3, 3]
+
+
+def test_an_exception_out_of_an_inner_one_dooms_the_outer(store):
+    w = store.create_array("w", 3)
+    store.commit()
+    with pytest.raises(pmstore.TransactionError, match="inner"):
+        with store.transaction():
+            w[:] = 1
+            with contextlib.suppress(Stop), store.transaction():
+                w[:] = 2
+                raise Stop
+            w[:] = 3
+    assert not w.any()
+    with pytest.raises(Stop):  # the error of the outer one is its own
+        with store.transaction():
+            with contextlib.suppress(KeyError), store.transaction():
+                raise KeyError
+            raise Stop
+    with store.transaction():
+        w[:] = 4
+    assert w.tolist() == [4, 4, 4]
+
+
+def test_an_exception_caught_inside_does_not_matter(store):
+    with store.transaction():
+        with store.transaction():
+            with contextlib.suppress(Stop):
+                raise Stop
+            store["a"] = 1
+    assert store["a"] == 1
+
+
+def test_one_object_is_for_one_with_statement(store):
+    transaction = store.transaction()
+    with transaction, pytest.raises(pmstore.TransactionError, match="its own"):
+        transaction.__enter__()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store.transaction())
+        store["a"] = 1
+    assert store.sequence == 1
+    with pytest.raises(Stop), contextlib.ExitStack() as stack:
+        stack.enter_context(store.transaction())
+        store["a"] = 2
+        raise Stop
+    assert store["a"] == 1
+
+
+def test_a_read_only_store_has_none(open_store):
+    open_store().close()
+    store = open_store(mode="r")
+    with pytest.raises(pmstore.ReadOnlyStoreError):
+        with store.transaction():
+            raise AssertionError
+    for use in (store.commit, store.rollback):
+        with pytest.raises(pmstore.ReadOnlyStoreError):
+            use()
+
+
+def test_a_commit_without_space_leaves_what_is_pending(open_store):
+    store = open_store(max_size=1 << 20)
+    w = store.create_array("w", 20_000)
+    store.commit()
+    w[:] = 1
+    store["v"] = 1
+    with pytest.raises(pmstore.OutOfSpaceError):
+        with store.transaction():
+            for i in range(100):
+                store[f"x{i}"] = np.ones(20_000)
+    assert not w.any() and len(store) == 1  # an exception in the block, and so rolled back
+    store["small"] = 1
+    store.commit()
+    assert store.check().ok
+
+
+def test_a_store_closed_by_its_with_inside_a_transaction(store):
+    with pytest.raises(Stop):
+        with store.transaction():
+            with store:
+                raise Stop
+    assert store.closed and not store.in_transaction
+
+
+def test_two_stores(store, open_store):
+    other = open_store("other.pm")
+    with pytest.raises(Stop):
+        with store.transaction():
+            store["a"] = 1
+            with other.transaction():
+                other["a"] = 1
+            raise Stop
+    assert "a" not in store and other["a"] == 1 and other.sequence == 1
+
+
+# ---- threads
+
+
+def in_thread(function):
+    """A started thread, and a list that gets what the function returns or raises."""
+    out = []
+
+    def run():
+        try:
+            out.append(function())
+        except BaseException as error:
+            out.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, out
+
+
+@pytest.mark.parametrize("use", ["transaction", "commit", "rollback", "close"])
+def test_other_threads_wait(store, use):
+    order = []
+    asked = threading.Event()
+
+    def other():
+        assert not store.in_transaction
+        asked.set()
+        if use == "transaction":
+            with store.transaction():
+                order.append("other")
+        else:
+            getattr(store, use)()
+            order.append("other")
+
+    with store.transaction():
+        thread, out = in_thread(other)
+        asked.wait()
+        store["a"] = 1
+        order.append("mine")
+    thread.join()
+    assert out == [None] and order == ["mine", "other"]
+    assert store.closed == (use == "close")
+
+
+def test_a_store_closed_while_one_waits(store):
+    asked = threading.Event()
+
+    def other():
+        asked.set()
+        with store.transaction():
+            raise AssertionError
+
+    with store._turn.lock:  # as close() does
+        thread, out = in_thread(other)
+        asked.wait()
+        store.close()
+    thread.join()
+    assert isinstance(out[0], pmstore.ClosedStoreError)
+
+
+def test_names_of_other_threads_do_not_wait(store):
+    with store.transaction():
+        thread, out = in_thread(lambda: store.__setitem__("a", 1))
+        thread.join()
+        assert out == [None]
+    assert store["a"] == 1
+
+
+def test_a_generator_closed_by_another_thread(store):
+    def steps():
+        with store.transaction():
+            store["a"] = 1
+            yield
+
+    generator = steps()
+    next(generator)
+    thread, out = in_thread(generator.close)
+    thread.join()
+    assert out == [None] and "a" not in store and not store.in_transaction
+    with store.transaction():
+        store["a"] = 2
+    thread, out = in_thread(store.commit)
+    thread.join()
+    assert out == [None]
+
+
+# ---- interrupts
+
+
+def interrupted_at(event_number, function):
+    """Runs the function and raises KeyboardInterrupt at the n-th moment when the interpreter would run signal handlers:
+    when a Python function of pmstore is entered, or a C function returns to one. False if there are fewer."""
+    seen = 0
+    raised = False
+    directory = pmstore.__path__[0]
+
+    def profile(frame, event, argument):
+        nonlocal seen, raised
+        if not frame.f_code.co_filename.startswith(directory) or raised:
+            return
+        # What is raised in __del__ is only reported.
+        if event in ("call", "c_return") and frame.f_code.co_name != "__del__":
+            seen += 1
+            if seen == event_number:
+                raised = True
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        function()
+    except KeyboardInterrupt:
+        assert raised
+    finally:
+        sys.setprofile(None)
+    return raised
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, failing):
+    w = store.create_array("w", 3)
+    store.commit()
+
+    def body():
+        w[:] += 1
+        if failing:
+            raise Stop
+
+    def run():
+        with contextlib.suppress(Stop), store.transaction():
+            if nested:
+                with store.transaction():
+                    body()
+            else:
+                body()
+
+    n = 0
+    finished = False
+    while not finished:
+        n += 1
+        before, sequence = w[0], store.sequence
+        finished = not interrupted_at(n, run)
+        assert not store.in_transaction
+        assert w[0] == before + (store.sequence - sequence)  # the commit happened, or it didn't
+        thread, out = in_thread(store.rollback)  # its turn is free for others
+        thread.join(10)
+        assert out == [None]
+    assert n > 5
+    assert store.sequence > 1 or failing
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals")
+def test_sigint_in_the_last_call_of_the_block(store):
+    """The handler runs at the first instruction of what leaves the block, before any try."""
+    w = store.create_array("w", 3)
+    store.commit()
+    for _ in range(20):
+        try:
+            with store.transaction():
+                w[:] = 1
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            kept = error  # and with it, the traceback
+            assert not w.any() and not store.in_transaction
+            assert store.sequence == 1
+        else:
+            raise AssertionError("no KeyboardInterrupt")
+    del kept

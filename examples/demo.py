@@ -1,0 +1,545 @@
+"""A KMeans on handwritten digits is killed, again and again, and ends with the result of one that nobody disturbed.
+
+A child process fits; this process kills it with SIGKILL at random moments after its first commit and starts another,
+which goes on where the last commit was. At the end the result is compared, bit for bit, with scikit-learn's own fit
+in this process. Nothing here sleeps, and no number is written down: what is printed was measured in this run.
+
+    python examples/demo.py                      the digits that come with scikit-learn (1797, 8 × 8 pixels)
+    python examples/demo.py --mnist mnist.npz    MNIST from a file: .npz, or IDX (train-images-idx3-ubyte.gz)
+    python examples/demo.py --openml             MNIST (mnist_784) from openml.org
+
+Exit status: 0 if every result is the same and there were five kills or more, otherwise 1; 2 if it can't start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import json
+import logging
+import os
+import random
+import selectors
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# OpenMP's threads wait by spinning, which on a busy machine makes a fit ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+try:
+    import numpy as np
+    import sklearn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+    from sklearn.cluster import KMeans as SklearnKMeans
+    from sklearn.datasets import fetch_openml, load_digits
+except ModuleNotFoundError as missing:
+    sys.exit(f"demo: {missing.name} is missing. Install it with pmstore's extras: pip install 'pmstore[sklearn,rich]'")
+
+import pmstore
+from pmstore.cluster import KMeans
+
+SLOT = "digits"
+LEAST_KILLS = 5
+SECONDS = 4.0  # that an undisturbed fit is to last, if nobody says how many runs it is to have
+RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
+
+
+class CannotStart(Exception):
+    """What the user asked for isn't there; the text says what to do."""
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def load_images(options: argparse.Namespace) -> tuple[Any, str]:
+    """The images as rows of float64, and what they are."""
+    if options.mnist is not None:
+        images = read_mnist(options.mnist)
+        return images, f"{len(images):,} images from {options.mnist}"
+    if options.openml:
+        try:
+            images = fetch_openml("mnist_784", version=1, as_frame=False, parser="liac-arff").data
+        except OSError as error:
+            raise CannotStart(
+                f"openml.org can't be reached ({error}). Get MNIST elsewhere and give the file: --mnist FILE"
+            ) from error
+        return np.ascontiguousarray(images, dtype=float), f"{len(images):,} images of MNIST from openml.org"
+    images = load_digits().data
+    return images, f"{len(images):,} handwritten digits, 8 × 8 pixels, that come with scikit-learn"
+
+
+def read_mnist(path: Path) -> Any:
+    """MNIST's images from an .npz with an array of images, or from an IDX file, gzipped or not."""
+    try:
+        images = _read_npz(path) if path.suffix == ".npz" else _read_idx(path)
+    except (OSError, ValueError, KeyError, EOFError, struct.error) as error:
+        raise CannotStart(f"{path} holds no images that this program can read: {error}") from error
+    return images.reshape(len(images), -1).astype(float)
+
+
+def _read_npz(path: Path) -> Any:
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in ("x", "data", "X", "x_train", "images"):
+            if name in arrays and arrays[name].ndim > 1:
+                return arrays[name]
+        raise KeyError(f"none of its arrays ({', '.join(arrays)}) is called x, data, X, x_train or images")
+
+
+def _read_idx(path: Path) -> Any:
+    """IDX: two zero bytes, the type (8: unsigned bytes), the number of dimensions, the dimensions, big-endian."""
+    with path.open("rb") as file:
+        contents = file.read()
+    if contents[:2] == b"\x1f\x8b":
+        contents = gzip.decompress(contents)
+    zeros, kind, dimensions = struct.unpack_from(">HBB", contents)
+    if (zeros, kind) != (0, 8) or dimensions < 2:
+        raise ValueError("it is no IDX file of images")
+    shape = struct.unpack_from(f">{dimensions}I", contents, 4)
+    return np.frombuffer(contents, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+# ---- the child: fits, and tells what it does -------------------------------------------------------------------------
+
+
+def tell(event: str, **details: Any) -> None:
+    """One line of JSON to the parent, in one write."""
+    os.write(1, json.dumps({"event": event, **details}).encode() + b"\n")
+
+
+class TellProgress(logging.Handler):
+    """Passes on pmstore's message about every commit of an iteration, at most fifty in a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.perf_counter()
+        if record.levelno == logging.DEBUG and now >= self._next:
+            self._next = now + 0.02
+            *_, run, iteration = record.args  # type: ignore[misc]
+            tell("commit", run=run, iteration=iteration)
+
+
+def child(path: Path, data: Path, parameters: dict[str, Any]) -> None:
+    """Open the store, say what is in it, and fit."""
+    X = np.load(data)
+    commits = TimedCommits()
+    started = time.perf_counter()
+    with pmstore.open(path) as store:
+        opened = time.perf_counter() - started
+        place = store.group(SLOT).get("progress")
+        found = {"run": int(place["run"]), "iteration": int(place["iteration"])} if place is not None else None
+        tell("open", seconds=opened, found=found)
+        log = logging.getLogger("pmstore")
+        log.addHandler(TellProgress())
+        log.setLevel(logging.DEBUG)
+        started = time.perf_counter()
+        with commits:
+            KMeans(**parameters, store=store, name=SLOT).fit(X)
+        tell("finished", fit=time.perf_counter() - started, commits=commits.seconds)
+
+
+class TimedCommits:
+    """Measures every commit inside its block, from the inside of pmstore."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> None:
+        from pmstore._core import Core
+
+        self._core, self._commit = Core, Core.commit
+
+        def commit(core: Any, commit: Callable[[Any], None] = Core.commit) -> None:
+            started = time.perf_counter()
+            commit(core)
+            self.seconds.append(time.perf_counter() - started)
+
+        Core.commit = commit  # type: ignore[assignment, method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        self._core.commit = self._commit  # type: ignore[method-assign]
+
+
+# ---- the parent: kills -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Life:
+    """What one child did."""
+
+    opened: float = 0.0  # seconds to open the store, recovery included
+    found: dict[str, int] | None = None  # where the fit was
+    last: dict[str, int] | None = None  # where it was when the child last told
+    after: float = 0.0  # seconds from its first commit to the kill
+    killed: bool = False
+    fit: float = 0.0
+    commits: list[float] = field(default_factory=list)
+
+
+class Victim:
+    """A child process and its life so far."""
+
+    def __init__(self, path: Path, data: Path, parameters: dict[str, Any]) -> None:
+        command = [sys.executable, __file__, "--child", str(path), str(data), json.dumps(parameters)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.life = Life()
+        self._rest = b""
+
+    def listen(self, seconds: float | None) -> bool:
+        """Wait for the child to tell something, at most so long; False at the end of what it has to tell."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(seconds):
+                return True
+        told = os.read(self.process.stdout.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + told).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+        return bool(told)
+
+    def _take(self, news: dict[str, Any]) -> None:
+        match news.pop("event"):
+            case "open":
+                self.life.opened, self.life.found = news["seconds"], news["found"]
+            case "commit":
+                self.life.last = news
+            case "finished":
+                self.life.fit, self.life.commits = news["fit"], news["commits"]
+
+    def kill(self) -> None:
+        """SIGKILL; the child may have come to its end in the meantime."""
+        self.process.kill()
+        self.process.wait()
+        while self.listen(None):
+            pass
+        self.life.killed = self.process.returncode == -signal.SIGKILL
+
+    def __enter__(self) -> Victim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # none is left behind, whatever happened here
+        self.process.__exit__(None, None, None)
+
+
+def live(victim: Victim, patience: float | None, show: Callable[[Life], None]) -> Life:
+    """Let a child work until `patience` seconds after its first commit, then kill it; None: to its end."""
+    deadline = first = None
+    left: float | None = None
+    while left is None or left > 0:
+        if not victim.listen(left):
+            break
+        show(victim.life)
+        if first is None and victim.life.last is not None:
+            first = time.perf_counter()
+            deadline = None if patience is None else first + patience
+        left = None if deadline is None else deadline - time.perf_counter()
+    else:
+        victim.life.after = time.perf_counter() - (first or 0.0)
+        victim.kill()
+    if victim.process.wait() and not victim.life.killed:
+        raise RuntimeError(f"the child failed with status {victim.process.returncode}; its message is above")
+    return victim.life
+
+
+@dataclass
+class Fate:
+    """Chooses when to kill: at random, early enough that all kills strike before the fit is finished."""
+
+    kills: int
+    runs: int
+    seconds: float  # that the fit takes undisturbed
+    dice: random.Random
+
+    def moment(self, lives: list[Life]) -> float | None:
+        """Seconds after its first commit at which the next child is to be killed; None: not at all.
+
+        Any instant is as good as any other: inside an iteration, inside a commit, between two runs.
+        """
+        kills = self.kills - len(lives)
+        if kills == 0:
+            return None
+        done = lives[-1].last["run"] if lives and lives[-1].last else 0
+        spent = sum(life.after for life in lives)
+        left = spent / done * (self.runs - done) if done > 2 else max(self.seconds - spent, 0.1 * self.seconds)
+        return self.dice.uniform(0, 1.5 * left / (kills + 1))
+
+
+def fit_and_kill(path: Path, data: Path, parameters: dict[str, Any], fate: Fate, progress: Progress) -> list[Life]:
+    """Children work on one fit until there are no more kills to come and the last one finishes it."""
+    lives: list[Life] = []
+    task = progress.add_task("fitting", total=parameters["n_init"])
+
+    def show(life: Life) -> None:
+        if life.last is not None:
+            progress.update(task, completed=life.last["run"], description=f"life {len(lives) + 1}")
+
+    while True:
+        with Victim(path, data, parameters) as victim:
+            lives.append(live(victim, fate.moment(lives), show))
+        progress.console.print(describe(len(lives), lives[-1]))
+        if not lives[-1].killed:
+            return lives
+
+
+def describe(number: int, life: Life) -> str:
+    """Two lines about one child."""
+    if life.found is None:
+        began = "started"
+    else:
+        began = f"resumed at {place_of(life.found)}"
+    if life.killed:
+        assert life.last is not None
+        ended = f"[bold red]SIGKILL[/] {life.after:.2f} s after its first commit, near {place_of(life.last)}"
+    else:
+        ended = f"[bold green]finished[/], {life.fit:.2f} s later"
+    return f"life {number}  {began} (store opened in {milliseconds(life.opened)})\n        {ended}"
+
+
+def place_of(news: dict[str, int]) -> str:
+    """Where a fit is."""
+    return f"run {news['run']}, iteration {news['iteration']}"
+
+
+# ---- cost ------------------------------------------------------------------------------------------------------------
+
+
+def measure(action: Callable[[int], None], seconds: float = 0.4, least: int = 20) -> list[float]:
+    """Time an action again and again."""
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        started = time.perf_counter()
+        action(len(times))
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def costs(directory: Path, centers: Any) -> dict[str, list[float]]:
+    """Seconds to make one iteration's state durable: by a commit, by np.savez, by write–fsync–rename."""
+    new, counters = centers.copy(), np.zeros(8, dtype=np.int64)
+
+    with pmstore.open(directory / "cost.pm", mode="w") as store:
+        with store.transaction():
+            slots = [store.require_array(f"centers/{i}", centers.shape, centers.dtype) for i in range(2)]
+            place = store.require_array("progress", counters.shape, counters.dtype)
+
+        def work(i: int) -> None:
+            np.add(centers, i, out=new)
+            counters[0] = i
+
+        def commit(i: int) -> None:
+            slots[i % 2][...] = new
+            place[...] = counters
+            store.commit()
+
+        def savez(_: int) -> None:
+            np.savez(directory / "cost.npz", centers=new, counters=counters)
+
+        def replace(_: int) -> None:
+            with (directory / "cost.tmp").open("wb") as file:
+                file.write(new.tobytes() + counters.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(directory / "cost.tmp", directory / "cost.bin")
+            sync_directory(directory)
+
+        def timed(action: Callable[[int], None]) -> list[float]:
+            def changed(i: int) -> None:
+                work(i)
+                action(i)
+
+            return measure(changed)
+
+        change = statistics.median(measure(work, seconds=0.05))
+        rows = {"commit": commit, "np.savez, not synced": savez, "write, fsync, rename, fsync": replace}
+        return {name: [seconds - change for seconds in timed(action)] for name, action in rows.items()}
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename durable."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cost_table(where: str, table: dict[str, list[float]], inside: list[float]) -> Table:
+    """What making one iteration's state durable costs in one place."""
+    shown = Table(title=f"Cost of making one iteration durable, {where}", title_justify="left")
+    for column in ("", "median", "95 %", "× commit", "times"):
+        shown.add_column(column, justify="left" if not column else "right")
+    basis = statistics.median(table["commit"])
+    for name, times in {"commit, inside the fit": inside, **table}.items():
+        if not times:
+            continue
+        ordered = sorted(times)
+        middle, late = statistics.median(ordered), ordered[int(0.95 * len(ordered))]
+        shown.add_row(name, microseconds(middle), microseconds(late), f"{middle / basis:.1f}", f"{len(times):,}")
+    return shown
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
+
+
+def differences(fit: Any, reference: Any) -> list[str]:
+    """The fitted attributes that aren't the same bit for bit."""
+    different = []
+    for name in RESULT:
+        ours, theirs = np.asarray(getattr(fit, name)), np.asarray(getattr(reference, name))
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
+            different.append(name)
+    return different
+
+
+def show_off(
+    directory: Path, X: Any, n_init: int, kills: int, options: argparse.Namespace, dice: random.Random, console: Console
+) -> tuple[int, bool]:
+    """The whole story in one directory: kills that struck, and whether the result was the same."""
+    parameters = {"n_clusters": options.clusters, "n_init": n_init, "random_state": options.seed}
+    data, path = directory / "images.npy", directory / "demo.pm"
+    np.save(data, X)
+    with pmstore.open(path) as store:
+        where = f"{directory.parent} (media: {store.media})"
+    console.rule(where, align="left")
+    started = time.perf_counter()
+    reference = SklearnKMeans(**parameters).fit(X)
+    undisturbed = time.perf_counter() - started
+    console.print(f"Undisturbed, scikit-learn {sklearn.__version__}: {undisturbed:.2f} s for {n_init} runs")
+
+    name, count = TextColumn("{task.description}"), MofNCompleteColumn()
+    columns = SpinnerColumn(), name, BarColumn(), count, TextColumn("runs"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        fate = Fate(kills, n_init, undisturbed, dice)
+        lives = fit_and_kill(path, data, parameters, fate, progress)
+    struck, last = sum(life.killed for life in lives), lives[-1]
+    with pmstore.open(path) as store:
+        before, started = store.sequence, time.perf_counter()
+        fit = KMeans(**parameters, store=store, name=SLOT).fit(X)
+        loaded, worked = time.perf_counter() - started, store.sequence != before
+    how = "with a commit" if worked else "without a commit"
+    console.print(f"The same fit again loads the result in {milliseconds(loaded)}, {how}")
+    different = differences(fit, reference)
+    if different:
+        console.print(f"[bold red]DIFFERENT[/] from the undisturbed fit: {', '.join(different)}")
+    else:
+        console.print(f"[bold green]identical[/], bit for bit, to the undisturbed fit: {', '.join(RESULT)}")
+    console.print(cost_table(where, costs(directory, np.asarray(reference.cluster_centers_)), last.commits))
+    if last.commits:
+        share = sum(last.commits) / last.fit
+        console.print(f"Commits took {share:.1%} of the last life's {last.fit:.2f} s ({len(last.commits):,} of them)\n")
+    return struck, not different and not worked
+
+
+def enough_runs(X: Any, options: argparse.Namespace) -> int:
+    """So many runs that an undisturbed fit lasts some seconds on this machine."""
+    for runs in (1, 10, 100):
+        started = time.perf_counter()
+        SklearnKMeans(options.clusters, n_init=runs, random_state=options.seed).fit(X)
+        seconds = time.perf_counter() - started
+        if seconds > 0.2:
+            break
+    least = 200 if X.size < 1_000_000 else 3
+    return min(max(least, round(SECONDS * runs / seconds)), 5000)
+
+
+@contextlib.contextmanager
+def places(options: argparse.Namespace) -> Iterator[list[tuple[Path, float]]]:
+    """Directories to work in, each with its part of the runs: memory if there is any, then, shorter, a disk."""
+    chosen = [(path, 1.0) for path in options.dir]
+    if not chosen:
+        memory = [Path("/dev/shm")] if os.access("/dev/shm", os.W_OK) else []
+        chosen = [*((path, 1.0) for path in memory), (Path(tempfile.gettempdir()), 0.3 if memory else 1.0)]
+    made: list[tuple[Path, float]] = []
+    try:
+        for path, part in chosen:
+            made.append((Path(tempfile.mkdtemp(prefix="pmstore-demo-", dir=path)), part))
+        yield made
+    except FileNotFoundError as error:
+        raise CannotStart(f"there is no directory {Path(error.filename).parent}") from error
+    finally:
+        for path, _ in made:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def milliseconds(seconds: float) -> str:
+    """Text for a time."""
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def microseconds(seconds: float) -> str:
+    """Text for a short time."""
+    return f"{seconds * 1e6:,.1f} µs"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--mnist", type=Path, metavar="FILE", help="MNIST's images: .npz, or IDX, gzipped or not")
+    source.add_argument("--openml", action="store_true", help="fetch MNIST from openml.org")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        action="append",
+        default=[],
+        help="where to work; again for one more (/dev/shm, and a disk)",
+    )
+    parser.add_argument("--n-init", type=int, default=None, help="runs of the fit (as many as take some seconds)")
+    parser.add_argument("--clusters", type=int, default=10, help="number of clusters (10)")
+    parser.add_argument("--kills", type=int, default=LEAST_KILLS, help=f"kills in each directory ({LEAST_KILLS})")
+    parser.add_argument("--seed", type=int, default=0, help="of the fit and of the moments of the kills (0)")
+    options = parser.parse_args(arguments)
+    if min(options.kills, options.clusters, 1 if options.n_init is None else options.n_init) < 1:
+        parser.error("--kills, --clusters and --n-init must be at least 1")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; returns the exit status."""
+    options = parse(arguments)
+    console = Console()
+    dice = random.Random(options.seed)
+    try:
+        X, what = load_images(options)
+        console.print(f"[bold]pmstore[/]: KMeans with {options.clusters} clusters on {what}")
+        n_init = options.n_init or enough_runs(X, options)
+        with places(options) as directories:
+            outcomes = [
+                show_off(path, X, max(1, round(n_init * part)), options.kills, options, dice, console)
+                for path, part in directories
+            ]
+    except CannotStart as problem:
+        print(f"demo: {problem}", file=sys.stderr)
+        return 2
+    struck = sum(kills for kills, _ in outcomes)
+    if struck < LEAST_KILLS:
+        console.print(f"[bold red]Only {struck} kills struck before the fit was finished[/]: try a larger --n-init")
+    same = all(same for _, same in outcomes)
+    verdict = "[bold green]Every result was identical.[/]" if same else "[bold red]Something differed.[/]"
+    console.print(f"{struck} kills. {verdict}")
+    return 0 if same and struck >= LEAST_KILLS else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(Path(sys.argv[2]), Path(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Fingerprints: what makes two fits the same, and how a difference reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmstore._fingerprint import (
+    describe_environment,
+    describe_parameters,
+    differences,
+    digest,
+    hash_array,
+)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda X: np.asfortranarray(X),
+        lambda X: np.repeat(X, 2, axis=0)[::2],
+        lambda X: X[::-1][::-1],
+        lambda X: X.T.copy().T,
+        lambda X: np.lib.stride_tricks.as_strided(X, X.shape, X.strides, writeable=False),
+    ],
+)
+def test_a_hash_is_of_the_elements_not_of_their_layout(same: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(7, 5))
+    assert hash_array(same(X)) == hash_array(X) != hash_array(X[::-1])
+
+
+def test_a_hash_is_of_all_elements() -> None:
+    X = np.zeros((300, 40), dtype="f4")
+    hashes = {hash_array(X)}
+    for place in range(X.size):
+        X.flat[place] = 1
+        hashes.add(hash_array(X))
+        X.flat[place] = 0
+    assert len(hashes) == X.size + 1
+    assert hash_array(np.empty(0)) == hash_array(np.empty(0, "i4"))
+
+
+def chosen(X: Any, k: int, random_state: Any, first: int = 0) -> Any:
+    return X[first : first + k] if k in {1, 2, 3} else X[:k]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (1, 2),
+        (1, 1.5),
+        (0.1, np.float32(0.1)),
+        (0.1, np.float64(0.1)),
+        (None, "None"),
+        ("a", b"a"),
+        (np.zeros(3), np.zeros((3, 1))),
+        (np.zeros(3), np.zeros(3, "f4")),
+        (np.random.RandomState(0), np.random.RandomState(1)),
+        (chosen, lambda X, k, random_state: X[:k]),
+        (chosen, functools.partial(chosen, first=1)),
+        (functools.partial(chosen, first=2), functools.partial(chosen, first=1)),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"a": 2}),
+    ],
+)
+def test_different_parameters_are_told_apart(one: Any, other: Any) -> None:
+    assert describe_parameters({"p": one}) != describe_parameters({"p": other})
+    assert digest(describe_parameters({"p": one})) != digest(describe_parameters({"p": other}))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (1, np.int64(1)),
+        (True, np.bool_(True)),
+        ((1, 2), [1, 2]),
+        (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+        (np.random.RandomState(3), np.random.RandomState(3)),
+        (functools.partial(chosen, first=1), functools.partial(chosen, first=1)),
+    ],
+)
+def test_equal_parameters_are_the_same(one: Any, other: Any) -> None:
+    assert describe_parameters({"p": one}) == describe_parameters({"p": other})
+
+
+def test_differences_read_as_they_are() -> None:
+    stored = {"estimator": "KMeans", "parameter n_clusters": 10, "gone": 1}
+    wanted = {"estimator": "KMeans", "parameter n_clusters": 8, "new": None}
+    assert differences(stored, wanted) == ["parameter n_clusters: 10 ≠ 8", "new: absent ≠ None", "gone: 1 ≠ absent"]
+    assert differences(stored, stored) == []
+
+
+def test_libraries_that_do_not_compute_here_do_not_count() -> None:
+    own = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "num_threads": 2, "architecture": "Zen"}
+    own["filepath"] = "/site-packages/numpy.libs/libopenblas.so"
+    other = {**own, "internal_api": "mkl", "num_threads": 9, "filepath": "/site-packages/torch/lib/libmkl.so"}
+    openmp = {**own, "user_api": "openmp"}
+    described = describe_environment(4, [own, other, openmp])
+    assert described == describe_environment(4, [own])
+    assert (described["OpenMP threads"], described["BLAS threads"]) == (4, 2)
+    assert described["BLAS"] == "openblas 0.3 Zen"
+    assert describe_environment(1, [other])["BLAS"] == "mkl 0.3 Zen"
+    assert describe_environment(1, [])["BLAS threads"] == 1

@@ -5,6 +5,7 @@
 PYTHON ?= python3
 CC ?= cc
 JOBS ?= 2
+SEEDS ?= $(shell seq 1 40)
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
@@ -23,7 +24,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
-	@echo 'make torture   the crash tests with a budget of half an hour'
+	@echo 'make torture   the crash tests, for 40 seeds; SEEDS=7 for one'
 	@echo 'make bench     the benchmarks of benchmarks/README.md'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     removes all that make has made'
@@ -73,12 +74,14 @@ sanitize: build
 	@mkdir -p $(SANITIZED) && rm -rf $(addprefix $(SANITIZED)/,csrc pmstore tests examples)
 	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
 	@cd $(SANITIZED) && PMSTORE_CFLAGS='$(SANITIZERS)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
-	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
+	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-100} \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
 
+# A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build
-	@PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-1800} $(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py $(ARGS)
+	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
+		$(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py tests/test_kill.py $(ARGS) || exit 1; done
 
 bench: build
 	@for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done

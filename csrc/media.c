@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <linux/magic.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -75,6 +76,22 @@ pm_status pm_media_map(pm_media *media)
     madvise(at, size - media->mapped, MADV_DONTFORK);
     media->mapped = size;
     return PM_OK;
+}
+
+pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)
+{
+    enum { FOLIO = 1 << 20 };
+    void *zeros = calloc(1, FOLIO);
+    if (!zeros) return pm_fail(PM_NO_MEMORY, "no memory to write zeros");
+    pm_status status = PM_OK;
+    while (status == PM_OK && from < to) {
+        uint64_t next = from / FOLIO * FOLIO + FOLIO;
+        if (next > to) next = to;
+        status = pm_media_write(media, from, zeros, next - from, PM_WRITE_STREAM);
+        from = next;
+    }
+    free(zeros);
+    return status;
 }
 
 void pm_media_close(pm_media *media)

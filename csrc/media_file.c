@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -59,25 +58,17 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
     return file_fence(media);
 }
 
-/* File systems without fallocate: reserve by writing zeros. */
-static pm_status write_zeros(pm_media *media, uint64_t from, uint64_t to)
-{
-    enum { CHUNK = 1 << 20 };
-    void *zeros = calloc(1, CHUNK);
-    if (!zeros) return pm_fail(PM_NO_MEMORY, "no memory to write zeros");
-    pm_status status = PM_OK;
-    for (; status == PM_OK && from < to; from += CHUNK)
-        status = write_all(media, from, zeros, to - from < CHUNK ? to - from : CHUNK, 0);
-    free(zeros);
-    return status;
-}
-
 static pm_status file_grow(pm_media *media, uint64_t size)
 {
     if (size > media->size) {
         if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size))) {
             if (errno != EOPNOTSUPP && errno != ENOSYS) return pm_fail_errno("cannot make the file larger");
-            PM_TRY(write_zeros(media, media->size, size));
+            /* This file system can't reserve space but by writing it. */
+            uint64_t from = media->size;
+            media->size = size;
+            pm_status status = pm_media_write_zeros(media, from, size);
+            if (status != PM_OK) media->size = from;
+            PM_TRY(status);
         }
         media->syncs++;
         /* durable: the new size and its blocks → then: a header that counts on them. */

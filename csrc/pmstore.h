@@ -129,10 +129,11 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
 
 /* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't
  * reused (I9). A writable one makes the extent a candidate of every commit while a key owns it.
- * pm_buffer_release may be called from any thread at any time, also after pm_close. */
+ * pm_buffer_release may be called from any thread at any time, also after pm_close. The address is not looked at: it makes
+ * the function fit as what a garbage collector calls for the address, with the buffer bound, and no interrupt between. */
 pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out);
 void *pm_buffer_address(pm_buffer *buffer);
-void pm_buffer_release(pm_buffer *buffer);
+void pm_buffer_release(pm_buffer *buffer, const void *address);
 
 /* Gives back the private memory of an extent's pages that equal the committed image. */
 pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);

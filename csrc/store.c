@@ -73,9 +73,8 @@ pm_status pm_format(int fd, pm_media_kind kind)
     if (status == PM_OK && media.size) status = pm_fail(PM_INVALID, "a new store needs an empty file");
     if (status == PM_OK) status = media.operations->grow(&media, PM_REGION_START + FIRST_REGION + log_size);
     if (status == PM_OK && !(image = calloc(PM_HEAP_FIRST_PAGES, PM_PAGE))) status = pm_fail(PM_NO_MEMORY, "no memory to make a store");
-    /* The blocks of the log are written once, so that later a record changes nothing but them. */
-    for (uint64_t at = 0; status == PM_OK && at < log_size; at += PM_HEAP_FIRST_PAGES * PM_PAGE)
-        status = pm_media_write(&media, PM_REGION_START + FIRST_REGION + at, image, PM_HEAP_FIRST_PAGES * PM_PAGE, PM_WRITE_STREAM);
+    /* Blocks are written once, so that later a record changes nothing but them. */
+    if (status == PM_OK) status = pm_media_write_zeros(&media, PM_REGION_START, media.size);
     if (status == PM_OK) {
         header.store_id = pm_new_id();
         pm_heap_format(image, header.store_id);
@@ -399,7 +398,7 @@ pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *so
 
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length)
 {
-    enum { CHUNK = 1 << 18 };
+    enum { CHUNK = 1 << 20 };
     const pm_fresh *extent;
     if (!pattern_length || length % pattern_length) return pm_fail(PM_INVALID, "a pattern that does not fit into the extent");
     PM_TRY(enter_to_write(store));
@@ -461,8 +460,9 @@ void *pm_buffer_address(pm_buffer *buffer)
     return buffer->address;
 }
 
-void pm_buffer_release(pm_buffer *buffer)
+void pm_buffer_release(pm_buffer *buffer, const void *address)
 {
+    (void)address;
     /* Whoever sweeps may free the buffer as soon as it is not living: the store is kept by our reference. */
     pm_store *store = buffer->store;
     atomic_int *released = buffer->released;

@@ -4,7 +4,14 @@
 
 #include "hash.h"
 
-enum { LOG_LARGEST = 64 << 20, COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
+enum { COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
+/* On disks a record that goes where one was written lately costs a third less than one on a cold place: a log that fits into
+ * the caches is worth a checkpoint now and then. */
+static uint64_t log_largest(const pm_store *store)
+{
+    return store->media.kind == PM_MEDIA_FILE ? 4 << 20 : 64 << 20;
+}
+
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 
@@ -41,13 +48,7 @@ pm_status pm_transaction_checkpoint(pm_store *store, bool clean)
 /* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. */
 static pm_status write_log_once(pm_store *store, uint64_t from, uint64_t to)
 {
-    static const uint8_t zeros[1 << 16];
-    if (store->media.kind != PM_MEDIA_FILE) return PM_OK;
-    for (; from < to; from += sizeof zeros) {
-        size_t part = to - from < sizeof zeros ? to - from : sizeof zeros;
-        PM_TRY(failed(store, pm_media_write(&store->media, from, zeros, part, PM_WRITE_STREAM)));
-    }
-    return PM_OK;
+    return store->media.kind == PM_MEDIA_FILE ? failed(store, pm_media_write_zeros(&store->media, from, to)) : PM_OK;
 }
 
 /* The log stands behind the region, so that both can grow: it is emptied, and begins again further back. */
@@ -91,10 +92,10 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
 /* Empties the log; makes it larger if it was full too soon, or if `body` bytes have to fit. */
 static pm_status make_log_room(pm_store *store, uint64_t body)
 {
-    uint64_t size = store->log.header.log_size, wanted = size;
-    if (store->commits_since_reset < COMMITS_PER_LOG && size < LOG_LARGEST) wanted = 2 * size;
+    uint64_t size = store->log.header.log_size, wanted = size, largest = log_largest(store);
+    if (store->commits_since_reset < COMMITS_PER_LOG && size < largest) wanted = 2 * size;
     uint64_t needed = body + 2 * PM_PAGE;
-    while (needed <= LOG_LARGEST && wanted < needed) wanted *= 2;
+    while (needed <= largest && wanted < needed) wanted *= 2;
     if (wanted > size) {
         pm_status status = relayout(store, store->region.size, wanted);
         /* Too little space for a larger log is no failure as long as the smaller one does. */

@@ -320,17 +320,6 @@ def place_of(news: dict[str, int]) -> str:
 # ---- cost ------------------------------------------------------------------------------------------------------------
 
 
-def measure(action: Callable[[int], None], seconds: float = 0.4, least: int = 20) -> list[float]:
-    """Time an action again and again."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
-        started = time.perf_counter()
-        action(len(times))
-        times.append(time.perf_counter() - started)
-    return times
-
-
 def costs(directory: Path, centers: Any) -> dict[str, list[float]]:
     """Seconds to make one iteration's state durable: by a commit, by np.savez, by write–fsync–rename."""
     new, counters = centers.copy(), np.zeros(8, dtype=np.int64)
@@ -360,16 +349,17 @@ def costs(directory: Path, centers: Any) -> dict[str, list[float]]:
             os.replace(directory / "cost.tmp", directory / "cost.bin")
             sync_directory(directory)
 
-        def timed(action: Callable[[int], None]) -> list[float]:
-            def changed(i: int) -> None:
-                work(i)
-                action(i)
-
-            return measure(changed)
-
-        change = statistics.median(measure(work, seconds=0.05))
-        rows = {"commit": commit, "np.savez, not synced": savez, "write, fsync, rename, fsync": replace}
-        return {name: [seconds - change for seconds in timed(action)] for name, action in rows.items()}
+        actions = {"commit": commit, "np.savez, not synced": savez, "write, fsync, rename, fsync": replace}
+        times: dict[str, list[float]] = {name: [] for name in actions}
+        for _ in range(4):  # in turns, as other programs take their share of the machine
+            for name, action in actions.items():
+                end = time.perf_counter() + 0.1
+                while time.perf_counter() < end:
+                    work(len(times[name]))
+                    started = time.perf_counter()
+                    action(len(times[name]))
+                    times[name].append(time.perf_counter() - started)
+        return times
 
 
 def sync_directory(directory: Path) -> None:

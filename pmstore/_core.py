@@ -23,6 +23,7 @@ _ROWS_CAPACITY = 1 << 16
 
 _commit = lib.pm_commit
 _rollback = lib.pm_rollback
+_release = lib.pm_buffer_release  # bound by a partial and called by the garbage collector: no bytecode, no interrupt
 
 
 class Entry(NamedTuple):
@@ -90,10 +91,6 @@ def format_file(fd: int, media: str) -> None:
     status = lib.pm_format(fd, MEDIA[media])
     if status:
         raise error(status)
-
-
-def _release(handle: Any, _address: Any, release: Any = lib.pm_buffer_release) -> None:
-    release(handle)
 
 
 def _row(buffer: Any, at: int) -> tuple[Row, int]:

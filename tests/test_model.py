@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import shutil
 import tempfile
@@ -19,6 +20,8 @@ import pmstore
 NAMES = st.sampled_from(["a", "b", "g/c", "g/d", "g/h/e"])
 # In lines, pages and several pages; on the edges of both.
 SIZES = st.sampled_from([0, 1, 7, 8, 511, 512, 513, 1500, 9000])
+DTYPES = st.sampled_from([">f4", "i2", "c16", "?", "S5", "U3", "M8[s]", [("x", "f8"), ("y", "u1", (2,))]])
+SHAPES = st.sampled_from([(), (1,), (3, 5), (64, 8), (9, 11, 13)])
 VALUES = st.sampled_from([0, "text", ("t", [1]), "long " * 200, b"b" * 9000, {"k": 1}])
 
 
@@ -27,7 +30,7 @@ class Stop(Exception):
 
 
 def copied(model):
-    return {name: value.copy() if isinstance(value, (np.ndarray, list)) else value for name, value in model.items()}
+    return {name: copy.copy(value) for name, value in model.items()}
 
 
 class Model(RuleBasedStateMachine):
@@ -113,6 +116,24 @@ class Model(RuleBasedStateMachine):
         self.store[name] = value
         self.took(name, value)
 
+    @rule(name=NAMES, dtype=DTYPES, shape=SHAPES, order=st.sampled_from("CF"), bits=st.integers(0, 1))
+    def assign_other(self, name, dtype, shape, order, bits):
+        """Of any dtype, in any order, with any bytes that are values of it."""
+        value = np.zeros(shape, dtype, order=order)
+        if value.dtype.kind != "U":
+            value[...] = np.frombuffer(bytes([bits]) * value.itemsize, value.dtype)[0]
+        if name in self.names:
+            self.delete(name)
+        self.store[name] = value
+        self.took(name, value)
+
+    @rule()
+    def clear_group(self):
+        self.store.group("g").clear()
+        for name in [name for name in self.names if name.startswith("g/")]:
+            self.took(name, None)
+            del self.names[name]
+
     @rule(name=NAMES)
     def hold(self, name):
         if isinstance(self.names.get(name), np.ndarray):
@@ -136,7 +157,7 @@ class Model(RuleBasedStateMachine):
     )
     def write(self, name, at, length, value, through):
         model = self.names.get(name)
-        if not isinstance(model, np.ndarray):
+        if not isinstance(model, np.ndarray) or model.dtype != "f8" or model.ndim != 1:
             return
         array = self.held.get(self.ids[name]) if through else None
         if array is None:
@@ -232,7 +253,9 @@ class Model(RuleBasedStateMachine):
         for name, model in self.names.items():
             value = self.store[name]
             if isinstance(model, np.ndarray):
-                assert value.shape == model.shape and np.array_equal(value, model), name
+                assert (value.shape, value.dtype) == (model.shape, model.dtype), name
+                assert value.flags.f_contiguous == model.flags.f_contiguous, name
+                assert np.array_equal(value, model), name
                 assert value.size == 0 or self.held.get(self.ids[name], value) is value
             else:
                 assert value == model, name
@@ -255,7 +278,7 @@ class OnFile(Model):
     media = "file"
 
 
-LIMITS = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+LIMITS = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestMemory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")(OnMemory.TestCase)
 TestFile = OnFile.TestCase
 TestMemory.settings = TestFile.settings = LIMITS

@@ -8,7 +8,8 @@ int pm_key_compare(pm_key a, pm_key b)
 {
     size_t common = a.length < b.length ? a.length : b.length;
     int order = common ? memcmp(a.bytes, b.bytes, common) : 0;
-    return order ? order : (a.length > b.length) - (a.length < b.length);
+    if (!order) order = (a.length > b.length) - (a.length < b.length);
+    return (order > 0) - (order < 0);
 }
 
 static size_t cell_size(size_t key_length, size_t meta_length)
@@ -210,7 +211,14 @@ static pm_status step_leaf(pm_region *region, tree_path *path, int by)
         PM_TRY(status);
         path->children[depth + 1] = by > 0 ? 0 : path->nodes[depth + 1]->count;
     }
+    /* Only the root may be an empty leaf; walking over others could take for ever. */
+    if (!path->nodes[path->depth]->count) return pm_fail(PM_CORRUPT, "the catalog is damaged: a leaf is empty");
     return PM_OK;
+}
+
+static pm_status in_order(bool is)
+{
+    return is ? PM_OK : pm_fail(PM_CORRUPT, "the catalog is damaged: its keys are not in order");
 }
 
 pm_status pm_catalog_seek(pm_region *region, pm_key key, bool after, pm_found *found)
@@ -225,7 +233,7 @@ pm_status pm_catalog_seek(pm_region *region, pm_key key, bool after, pm_found *f
         slot = 0;
     }
     found_at(path.nodes[path.depth], slot, found);
-    return PM_OK;
+    return in_order(pm_key_compare(found->key, key) >= (after ? 1 : 0));
 }
 
 pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found)
@@ -239,7 +247,7 @@ pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found)
         slot = path.nodes[path.depth]->count;
     }
     found_at(path.nodes[path.depth], slot - 1, found);
-    return PM_OK;
+    return in_order(pm_key_compare(found->key, key) < 0);
 }
 
 /* ---- changing ----------------------------------------------------------------------------------------------- */

@@ -61,6 +61,6 @@ _Static_assert(sizeof(pm_node) == PM_PAGE && offsetof(pm_node, slots) == PM_LINE
 
 bool pm_node_sound(const pm_node *node); /* every cell lies inside, in order */
 pm_cell pm_node_cell(const pm_node *node, unsigned i, pm_key *key, const uint8_t **meta);
-int pm_key_compare(pm_key a, pm_key b);
+int pm_key_compare(pm_key a, pm_key b); /* -1, 0 or 1 */
 
 #endif

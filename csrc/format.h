@@ -30,7 +30,7 @@ enum {
 
 #define PM_REGION_LIMIT (UINT64_C(1) << 42) /* bytes; bounds every offset that is read from a file */
 
-/* ---- header: two copies, each written and made durable by itself, A first ---------------------------------- */
+/* ---- header: two copies, each written and made durable by itself -------------------------------------------- */
 
 static const uint8_t PM_MAGIC[8] = {'P', 'M', 'S', 'T', 'O', 'R', 'E', 0x1a};
 

@@ -27,13 +27,14 @@ bool pm_header_sound(const pm_header *header)
            header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0);
 }
 
-static pm_status header_write(pm_media *media, pm_header *header)
+/* good: the copy that is known to be sound. */
+static pm_status header_write(pm_media *media, pm_header *header, unsigned good)
 {
     header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);
-    /* durable: copy A → then: copy B. Both before any record under the new salt, so that whichever single copy is
-     * torn or rots later, the other one describes the same log. */
-    PM_TRY(media->operations->write_through(media, 0, header, sizeof *header));
-    return media->operations->write_through(media, PM_PAGE, header, sizeof *header);
+    /* durable: the other copy → then: the good one. Otherwise a crash in here could tear the only sound copy. Both before
+     * any record under the new salt, so that whichever single copy rots later, the other one describes the same log. */
+    PM_TRY(media->operations->write_through(media, (1 - good) * PM_PAGE, header, sizeof *header));
+    return media->operations->write_through(media, good * PM_PAGE, header, sizeof *header);
 }
 
 static pm_status layout_sound(const pm_header *header, const pm_media *media)
@@ -76,6 +77,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
         return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore does not know: use a newer one",
                        best->features);
     PM_TRY(layout_sound(best, media));
+    log->copy = best == &copies[1];
     log->half_written = memcmp(&copies[0], &copies[1], sizeof copies[0]) != 0;
     log->header = *best;
     log->sequence = best->sequence;
@@ -93,7 +95,7 @@ pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size
                         .log_size = log_size,
                         .flags = PM_HEADER_CLEAN};
     memcpy(header.magic, PM_MAGIC, sizeof PM_MAGIC);
-    return header_write(media, &header);
+    return header_write(media, &header, 1);
 }
 
 pm_status pm_log_reset(pm_log *log, pm_header next)
@@ -102,7 +104,7 @@ pm_status pm_log_reset(pm_log *log, pm_header next)
     next.salt = pm_new_id();
     next.sequence = log->sequence;
     next.log_offset = PM_REGION_START + next.region_size;
-    PM_TRY(header_write(log->media, &next));
+    PM_TRY(header_write(log->media, &next, log->copy));
     log->header = next;
     log->head = 0;
     return PM_OK;

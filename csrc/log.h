@@ -17,7 +17,8 @@ typedef struct {
     uint64_t head;     /* where the next record goes, from log_offset */
     uint64_t sequence; /* of the last record, or of the header */
     bool read_only;
-    bool half_written; /* the copies of the header differ: a crash between them, or damage to one */
+    unsigned copy;     /* of the header: the one that was read, 0 for A and 1 for B */
+    bool half_written; /* the copies differ: a crash between them, or damage to one */
 } pm_log;
 
 /* Reads both copies of the header, and checks the file against them. */
@@ -28,7 +29,7 @@ uint64_t pm_new_id(void); /* random, not 0 */
 /* Writes the first header of an empty store. */
 pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id);
 
-/* Empties the log: header copy A, then copy B, both with a new salt. Home must be durable (I3). Changes of layout and
+/* Empties the log: both header copies, one after the other, with a new salt. Home must be durable (I3). Changes of layout and
  * flags in `next` become durable with it. */
 pm_status pm_log_reset(pm_log *log, pm_header next);
 

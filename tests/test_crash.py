@@ -198,3 +198,17 @@ def test_the_explorer_notices_a_lost_acknowledged_commit(medium: Medium, judge: 
     ]
     with pytest.raises(CrashError):
         explored(judge, recording._replace(events=events))
+
+
+@pytest.mark.parametrize("damaged", [0, 4096])
+def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, damaged: int) -> None:
+    """Found by the explorer: a crash tore copy B, and another one, inside recovery, then tore copy A."""
+    path = medium.directory / "header.pm"
+    with pmstore.open(path, "x", media=medium.name) as store:
+        store["x"] = 1
+    image = bytearray(path.read_bytes())
+    image[damaged + 16] ^= 1
+    path.write_bytes(image)
+    recording = record(path, medium.name, lambda store, committed: None)
+    written = [event.offset for event in recording.events if event.data and event.offset in (0, 4096)]
+    assert written == [damaged, 4096 - damaged]

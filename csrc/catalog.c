@@ -32,6 +32,7 @@ bool pm_node_sound(const pm_node *node)
     size_t slots_end = PM_LINE + 2 * (size_t)node->count, used = 0;
     if (node->count > sizeof node->slots / 2 || slots_end > node->low || node->low > CELLS_END) return false;
     pm_key before = {NULL, 0};
+    uint64_t taken[PM_PAGE / 8 / 64] = {0}; /* a bit for each 8 bytes: cells must not overlap */
     for (unsigned i = 0; i < node->count; i++) {
         if (node->slots[i] < node->low || node->slots[i] % 8 || node->slots[i] > CELLS_END - sizeof(pm_cell)) return false;
         pm_key key;
@@ -40,6 +41,10 @@ bool pm_node_sound(const pm_node *node)
         if (cell.key_length == 0 || cell.key_length > PM_KEY_MAX || cell.meta_length > PM_META_MAX) return false;
         if (size > (size_t)CELLS_END - node->slots[i]) return false;
         if (i && pm_key_compare(before, key) >= 0) return false;
+        for (size_t unit = node->slots[i] / 8u; unit < (node->slots[i] + size) / 8; unit++) {
+            if (taken[unit / 64] >> unit % 64 & 1) return false;
+            taken[unit / 64] |= UINT64_C(1) << unit % 64;
+        }
         before = key;
         used += size;
     }
@@ -446,15 +451,14 @@ static void remove_child(pm_node *node, unsigned index)
     }
 }
 
-/* Moves the cells of leaf `index + 1` of `parent` into leaf `index` if they fit. */
+/* Moves the cells of leaf `index + 1` of `parent` into leaf `index` if they fit. It only saves space: a damaged neighbour is
+ * left alone. */
 static pm_status merge_leaves(pm_region *region, pm_node *parent, unsigned index)
 {
     pm_status status;
     pm_node *left = node_read(region, child_at(parent, index), 0, &status);
-    PM_TRY(status);
     pm_node *right = node_read(region, child_at(parent, index + 1), 0, &status);
-    PM_TRY(status);
-    if (right->used + 2u * right->count > room_in(left)) return PM_OK;
+    if (!left || !right || right->used + 2u * right->count > room_in(left)) return PM_OK;
     PM_TRY(pm_page_edit(region, left));
     PM_TRY(pm_page_edit(region, parent));
     for (unsigned i = 0; i < right->count; i++) {

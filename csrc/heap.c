@@ -371,8 +371,7 @@ static pm_status slab_free(pm_region *region, uint64_t offset, uint64_t length)
 
 pm_status pm_heap_alloc(pm_region *region, uint64_t length, uint64_t *offset)
 {
-    PM_CHECK(length > 0);
-    if (length > PM_REGION_LIMIT / 2) return pm_fail(PM_NO_SPACE, "%llu bytes are more than a store can hold", (unsigned long long)length);
+    PM_CHECK(length > 0 && length <= PM_REGION_LIMIT / 2);
     if (pm_extent_is_small(length)) return slab_alloc(region, pm_slab_class(pm_extent_size(length)), offset);
     return pm_heap_pages(region, pm_extent_pages(length), PM_PAGE_DATA, offset);
 }

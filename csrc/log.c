@@ -8,6 +8,8 @@
 
 #include "hash.h"
 
+enum { LOG_LEAST = 4 * PM_PAGE, LOG_MOST = 128 << 20 }; /* what a header may say */
+
 /* ---- header ----------------------------------------------------------------------------------------------- */
 
 uint64_t pm_new_id(void)
@@ -41,8 +43,8 @@ static pm_status layout_sound(const pm_header *header, const pm_media *media)
 {
     if (header->region_size < 4 * PM_PAGE || header->region_size % PM_PAGE || header->region_size > PM_REGION_LIMIT)
         return pm_fail(PM_CORRUPT, "the header is damaged: impossible region size");
-    if (header->log_offset != PM_REGION_START + header->region_size || header->log_size < PM_PAGE ||
-        header->log_size % PM_PAGE || header->log_size > PM_REGION_LIMIT)
+    if (header->log_offset != PM_REGION_START + header->region_size || header->log_size < LOG_LEAST ||
+        header->log_size % PM_PAGE || header->log_size > LOG_MOST)
         return pm_fail(PM_CORRUPT, "the header is damaged: impossible log");
     if (header->log_offset + header->log_size > media->size)
         return pm_fail(PM_CORRUPT, "the file is truncated: it has %llu bytes, and its header needs %llu",
@@ -350,9 +352,12 @@ bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence)
     pm_witness witness;
     memcpy(&witness, log->media->view + PM_WITNESS_PLACE, sizeof witness);
     if (witness.sequence >= sequence && witness.seal == witness_seal(log, witness.sequence)) return true;
+    uint64_t left = log->header.log_size; /* bytes to hash: true records do not overlap, so they have no more */
     for (uint64_t at = from; at + sizeof(pm_record) <= log->header.log_size; at += PM_LINE) {
         const pm_record *record = header_at(log, at);
-        if (record && record->durable >= sequence && body_sound(log, record, at)) return true;
+        if (!record || record->durable < sequence || record->body > left) continue;
+        if (body_sound(log, record, at)) return true;
+        left -= record->body;
     }
     return false;
 }

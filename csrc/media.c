@@ -1,7 +1,9 @@
 /* What all media share: finding out which one it is, and the shared view of the file. */
+#define _GNU_SOURCE
 #include "media.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -15,6 +17,7 @@
 
 enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 4 << 20 };
 #define RESERVE_LEAST (UINT64_C(64) << 30)
+#define RESERVE_SMALLEST (UINT64_C(16) << 20)
 #define RESERVE_MOST (UINT64_C(1) << 40)
 
 /* The address range is as large as the file can become: no more than its file system holds, within reason. */
@@ -52,8 +55,13 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->stage = STAGE_FILE;
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
     }
+    /* A copy of a store may have holes where there were zeros. They are filled now: a store into one, on a full tmpfs, would
+     * be SIGBUS (DESIGN 4.8). */
+    if (!read_only && (uint64_t)file.st_blocks * 512 < media->size && fallocate(fd, 0, 0, file.st_size) && errno != EOPNOTSUPP &&
+        errno != ENOSYS)
+        return pm_fail_errno("cannot reserve the space of a file with holes");
     void *view = MAP_FAILED;
-    for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= (16 << 20); size /= 2) {
+    for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= RESERVE_SMALLEST; size /= 2) {
         view = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         media->reserved = size;
         if (view != MAP_FAILED) break;
@@ -76,6 +84,15 @@ pm_status pm_media_map(pm_media *media)
     madvise(at, size - media->mapped, MADV_DONTFORK);
     media->mapped = size;
     return PM_OK;
+}
+
+bool pm_media_shrink(pm_media *media)
+{
+    uint64_t half = media->reserved / 2 / PM_PAGE * PM_PAGE;
+    if (half < 2 * media->size || half < RESERVE_SMALLEST) return false;
+    munmap(media->view + half, media->reserved - half);
+    media->reserved = half;
+    return true;
 }
 
 pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)

@@ -70,6 +70,9 @@ static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const v
     return media->operations->write(media, offset, source, length, how);
 }
 
+/* Gives back half of the address range that was reserved; false if the file needs it. */
+bool pm_media_shrink(pm_media *media);
+
 /* Zeros for [from, to), in writes that the page cache takes as large folios: later writes to them cost a third less. */
 pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to);
 

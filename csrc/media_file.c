@@ -25,6 +25,14 @@ static pm_status write_all(pm_media *media, uint64_t offset, const void *source,
     return PM_OK;
 }
 
+/* After a sync that failed, whatever the reason, nothing is known of what was written: that is no lack of space that a
+ * caller could mend. */
+static pm_status sync_failed(void)
+{
+    pm_fail_errno("cannot sync the file");
+    return PM_IO;
+}
+
 static pm_status file_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
     (void)how;
@@ -41,8 +49,7 @@ static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
     /* Not retried: after a failed sync the kernel may have dropped the dirty pages (DESIGN 4.7). */
-    if (fdatasync(media->fd)) return pm_fail_errno("cannot sync the file");
-    return PM_OK;
+    return fdatasync(media->fd) ? sync_failed() : PM_OK;
 }
 
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
@@ -51,7 +58,7 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
     if (media->durable_range) {
         pm_status status = write_all(media, offset, source, length, RWF_DSYNC);
         media->syncs++;
-        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status;
+        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status == PM_NO_SPACE ? PM_IO : status;
         media->durable_range = false;
     }
     PM_TRY(write_all(media, offset, source, length, 0));
@@ -72,7 +79,7 @@ static pm_status file_grow(pm_media *media, uint64_t size)
         }
         media->syncs++;
         /* durable: the new size and its blocks → then: a header that counts on them. */
-        if (fsync(media->fd)) return pm_fail_errno("cannot sync the file");
+        if (fsync(media->fd)) return sync_failed();
         media->size = size;
     }
     return pm_media_map(media);

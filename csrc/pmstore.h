@@ -54,10 +54,15 @@ pm_status pm_format(int fd, pm_media_kind media);
  * PM_OPEN_TRACE records every event on the durable bytes, from the first one of recovery (pm_trace_*). */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_store **out);
 
+enum {
+    PM_CLOSE_DISCARD = 1, /* leave the file as it is, as a crash would */
+    PM_CLOSE_EXITING = 2  /* the process ends: living buffers need no memory of their own */
+};
+
 /* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first.
  * Memory under living buffers is copied to anonymous memory at the same address and stays readable and writable.
- * The store must not be used again; its last buffer frees it. discard: leave the file as it is, as a crash would. */
-pm_status pm_close(pm_store *store, int discard);
+ * The store must not be used again; its last buffer frees it. */
+pm_status pm_close(pm_store *store, unsigned flags);
 
 const char *pm_message(void);
 int pm_errno(void);
@@ -68,7 +73,8 @@ const char *pm_media_name(const pm_store *store); /* "memory" or "file" */
 /* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
 pm_status pm_commit(pm_store *store);
 
-/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11). */
+/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11), unless a commit was durable and
+ * could not be brought home. */
 pm_status pm_rollback(pm_store *store);
 
 /* Makes home durable and empties the log. */
@@ -91,11 +97,13 @@ typedef struct {
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
 
 /* Sets or replaces. entry->offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this key's
- * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. */
-pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta);
+ * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. So is all that has a
+ * key that starts with prefix, if that has any bytes. */
+pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
+                 const uint8_t *prefix, size_t prefix_length);
 
-/* Frees the entry's extent too, and detaches its buffers. */
-pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length);
+/* Frees the entry's extent too, and detaches its buffers. The prefix as in pm_put. */
+pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix, size_t prefix_length);
 
 /* One row per key, in byte order of the keys: a pm_row, then the key, then the meta, padded to 8 bytes. */
 typedef struct {
@@ -114,8 +122,8 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
 
 /* ---- extents and buffers ---------------------------------------------------------------------------------- */
 
-/* A fresh extent for length bytes of contents (> 0), contents undefined. It has no owner until pm_put.
- * Grows the file if need be. */
+/* A fresh extent for length bytes of contents (> 0), contents undefined. It has no owner until pm_put; a commit frees it if it
+ * has none by then. Grows the file if need be. */
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
 
@@ -124,7 +132,7 @@ pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *so
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length);
 
 /* Copies out all of an extent's contents, checking them against their hashes at rest: for contents that are
- * never changed in place. */
+ * never changed in place. destination NULL: only looks whether there is such an extent. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
 /* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't
@@ -146,7 +154,7 @@ typedef struct {
     uint64_t fences, syncs;                                    /* ordering points issued */
     uint64_t dirty_bytes;                                      /* changed bytes that the last commit carried */
     uint64_t file_size, region_size, region_used, log_size, log_used;
-    uint64_t buffers;                                          /* living ones */
+    uint64_t buffers;                                          /* living, or released and still to be committed */
     uint64_t keys;
     uint64_t max_size;                                         /* as given to pm_open, 0 for none */
 } pm_statistics;

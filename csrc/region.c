@@ -15,8 +15,11 @@ static void *reserve(uint64_t size)
 
 pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id)
 {
-    *region = (pm_region){.media = media, .reserved = media->reserved, .store_id = store_id};
-    void *live = reserve(region->reserved);
+    *region = (pm_region){.media = media, .store_id = store_id};
+    void *live = reserve(media->reserved);
+    /* Where address space is limited, the two ranges share what there is. */
+    while (live == MAP_FAILED && pm_media_shrink(media)) live = reserve(media->reserved);
+    region->reserved = media->reserved;
     if (live == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the arrays");
     region->live = live;
     void *flags = mmap(NULL, region->reserved / PM_PAGE, PROT_READ | PROT_WRITE,
@@ -55,12 +58,12 @@ static void unmap_file(uint8_t *from, uint8_t *to)
         mmap(from, (size_t)(to - from), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
-void pm_region_close(pm_region *region)
+void pm_region_close(pm_region *region, bool keep)
 {
     uint8_t *done = region->live, *end = region->live + region->size;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
-        if (!atomic_load(&buffer->living)) continue;
+        if (!keep || !atomic_load(&buffer->living)) continue;
         uint8_t *from = region->live + buffer->offset / PM_PAGE * PM_PAGE;
         uint8_t *to = region->live + pm_round_up(buffer->offset + buffer->length, PM_PAGE);
         if (from < done) from = done;
@@ -69,7 +72,7 @@ void pm_region_close(pm_region *region)
         make_anonymous(from, to);
         done = to;
     }
-    unmap_file(done, end);
+    if (keep) unmap_file(done, end);
     region->media = NULL;
     region->home = NULL;
 }
@@ -247,9 +250,23 @@ static size_t first_near(const pm_region *region, uint64_t offset)
     return low;
 }
 
+/* Frees released buffers that are no candidates. */
+static void sweep(pm_region *region)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
+        if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;
+        else free(buffer);
+    }
+    region->buffer_count = kept;
+}
+
 pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
 {
-    if (region->buffer_count == region->buffer_room) {
+    if (region->buffer_count == region->buffer_room) sweep(region);
+    if (region->buffer_count > region->buffer_room / 2 || !region->buffer_room) {
         size_t room = region->buffer_room ? 2 * region->buffer_room : 64;
         pm_buffer **buffers = realloc(region->buffers, room * sizeof *buffers);
         if (!buffers) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
@@ -260,6 +277,23 @@ pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
     for (; at && region->buffers[at - 1]->offset > buffer->offset; at--) region->buffers[at] = region->buffers[at - 1];
     region->buffers[at] = buffer;
     return PM_OK;
+}
+
+pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t length, bool writable)
+{
+    size_t low = 0, high = region->buffer_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (region->buffers[middle]->offset < offset) low = middle + 1;
+        else high = middle;
+    }
+    for (; low < region->buffer_count && region->buffers[low]->offset == offset; low++) {
+        pm_buffer *buffer = region->buffers[low];
+        if (atomic_load(&buffer->living) || !buffer->owned || buffer->length != length || buffer->writable != writable) continue;
+        atomic_store(&buffer->living, 1);
+        return buffer;
+    }
+    return NULL;
 }
 
 uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length)
@@ -283,17 +317,10 @@ void pm_region_detach(pm_region *region, uint64_t offset)
         if (region->buffers[i]->offset == offset) region->buffers[i]->owned = false;
 }
 
-void pm_region_sweep(pm_region *region)
+void pm_region_begin(pm_region *region)
 {
-    if (!atomic_exchange(&region->released, 0)) return;
-    size_t kept = 0;
-    for (size_t i = 0; i < region->buffer_count; i++) {
-        pm_buffer *buffer = region->buffers[i];
-        bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;
-        else free(buffer);
-    }
-    region->buffer_count = kept;
+    for (size_t i = 0; i < region->buffer_count; i++)
+        region->buffers[i]->done = !atomic_load(&region->buffers[i]->living);
 }
 
 static void finish_transaction(pm_region *region)
@@ -304,7 +331,8 @@ static void finish_transaction(pm_region *region)
     size_t kept = 0;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
-        if (atomic_load(&buffer->living)) region->buffers[kept++] = buffer;
+        /* One that was released meanwhile may have been written behind our back: it stays a candidate (I10). */
+        if (atomic_load(&buffer->living) || !buffer->done) region->buffers[kept++] = buffer;
         else free(buffer);
     }
     region->buffer_count = kept;
@@ -327,6 +355,7 @@ static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 
 void pm_region_restore(pm_region *region)
 {
+    pm_region_begin(region);
     for (size_t i = 0; i < region->edited_count; i++) {
         uint64_t offset = region->edited[i];
         const pm_page_head *home = (const void *)(region->home + offset);

@@ -37,7 +37,6 @@ typedef struct {
     pm_buffer **buffers; /* by offset */
     size_t buffer_count, buffer_room;
     uint64_t longest_buffer;
-    atomic_int released; /* buffers that died since they were last swept */
 
     uint64_t search_from; /* no page below is usable; only a hint, 0 after every commit and rollback */
     uint64_t taken[8];    /* pages of the space map that no map describes yet */
@@ -55,16 +54,18 @@ typedef struct {
 struct pm_buffer {
     pm_store *store;
     void *address;
-    atomic_int *released;    /* the region's */
     uint64_t offset, length; /* of the extent's contents */
     atomic_int living;
     bool writable, owned, owned_at_commit;
+    bool done; /* nobody could write through it any more when the running commit or rollback began */
     bool dense; /* learned: the last commit found most of its pages changed */
 };
 
 pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id);
 pm_status pm_region_extend(pm_region *region, uint64_t size); /* after the media have grown */
-void pm_region_close(pm_region *region); /* lets go of the file; living buffers keep their bytes */
+/* Lets go of the file. keep: living buffers get memory of their own with the same bytes; otherwise they go on to show the
+ * file, for the moments until the process ends. */
+void pm_region_close(pm_region *region, bool keep);
 void pm_region_free(pm_region *region);
 
 /* ---- metadata ---- */
@@ -111,12 +112,14 @@ void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length); 
 /* ---- buffers ---- */
 
 pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer);
+/* A released buffer over the same extent that nothing has freed yet, brought back to life; NULL if there is none. */
+pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t length, bool writable);
 /* End of a living buffer that overlaps the range and does not belong to its owner any more; 0 if there is none. */
 uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length);
 void pm_region_detach(pm_region *region, uint64_t offset); /* the extent's owner is gone */
+void pm_region_begin(pm_region *region);   /* before a commit gathers, or a rollback restores */
 void pm_region_settle(pm_region *region);  /* after a commit */
 void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffers */
-void pm_region_sweep(pm_region *region);   /* frees released buffers that are no candidates */
 
 /* ---- home ---- */
 

@@ -29,7 +29,8 @@ static void after_fork_in_parent(void)
     pthread_mutex_unlock(&stores_mutex);
 }
 
-/* The child keeps its private copy of the arrays; the file and its lock are the parent's. */
+/* The child keeps the private pages that were there; other pages go on to show what the parent commits. The file is the
+ * parent's. */
 static void after_fork_in_child(void)
 {
     for (pm_store *store = stores; store; store = store->next) {
@@ -141,16 +142,15 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
     return PM_OK;
 }
 
-pm_status pm_close(pm_store *store, int discard)
+pm_status pm_close(pm_store *store, unsigned flags)
 {
     unlist_store(store);
     pm_status status = PM_OK;
     if (!store->forked) {
         pthread_mutex_lock(&store->mutex);
         bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
-        if (!discard && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
-        pm_region_sweep(&store->region);
-        pm_region_close(&store->region);
+        if (!(flags & PM_CLOSE_DISCARD) && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+        pm_region_close(&store->region, !(flags & PM_CLOSE_EXITING));
         pm_media_close(&store->media);
         store->closed = true;
         pthread_mutex_unlock(&store->mutex);
@@ -166,30 +166,35 @@ const char *pm_media_name(const pm_store *store)
 
 /* ---- entering and leaving ------------------------------------------------------------------------------------- */
 
-static pm_status enter(pm_store *store)
+/* also_failed: after a failure too. */
+static pm_status enter_even(pm_store *store, bool also_failed)
 {
     if (store->forked)
         return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
     pthread_mutex_lock(&store->mutex);
     pm_status status = PM_OK;
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
-    else if (store->failed) status = pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
+    else if (store->failed && !(also_failed && !store->home_torn))
+        status = pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
     if (status != PM_OK) pthread_mutex_unlock(&store->mutex);
     return status;
 }
 
-static pm_status enter_to_write(pm_store *store)
+static pm_status enter(pm_store *store)
 {
-    PM_TRY(enter(store));
-    if (!store->media.read_only) return PM_OK;
-    pthread_mutex_unlock(&store->mutex);
-    return pm_fail(PM_READ_ONLY, "the store is open for reading only");
+    return enter_even(store, false);
 }
 
 static pm_status leave(pm_store *store, pm_status status)
 {
     pthread_mutex_unlock(&store->mutex);
     return status;
+}
+
+static pm_status enter_to_write(pm_store *store)
+{
+    PM_TRY(enter(store));
+    return store->media.read_only ? leave(store, pm_fail(PM_READ_ONLY, "the store is open for reading only")) : PM_OK;
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
@@ -202,7 +207,9 @@ pm_status pm_commit(pm_store *store)
 
 pm_status pm_rollback(pm_store *store)
 {
-    PM_TRY(enter_to_write(store));
+    /* Home is the last commit also after a failure, unless it was home that could not be written (I2, I11). */
+    PM_TRY(enter_even(store, true));
+    if (store->media.read_only) return leave(store, pm_fail(PM_READ_ONLY, "the store is open for reading only"));
     pm_transaction_rollback(store);
     return leave(store, PM_OK);
 }
@@ -237,9 +244,40 @@ pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entr
     pm_status status = pm_catalog_get(&store->region, k, &found);
     if (status == PM_OK) {
         *entry = found.entry;
+        PM_CHECK(found.entry.meta_length <= PM_META_MAX);
         if (found.entry.meta_length) memcpy(meta, found.meta, found.entry.meta_length);
     }
     return leave(store, status);
+}
+
+static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
+{
+    return key.length >= length && (!length || !memcmp(key.bytes, prefix, length));
+}
+
+/* The entry is gone already. An extent that can't be freed is damaged, or its neighbour in a list is: its space stays
+ * taken, which check() reports together with the damage. */
+static void free_replaced(pm_store *store, const pm_entry *old)
+{
+    if (old->offset) (void)pm_transaction_free(store, old->offset, old->length);
+}
+
+/* Deletes all keys that start with the prefix, if it has any bytes. */
+static pm_status delete_prefix(pm_store *store, const uint8_t *prefix, size_t length)
+{
+    pm_found found;
+    pm_status status = length ? PM_OK : PM_NOT_FOUND;
+    while (status == PM_OK) {
+        status = pm_catalog_seek(&store->region, (pm_key){prefix, length}, false, &found);
+        if (status != PM_OK || !starts_with(found.key, prefix, length)) break;
+        uint8_t bytes[PM_KEY_MAX];
+        pm_key key = {bytes, found.key.length};
+        pm_entry old = found.entry;
+        memcpy(bytes, found.key.bytes, found.key.length);
+        status = pm_catalog_delete(&store->region, key);
+        if (status == PM_OK) free_replaced(store, &old);
+    }
+    return status == PM_NOT_FOUND ? PM_OK : status;
 }
 
 static pm_status put(pm_store *store, pm_key key, const pm_entry *entry, const uint8_t *meta)
@@ -251,20 +289,26 @@ static pm_status put(pm_store *store, pm_key key, const pm_entry *entry, const u
     else if (status != PM_NOT_FOUND) return status;
     bool owned = entry->offset && entry->offset == old.offset;
     if (owned && entry->length != old.length) return pm_fail(PM_INVALID, "an extent keeps its length");
-    if (entry->offset && !owned && !pm_transaction_fresh(store, entry->offset))
-        return pm_fail(PM_INVALID, "an entry takes a fresh extent, or the one that it has");
+    pm_fresh *fresh = pm_transaction_fresh(store, entry->offset);
+    if (entry->offset && !owned && (!fresh || fresh->owned || fresh->length != entry->length))
+        return pm_fail(PM_INVALID, "an entry takes a fresh extent that has no owner, or the one that it has");
     PM_WITH_SPACE(store, PM_TREE_HEIGHT + 1, status, pm_catalog_put(&store->region, key, entry, meta));
     PM_TRY(status);
-    return old.offset && !owned ? pm_transaction_free(store, old.offset, old.length) : PM_OK;
+    if (fresh) fresh->owned = true;
+    if (!owned) free_replaced(store, &old);
+    return PM_OK;
 }
 
-pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta)
+pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
+                 const uint8_t *prefix, size_t prefix_length)
 {
     pm_key k;
     PM_TRY(check_key(key, key_length, &k));
     if (entry->meta_length > PM_META_MAX) return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
     PM_TRY(enter_to_write(store));
-    return leave(store, put(store, k, entry, meta));
+    pm_status status = put(store, k, entry, meta);
+    if (status == PM_OK) status = delete_prefix(store, prefix, prefix_length);
+    return leave(store, status);
 }
 
 static pm_status delete(pm_store *store, pm_key key)
@@ -273,15 +317,18 @@ static pm_status delete(pm_store *store, pm_key key)
     PM_TRY(pm_catalog_get(&store->region, key, &found));
     pm_entry old = found.entry;
     PM_TRY(pm_catalog_delete(&store->region, key));
-    return old.offset ? pm_transaction_free(store, old.offset, old.length) : PM_OK;
+    free_replaced(store, &old);
+    return PM_OK;
 }
 
-pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length)
+pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix, size_t prefix_length)
 {
     pm_key k;
     PM_TRY(check_key(key, key_length, &k));
     PM_TRY(enter_to_write(store));
-    return leave(store, delete(store, k));
+    pm_status status = delete(store, k);
+    if (status == PM_OK) status = delete_prefix(store, prefix, prefix_length);
+    return leave(store, status);
 }
 
 /* Appends a row; false if there is no room. */
@@ -298,11 +345,6 @@ static bool add_row(const pm_found *found, uint8_t *rows, size_t capacity, size_
     if (row.meta_length) memcpy(at + sizeof row + row.key_length, found->meta, row.meta_length);
     *used += length;
     return true;
-}
-
-static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
-{
-    return key.length >= length && (!length || !memcmp(key.bytes, prefix, length));
 }
 
 static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length, uint8_t *rows,
@@ -376,7 +418,7 @@ static pm_status write_contents(pm_store *store, const pm_fresh *extent, uint64_
     store->statistics.bytes_direct += length;
     pm_status status = pm_home_write(&store->region, extent->offset + at, source, length, PM_WRITE_STREAM);
     if (status != PM_OK && status != PM_NO_SPACE) store->failed = true;
-    return status;
+    return status; /* nothing durable refers to that place: a lack of space leaves all as it was */
 }
 
 static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t at, uint64_t length, const pm_fresh **out)
@@ -418,39 +460,39 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
 {
     PM_TRY(enter(store));
     pm_status status = pm_heap_check_extent(&store->region, offset, length);
-    if (status == PM_OK && !pm_transaction_fresh(store, offset)) {
+    if (status == PM_OK && destination && !pm_transaction_fresh(store, offset)) {
         uint64_t block = pm_extent_damage(&store->region, store->region.home, offset, length);
         if (block != UINT64_MAX)
             status = pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its hash",
                              (unsigned long long)block, (unsigned long long)offset);
     }
-    if (status == PM_OK) memcpy(destination, store->region.live + offset, length);
+    if (status == PM_OK && destination) memcpy(destination, store->region.live + offset, length);
     return leave(store, status);
+}
+
+static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, pm_buffer **out)
+{
+    pm_buffer *buffer = calloc(1, sizeof *buffer);
+    if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
+    *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length,
+                          .writable = writable, .owned = true, .owned_at_commit = !pm_transaction_fresh(store, offset)};
+    atomic_store(&buffer->living, 1);
+    pm_status status = pm_region_add_buffer(&store->region, buffer);
+    if (status != PM_OK) free(buffer);
+    *out = buffer;
+    return status;
 }
 
 pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out)
 {
     PM_TRY(enter(store));
     pm_status status = pm_heap_check_extent(&store->region, offset, length);
-    pm_buffer *buffer = NULL;
-    if (status == PM_OK && !(buffer = calloc(1, sizeof *buffer))) status = pm_fail(PM_NO_MEMORY, "no memory for a buffer");
-    if (status == PM_OK) {
-        buffer->store = store;
-        buffer->address = store->region.live + offset;
-        buffer->released = &store->region.released;
-        buffer->offset = offset, buffer->length = length;
-        buffer->writable = writable && !store->media.read_only;
-        buffer->owned = true;
-        buffer->owned_at_commit = !pm_transaction_fresh(store, offset);
-        atomic_store(&buffer->living, 1);
-        pm_region_sweep(&store->region);
-        status = pm_region_add_buffer(&store->region, buffer);
-    }
+    bool write = writable && !store->media.read_only;
+    pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
+    if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, &buffer);
     if (status == PM_OK) {
         atomic_fetch_add(&store->references, 1);
         *out = buffer;
-    } else {
-        free(buffer);
     }
     return leave(store, status);
 }
@@ -463,11 +505,9 @@ void *pm_buffer_address(pm_buffer *buffer)
 void pm_buffer_release(pm_buffer *buffer, const void *address)
 {
     (void)address;
-    /* Whoever sweeps may free the buffer as soon as it is not living: the store is kept by our reference. */
+    /* Once it is not living, anyone may free it or bring it back: the store is kept by the reference. */
     pm_store *store = buffer->store;
-    atomic_int *released = buffer->released;
     atomic_store(&buffer->living, 0);
-    atomic_store(released, 1);
     release_reference(store);
 }
 
@@ -482,13 +522,6 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
 
 /* ---- looking -------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t living_buffers(const pm_region *region)
-{
-    uint64_t living = 0;
-    for (size_t i = 0; i < region->buffer_count; i++) living += (uint64_t)atomic_load(&region->buffers[i]->living);
-    return living;
-}
-
 pm_status pm_stats(pm_store *store, pm_statistics *out)
 {
     PM_TRY(enter(store));
@@ -500,7 +533,7 @@ pm_status pm_stats(pm_store *store, pm_statistics *out)
     out->file_size = store->media.size;
     out->region_size = store->region.size, out->region_used = pm_heap_used(&store->region) * PM_PAGE;
     out->log_size = store->log.header.log_size, out->log_used = store->log.head;
-    out->buffers = living_buffers(&store->region);
+    out->buffers = store->region.buffer_count;
     out->keys = root ? root->keys : 0;
     out->max_size = store->max_size;
     return leave(store, status);

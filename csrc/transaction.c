@@ -15,12 +15,18 @@ static uint64_t log_largest(const pm_store *store)
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 
-/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (DESIGN 4.7). A lack of space
- * before the commit point is no such failure. */
+/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (DESIGN 4.7). */
 static pm_status failed(pm_store *store, pm_status status)
 {
-    if (status != PM_OK) store->failed = true;
-    return status;
+    if (status == PM_OK) return PM_OK;
+    store->failed = true;
+    return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
+}
+
+/* The same for what comes before the commit point, where a lack of space leaves everything as it was. */
+static pm_status failed_unless_space(pm_store *store, pm_status status)
+{
+    return status == PM_NO_SPACE ? status : failed(store, status);
 }
 
 /* ---- checkpoint and growth ---------------------------------------------------------------------------------- */
@@ -48,7 +54,8 @@ pm_status pm_transaction_checkpoint(pm_store *store, bool clean)
 /* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. */
 static pm_status write_log_once(pm_store *store, uint64_t from, uint64_t to)
 {
-    return store->media.kind == PM_MEDIA_FILE ? failed(store, pm_media_write_zeros(&store->media, from, to)) : PM_OK;
+    return store->media.kind == PM_MEDIA_FILE ? failed_unless_space(store, pm_media_write_zeros(&store->media, from, to))
+                                                : PM_OK;
 }
 
 /* The log stands behind the region, so that both can grow: it is emptied, and begins again further back. */
@@ -61,7 +68,7 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (end > store->region.reserved || region_size > PM_REGION_LIMIT)
         return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes",
                        (unsigned long long)store->region.reserved);
-    PM_TRY(store->media.operations->grow(&store->media, end));
+    PM_TRY(failed_unless_space(store, store->media.operations->grow(&store->media, end)));
     /* Only bytes behind the old end: the old log is needed until the new header is durable. */
     uint64_t log_offset = PM_REGION_START + region_size;
     PM_TRY(write_log_once(store, log_offset > old_end ? log_offset : old_end, end));
@@ -117,7 +124,7 @@ static size_t fresh_at(const pm_store *store, uint64_t offset)
     return low;
 }
 
-const pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset)
+pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset)
 {
     size_t at = fresh_at(store, offset);
     return at < store->fresh_count && store->fresh[at].offset == offset ? &store->fresh[at] : NULL;
@@ -125,19 +132,20 @@ const pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset)
 
 pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offset)
 {
+    if (length > PM_REGION_LIMIT / 2)
+        return pm_fail(PM_NO_SPACE, "%llu bytes are more than a store can hold", (unsigned long long)length);
     if (store->fresh_count == store->fresh_room) {
         size_t room = store->fresh_room ? 2 * store->fresh_room : 64;
         pm_fresh *fresh = realloc(store->fresh, room * sizeof *fresh);
         if (!fresh) return pm_fail(PM_NO_MEMORY, "no memory to note a new extent");
         store->fresh = fresh, store->fresh_room = room;
     }
-    pm_region_sweep(&store->region);
     pm_status status;
     PM_WITH_SPACE(store, pm_extent_pages(length), status, pm_heap_alloc(&store->region, length, offset));
     PM_TRY(status);
     size_t at = fresh_at(store, *offset);
     memmove(&store->fresh[at + 1], &store->fresh[at], (store->fresh_count - at) * sizeof *store->fresh);
-    store->fresh[at] = (pm_fresh){*offset, length, 0};
+    store->fresh[at] = (pm_fresh){.offset = *offset, .length = length};
     store->fresh_count++;
     return PM_OK;
 }
@@ -370,13 +378,21 @@ static pm_status finish_direct(pm_store *store, pm_fresh *extent)
     if (status == PM_OK) status = pm_home_write(region, place, table, size, PM_WRITE_STREAM);
     extent->table_hash = pm_table_hash(region, table, size, place);
     free(table);
-    return failed(store, status);
+    return failed_unless_space(store, status);
 }
 
 static pm_status finish_directs(pm_store *store)
 {
     for (size_t i = 0; i < store->fresh_count; i++)
         if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(finish_direct(store, &store->fresh[i]));
+    return PM_OK;
+}
+
+/* An extent that nobody put into the catalog belongs to a caller that was interrupted. */
+static pm_status free_unowned(pm_store *store)
+{
+    for (size_t i = store->fresh_count; i-- > 0;)
+        if (!store->fresh[i].owned) PM_TRY(pm_transaction_free(store, store->fresh[i].offset, store->fresh[i].length));
     return PM_OK;
 }
 
@@ -486,7 +502,9 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
     PM_TRY(failed(store, pm_log_witness(&store->log)));
-    PM_TRY(failed(store, apply_home(store, body, length)));
+    pm_status status = failed(store, apply_home(store, body, length));
+    store->home_torn = status != PM_OK;
+    PM_TRY(status);
     return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
 }
 
@@ -515,6 +533,8 @@ pm_status pm_transaction_commit(pm_store *store)
 {
     candidate *list = NULL;
     size_t count = 0;
+    PM_TRY(free_unowned(store));
+    pm_region_begin(&store->region);
     pm_status status = list_candidates(store, &list, &count);
     if (status == PM_OK) status = commit_list(store, list, count);
     free(list);

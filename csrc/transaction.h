@@ -20,13 +20,16 @@
 /* An extent allocated since the last commit. */
 typedef struct {
     uint64_t offset, length;
+    bool owned;          /* by an entry of the catalog; if not, a commit frees it */
     uint64_t table_hash; /* of one with pages of its own, once its contents and hashes are in their place */
 } pm_fresh;
 
 struct pm_store {
     pthread_mutex_t mutex; /* over everything below */
     atomic_int references; /* living buffers, and one for the open store */
-    bool closed, forked, failed;
+    bool closed, forked;
+    bool failed;    /* a write or a sync failed: nothing more is written (DESIGN 4.7) */
+    bool home_torn; /* it failed while home was written, so home is no longer the last commit */
     pm_media media;
     pm_log log;
     pm_region region;
@@ -51,7 +54,7 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages);
 /* Fresh extents. */
 pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length);
-const pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset); /* NULL if it is not one */
+pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset); /* NULL if it is not one */
 
 /* Runs an operation again after growing the region, if all that it lacked was space. */
 #define PM_WITH_SPACE(store, pages, status, operation)                                                      \

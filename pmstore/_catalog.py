@@ -155,19 +155,18 @@ class Catalog:
         encoded = encode(value)
         with self.lock:
             existing = self._existing(key, name)
-            self.put_encoded(key, encoded, type_name(value))
-            self._after_replacing(existing)
+            self.put_encoded(key, encoded, type_name(value), self._elements_of(existing))
             if self.watch:
                 self.watch.assigned(value, encoded)
 
-    def put_encoded(self, key: bytes, encoded: bytes, kind: str) -> None:
-        """Stores an encoded value under a catalog key."""
+    def put_encoded(self, key: bytes, encoded: bytes, kind: str, gone: bytes = b"") -> None:
+        """Stores an encoded value under a catalog key. gone: keys that start with it go with the old value."""
         if len(encoded) <= META_MAX:
-            self.core.put(key, Entry(0, 0, INLINE, 0, encoded))
+            self.core.put(key, Entry(0, 0, INLINE, 0, encoded), gone)
         else:
             with self._new_extent(key, len(encoded)) as offset:
                 self.core.write(offset, 0, encoded, len(encoded))
-                self.core.put(key, Entry(offset, len(encoded), BLOB, 0, kind.encode()))
+                self.core.put(key, Entry(offset, len(encoded), BLOB, 0, kind.encode()), gone)
 
     def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
         """See Store.create_array."""
@@ -221,9 +220,7 @@ class Catalog:
             entry = self.core.get(key)
             if entry is None:
                 return False
-            self.core.delete(key)
-            self._after_replacing(entry)
-            return True
+            return self.core.delete(key, self._elements_of(entry))
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""
@@ -245,16 +242,17 @@ class Catalog:
         if last is None:
             return 0
         place = _names.split_element(last.key)
-        if place is None:
+        # An honest list has a key for each element: nobody should ask for memory for elements that can't be there.
+        if place is None or (place[1] >= 1 << 16 and place[1] >= self.core.stats()["keys"]):
             raise CorruptStoreError("a damaged list")
         return place[1] + 1
 
-    def close(self, discard: bool) -> None:
+    def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close the core; arrays handed out become read-only, and keep their bytes."""
         with self.lock:
             arrays = list(self._live.values())
             try:
-                self.core.close(discard)
+                self.core.close(discard=discard, exiting=exiting)
             finally:
                 self.watch.clear()
                 for array in arrays:
@@ -318,14 +316,13 @@ class Catalog:
                         np.copyto(target, value)
                     return
         described = layout(value.shape, value.dtype, order_of(value), True)
-        self._put_array(key, described, value)
-        self._after_replacing(existing)
+        self._put_array(key, described, value, self._elements_of(existing))
 
-    def _put_array(self, key: bytes, described: Layout, source: Array | bytes) -> Entry:
-        """source: the elements, or the bytes of the one that all are."""
+    def _put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:
+        """source: the elements, or the bytes of the one that all are. gone: as for put_encoded."""
         if not described.length:
             entry = Entry(0, 0, ARRAY, 0, described.meta)
-            self.core.put(key, entry)
+            self.core.put(key, entry, gone)
             return entry
         with self._new_extent(key, described.length) as offset:
             if isinstance(source, bytes):
@@ -339,7 +336,7 @@ class Catalog:
                 behind = bytes(described.length - described.nbytes - len(described.tail)) + described.tail
                 self.core.write(offset, described.nbytes, behind, len(behind))
             entry = Entry(offset, described.length, ARRAY, 0, described.meta)
-            self.core.put(key, entry)
+            self.core.put(key, entry, gone)
         return entry
 
     @contextlib.contextmanager
@@ -355,10 +352,9 @@ class Catalog:
                     self.core.free(offset, length)
             raise
 
-    def _after_replacing(self, entry: Entry | None) -> None:
-        if entry is not None and entry.kind == LIST:
-            for row in self.core.scan(_names.element_prefix(self.list_id(entry))):
-                self.core.delete(row.key)
+    def _elements_of(self, entry: Entry | None) -> bytes:
+        """How the keys of a list's elements start; nothing for other entries."""
+        return _names.element_prefix(self.list_id(entry)) if entry is not None and entry.kind == LIST else b""
 
 
 def _filling(fill_value: Any, described: Layout) -> Array | bytes:

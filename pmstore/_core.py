@@ -128,10 +128,12 @@ class Core:
             raise why(_GONE[why])
         raise AttributeError(name)
 
-    def close(self, discard: bool = False) -> None:
+    def close(self, *, discard: bool = False, exiting: bool = False) -> None:
+        """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own."""
         store = self._store
         self.forget(_errors.ClosedStoreError)
-        status = lib.pm_close(store, discard)
+        flags = (lib.PM_CLOSE_DISCARD if discard else 0) | (lib.PM_CLOSE_EXITING if exiting else 0)
+        status = lib.pm_close(store, flags)
         if status:
             raise error(status)
 
@@ -181,17 +183,17 @@ class Core:
             raise error(status)
         return Entry(entry.offset, entry.length, entry.kind, entry.flags, ffi.buffer(meta, entry.meta_length)[:])
 
-    def put(self, key: bytes, entry: Entry) -> None:
+    def put(self, key: bytes, entry: Entry, gone: bytes = b"") -> None:
+        """gone: all keys that start with it are deleted in the same call, which no signal can interrupt."""
         offset, length, kind, flags, meta = entry
-        status = lib.pm_put(
-            self._store, key, len(key), ffi.new("pm_entry *", (offset, length, kind, flags, len(meta))), meta
-        )
+        row = ffi.new("pm_entry *", (offset, length, kind, flags, len(meta)))
+        status = lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone))
         if status:
             raise error(status)
 
-    def delete(self, key: bytes) -> bool:
-        """False if there is no such key."""
-        status = lib.pm_delete(self._store, key, len(key))
+    def delete(self, key: bytes, gone: bytes = b"") -> bool:
+        """False if there is no such key. gone: as for put."""
+        status = lib.pm_delete(self._store, key, len(key), gone, len(gone))
         if status:
             if status == _NOT_FOUND:
                 return False
@@ -257,6 +259,9 @@ class Core:
 
     def read(self, offset: int, length: int) -> bytes:
         """The contents, checked against their hashes."""
+        status = lib.pm_read(self._store, offset, length, ffi.NULL)  # before memory of any length is asked for
+        if status:
+            raise error(status)
         out = bytearray(length)
         status = lib.pm_read(self._store, offset, length, ffi.from_buffer(out))
         if status:

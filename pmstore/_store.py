@@ -306,12 +306,12 @@ class Store(NameMapping):
                 raise
             self._drop()
 
-    def _drop(self, discard: bool = False) -> None:
+    def _drop(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close without a commit."""
         self._usable = False
         _open_stores.discard(self)
         try:
-            self._catalog.close(discard)
+            self._catalog.close(discard=discard, exiting=exiting)
         finally:
             self._claim.unlock()
 
@@ -371,7 +371,7 @@ def _outside() -> int:
     return level
 
 
-def _drop_with_warning(store: Store) -> None:
+def _drop_with_warning(store: Store, exiting: bool = False) -> None:
     try:
         if store._usable:
             warnings.warn(

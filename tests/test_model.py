@@ -102,7 +102,7 @@ class Model(RuleBasedStateMachine):
     def assign(self, name, size, fill, hold):
         value = np.arange(float(size)) * fill
         old = self.names.get(name)
-        in_place = isinstance(old, np.ndarray) and old.shape == value.shape
+        in_place = isinstance(old, np.ndarray) and (old.shape, old.dtype) == (value.shape, value.dtype)
         self.store[name] = value
         if in_place:
             old[:] = value

@@ -212,27 +212,18 @@ static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
     return changed;
 }
 
-/* True if a few lines all over the page differ: where most of it changed before, looking at the rest costs more than it
- * could save. */
-static bool changed_all_over(const uint8_t *page, const uint8_t *home)
-{
-    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line += 21)
-        if (!memcmp(page + line * PM_LINE, home + line * PM_LINE, PM_LINE)) return false;
-    return true;
-}
-
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
- * dense: the extent was mostly changed last time. */
-static page_change gather_page(composer *c, uint64_t offset, bool dense, uint64_t *hash)
+ * unseen: take it without comparing it with home. */
+static page_change gather_page(composer *c, uint64_t offset, bool unseen, uint64_t *hash)
 {
     pm_store *store = c->store;
     const uint8_t *home = store->region.home + offset;
     compose_flush(c);
     uint8_t *room = pm_writer_room(&store->writer, offset, PM_PAGE);
     uint64_t page_hash = pm_hash64_copy_page(room, store->region.live + offset);
-    uint64_t changed = dense && changed_all_over(room, home) ? UINT64_MAX : changed_lines(room, home);
+    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, home);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, store->region.store_id);
     if (store->media.granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
@@ -249,11 +240,26 @@ static page_change gather_page(composer *c, uint64_t offset, bool dense, uint64_
     return PAGE_SPARSE;
 }
 
-/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned. */
+/* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
+static bool mostly_changed(const pm_region *region, uint64_t offset, uint64_t blocks)
+{
+    enum { ONE_PAGE_OF = 8, LINES_APART = 21 };
+    uint64_t seen = 0, changed = 0;
+    for (uint64_t block = 0; block < blocks; block += ONE_PAGE_OF, seen++) {
+        uint64_t at = offset + block * PM_PAGE, end = at + PM_PAGE;
+        while (at < end && memcmp(region->live + at, region->home + at, PM_LINE)) at += LINES_APART * PM_LINE;
+        changed += at >= end;
+    }
+    return changed >= seen - seen / 4;
+}
+
+/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
+ * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
 static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bool fresh, bool *dense)
 {
     pm_store *store = c->store;
     uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
+    bool unseen = *dense && mostly_changed(&store->region, offset, length / PM_PAGE);
     struct block_hash {
         uint64_t block, hash;
     } few[64], *hashes = few;
@@ -262,12 +268,12 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = store->region.live + at;
-        if (!fresh && !*dense && !memcmp(live, store->region.home + at, bytes)) continue;
+        if (!fresh && !unseen && !memcmp(live, store->region.home + at, bytes)) continue;
         uint64_t hash;
         if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, at, *dense, &hash);
-            if (change == PAGE_EQUAL) continue;
+            page_change change = gather_page(c, at, unseen, &hash);
             whole += change == PAGE_WHOLE;
+            if (change == PAGE_EQUAL) continue;
         } else {
             uint8_t copy[PM_PAGE];
             memcpy(copy, live, bytes);

@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "hash.h"
 
 enum { COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
 /* On disks a record that goes where one was written lately costs a third less than one on a cold place: a log that fits into
@@ -161,201 +160,32 @@ pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
     return PM_OK;
 }
 
-/* ---- gathering a commit ------------------------------------------------------------------------------------- */
-
-/* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that differ. */
-typedef struct {
-    pm_store *store;
-    uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
-    uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
-} composer;
-
-static void compose_flush(composer *c)
-{
-    uint64_t granule = c->store->media.granule;
-    if (c->offset != UINT64_MAX && memcmp(c->bytes, c->store->region.home + c->offset, granule)) {
-        uint8_t *room = pm_writer_room(&c->store->writer, c->offset, granule);
-        memcpy(room, c->bytes, granule);
-        pm_writer_keep(&c->store->writer, c->offset, room, granule);
-    }
-    c->offset = UINT64_MAX;
-}
-
-static void compose(composer *c, uint64_t offset, const void *source, size_t length)
-{
-    uint64_t granule = c->store->media.granule;
-    const uint8_t *from = source;
-    while (length) {
-        uint64_t base = offset / granule * granule;
-        size_t part = base + granule - offset < length ? base + granule - offset : length;
-        if (base != c->offset) {
-            compose_flush(c);
-            memcpy(c->bytes, c->store->region.home + base, granule);
-            c->offset = base;
-        }
-        memcpy(c->bytes + (offset - base), from, part);
-        offset += part, from += part, length -= part;
-    }
-}
-
-/* One bit for each line of a page that differs. */
-static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
-{
-    uint64_t changed = 0;
-    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line++) {
-        uint64_t x[8], y[8], difference = 0;
-        memcpy(x, a + line * PM_LINE, sizeof x);
-        memcpy(y, b + line * PM_LINE, sizeof y);
-        for (int i = 0; i < 8; i++) difference |= x[i] ^ y[i];
-        changed |= (uint64_t)(difference != 0) << line;
-    }
-    return changed;
-}
-
-typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
-
-/* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
- * unseen: take it without comparing it with home. */
-static page_change gather_page(composer *c, uint64_t offset, bool unseen, uint64_t *hash)
-{
-    pm_store *store = c->store;
-    const uint8_t *home = store->region.home + offset;
-    compose_flush(c);
-    uint8_t *room = pm_writer_room(&store->writer, offset, PM_PAGE);
-    uint64_t page_hash = pm_hash64_copy_page(room, store->region.live + offset);
-    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, home);
-    if (!changed) return PAGE_EQUAL;
-    if (hash) *hash = pm_seal(page_hash, offset, store->region.store_id);
-    if (store->media.granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
-        pm_writer_keep(&store->writer, offset, room, PM_PAGE);
-        return PAGE_WHOLE;
-    }
-    while (changed) {
-        unsigned first = (unsigned)__builtin_ctzll(changed);
-        uint64_t rest = ~(changed >> first);
-        unsigned lines = rest ? (unsigned)__builtin_ctzll(rest) : 64;
-        pm_writer_keep(&store->writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
-        changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
-    }
-    return PAGE_SPARSE;
-}
-
-/* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
-static bool mostly_changed(const pm_region *region, uint64_t offset, uint64_t blocks)
-{
-    enum { ONE_PAGE_OF = 8, LINES_APART = 21 };
-    uint64_t seen = 0, changed = 0;
-    for (uint64_t block = 0; block < blocks; block += ONE_PAGE_OF, seen++) {
-        uint64_t at = offset + block * PM_PAGE, end = at + PM_PAGE;
-        while (at < end && memcmp(region->live + at, region->home + at, PM_LINE)) at += LINES_APART * PM_LINE;
-        changed += at >= end;
-    }
-    return changed >= seen - seen / 4;
-}
-
-/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
- * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
-static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bool fresh, bool *dense)
-{
-    pm_store *store = c->store;
-    uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
-    bool unseen = *dense && mostly_changed(&store->region, offset, length / PM_PAGE);
-    struct block_hash {
-        uint64_t block, hash;
-    } few[64], *hashes = few;
-    if (blocks > 64 && !(hashes = malloc(blocks * sizeof *hashes))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
-    for (uint64_t block = 0; block < blocks; block++) {
-        uint64_t at = offset + block * PM_PAGE;
-        size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
-        const uint8_t *live = store->region.live + at;
-        if (!fresh && !unseen && !memcmp(live, store->region.home + at, bytes)) continue;
-        uint64_t hash;
-        if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, at, unseen, &hash);
-            whole += change == PAGE_WHOLE;
-            if (change == PAGE_EQUAL) continue;
-        } else {
-            uint8_t copy[PM_PAGE];
-            memcpy(copy, live, bytes);
-            hash = pm_block_hash(&store->region, copy, bytes, at);
-            compose(c, at, copy, bytes);
-        }
-        hashes[dirty++] = (struct block_hash){block, hash};
-    }
-    for (uint64_t i = 0; i < dirty; i++)
-        compose(c, offset + pm_extent_table(length) + 8 * hashes[i].block, &hashes[i].hash, sizeof hashes[i].hash);
-    if (hashes != few) free(hashes);
-    *dense = blocks >= 4 && whole >= blocks - blocks / 4;
-    return PM_OK;
-}
-
-typedef struct {
-    uint64_t offset, length;
-    enum { EXTENT, NEW_EXTENT, META_PAGE, META_SLAB } what;
-    pm_buffer *buffer; /* EXTENT: over it */
-} candidate;
-
-static int by_offset(const void *a, const void *b)
-{
-    const candidate *x = a, *y = b;
-    return x->offset != y->offset ? (x->offset > y->offset) - (x->offset < y->offset) : (int)y->what - (int)x->what;
-}
+/* ---- what a commit may carry --------------------------------------------------------------------------------- */
 
 /* Everything that may differ from home and belongs to the new state, in ascending order. */
-static pm_status list_candidates(pm_store *store, candidate **list, size_t *count)
+static pm_status list_candidates(pm_store *store, pm_candidate **list, size_t *count)
 {
     pm_region *region = &store->region;
     size_t room = region->edited_count + region->buffer_count + store->fresh_count, n = 0;
-    candidate *all = malloc((room + 1) * sizeof *all);
+    pm_candidate *all = malloc((room + 1) * sizeof *all);
     if (!all) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
     for (size_t i = 0; i < region->edited_count; i++) {
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
-        if (flags & PM_FLAG_EDITED) all[n++] = (candidate){region->edited[i], PM_PAGE, META_PAGE, NULL};
-        else if (flags & PM_FLAG_EDITED_SLAB) all[n++] = (candidate){region->edited[i], PM_LINE, META_SLAB, NULL};
+        if (flags & PM_FLAG_EDITED) all[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL};
+        else if (flags & PM_FLAG_EDITED_SLAB) all[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
-            all[n++] = (candidate){store->fresh[i].offset, store->fresh[i].length, NEW_EXTENT, NULL};
+            all[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL};
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (buffer->owned && buffer->writable && !pm_transaction_fresh(store, buffer->offset))
-            all[n++] = (candidate){buffer->offset, buffer->length, EXTENT, buffer};
+            all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer};
     }
-    qsort(all, n, sizeof *all, by_offset);
+    pm_gather_sort(all, n);
     *list = all;
     *count = n;
     return PM_OK;
-}
-
-static pm_status gather(pm_store *store, const candidate *list, size_t count)
-{
-    composer c;
-    c.store = store;
-    c.offset = UINT64_MAX;
-    for (size_t i = 0; i < count && !store->writer.overflow && store->writer.status == PM_OK; i++) {
-        const candidate *next = &list[i];
-        if (i && next->offset == list[i - 1].offset) continue; /* several buffers over one extent */
-        uint8_t *live = store->region.live + next->offset;
-        bool never = false;
-        switch (next->what) {
-        case EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->length, false, &next->buffer->dense));
-            break;
-        case NEW_EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->length, true, &never));
-            break;
-        case META_PAGE:
-            pm_page_seal(&store->region, live);
-            gather_page(&c, next->offset, false, NULL);
-            break;
-        case META_SLAB:
-            pm_page_seal(&store->region, live);
-            compose(&c, next->offset, live, PM_LINE);
-            break;
-        }
-    }
-    compose_flush(&c);
-    return store->writer.status;
 }
 
 /* ---- direct writes ------------------------------------------------------------------------------------------ */
@@ -434,7 +264,7 @@ static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t lengt
 }
 
 /* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
-static pm_status gather_into(pm_store *store, const candidate *list, size_t count, uint64_t spill, uint64_t spill_pages,
+static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t count, uint64_t spill, uint64_t spill_pages,
                              bool *directs)
 {
     bool large = store->last_body > store->media.stage;
@@ -442,15 +272,15 @@ static pm_status gather_into(pm_store *store, const candidate *list, size_t coun
     uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
     pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
     *directs = declare_directs(store);
-    PM_TRY(gather(store, list, count));
+    PM_TRY(pm_gather(&store->region, &store->writer, list, count));
     if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
     return PM_OK;
 }
 
-static pm_status count_bytes(pm_store *store, const candidate *list, size_t count, uint64_t *bytes)
+static pm_status count_bytes(pm_store *store, const pm_candidate *list, size_t count, uint64_t *bytes)
 {
     pm_writer_count(&store->writer);
-    PM_TRY(gather(store, list, count));
+    PM_TRY(pm_gather(&store->region, &store->writer, list, count));
     *bytes = pm_writer_length(&store->writer) + 32 * store->fresh_count;
     return PM_OK;
 }
@@ -467,7 +297,7 @@ static pm_status find_spill(pm_store *store, uint64_t bytes, uint64_t *offset, u
 }
 
 /* The body of the commit in the writer, in the log or in *spill. */
-static pm_status gather_body(pm_store *store, const candidate *list, size_t count, uint64_t *spill, bool *directs)
+static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t count, uint64_t *spill, bool *directs)
 {
     uint64_t spill_pages = 0;
     *spill = 0;
@@ -514,7 +344,7 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
     return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
 }
 
-static pm_status commit_list(pm_store *store, const candidate *list, size_t count)
+static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t count)
 {
     uint64_t spill;
     bool directs;
@@ -537,7 +367,7 @@ static pm_status commit_list(pm_store *store, const candidate *list, size_t coun
 
 pm_status pm_transaction_commit(pm_store *store)
 {
-    candidate *list = NULL;
+    pm_candidate *list = NULL;
     size_t count = 0;
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region);

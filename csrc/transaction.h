@@ -14,8 +14,7 @@
 
 #include <pthread.h>
 
-#include "catalog.h"
-#include "log.h"
+#include "gather.h"
 
 /* An extent allocated since the last commit. */
 typedef struct {

@@ -34,10 +34,11 @@ C_RANKS = {
     "region": 5,
     "heap": 6,
     "catalog": 7,
-    "transaction": 8,
-    "recovery": 9,
-    "verify": 9,
-    "store": 10,
+    "gather": 8,
+    "transaction": 9,
+    "recovery": 10,
+    "verify": 10,
+    "store": 11,
 }
 
 # The same for Python: a module may import those of its own rank or of a lower one.

@@ -1,0 +1,176 @@
+#include "gather.h"
+
+#include <stdlib.h>
+
+#include "hash.h"
+
+/* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that differ. */
+typedef struct {
+    pm_region *region;
+    pm_writer *writer;
+    uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
+    uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
+} composer;
+
+static void compose_flush(composer *c)
+{
+    uint64_t granule = c->region->media->granule;
+    if (c->offset != UINT64_MAX && memcmp(c->bytes, c->region->home + c->offset, granule)) {
+        uint8_t *room = pm_writer_room(c->writer, c->offset, granule);
+        memcpy(room, c->bytes, granule);
+        pm_writer_keep(c->writer, c->offset, room, granule);
+    }
+    c->offset = UINT64_MAX;
+}
+
+static void compose(composer *c, uint64_t offset, const void *source, size_t length)
+{
+    uint64_t granule = c->region->media->granule;
+    const uint8_t *from = source;
+    while (length) {
+        uint64_t base = offset / granule * granule;
+        size_t part = base + granule - offset < length ? base + granule - offset : length;
+        if (base != c->offset) {
+            compose_flush(c);
+            memcpy(c->bytes, c->region->home + base, granule);
+            c->offset = base;
+        }
+        memcpy(c->bytes + (offset - base), from, part);
+        offset += part, from += part, length -= part;
+    }
+}
+
+/* One bit for each line of a page that differs. */
+static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
+{
+    uint64_t changed = 0;
+    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line++) {
+        uint64_t x[8], y[8], difference = 0;
+        memcpy(x, a + line * PM_LINE, sizeof x);
+        memcpy(y, b + line * PM_LINE, sizeof y);
+        for (int i = 0; i < 8; i++) difference |= x[i] ^ y[i];
+        changed |= (uint64_t)(difference != 0) << line;
+    }
+    return changed;
+}
+
+typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
+
+/* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
+ * unseen: take it without comparing it with home. */
+static page_change gather_page(composer *c, uint64_t offset, bool unseen, uint64_t *hash)
+{
+    pm_region *region = c->region;
+    pm_writer *writer = c->writer;
+    const uint8_t *home = region->home + offset;
+    compose_flush(c);
+    uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
+    uint64_t page_hash = pm_hash64_copy_page(room, region->live + offset);
+    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, home);
+    if (!changed) return PAGE_EQUAL;
+    if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
+    if (region->media->granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
+        pm_writer_keep(writer, offset, room, PM_PAGE);
+        return PAGE_WHOLE;
+    }
+    while (changed) {
+        unsigned first = (unsigned)__builtin_ctzll(changed);
+        uint64_t rest = ~(changed >> first);
+        unsigned lines = rest ? (unsigned)__builtin_ctzll(rest) : 64;
+        pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
+        changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
+    }
+    return PAGE_SPARSE;
+}
+
+/* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
+static bool mostly_changed(const pm_region *region, uint64_t offset, uint64_t blocks)
+{
+    enum { ONE_PAGE_OF = 8, LINES_APART = 21 };
+    uint64_t seen = 0, changed = 0;
+    for (uint64_t block = 0; block < blocks; block += ONE_PAGE_OF, seen++) {
+        uint64_t at = offset + block * PM_PAGE, end = at + PM_PAGE;
+        while (at < end && memcmp(region->live + at, region->home + at, PM_LINE)) at += LINES_APART * PM_LINE;
+        changed += at >= end;
+    }
+    return changed >= seen - seen / 4;
+}
+
+/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
+ * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
+static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bool fresh, bool *dense)
+{
+    pm_region *region = c->region;
+    uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
+    bool unseen = *dense && mostly_changed(region, offset, length / PM_PAGE);
+    struct block_hash {
+        uint64_t block, hash;
+    } few[64], *hashes = few;
+    if (blocks > 64 && !(hashes = malloc(blocks * sizeof *hashes))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+    for (uint64_t block = 0; block < blocks; block++) {
+        uint64_t at = offset + block * PM_PAGE;
+        size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
+        const uint8_t *live = region->live + at;
+        if (!fresh && !unseen && !memcmp(live, region->home + at, bytes)) continue;
+        uint64_t hash;
+        if (bytes == PM_PAGE) {
+            page_change change = gather_page(c, at, unseen, &hash);
+            whole += change == PAGE_WHOLE;
+            if (change == PAGE_EQUAL) continue;
+        } else {
+            uint8_t copy[PM_PAGE];
+            memcpy(copy, live, bytes);
+            hash = pm_block_hash(region, copy, bytes, at);
+            compose(c, at, copy, bytes);
+        }
+        hashes[dirty++] = (struct block_hash){block, hash};
+    }
+    for (uint64_t i = 0; i < dirty; i++)
+        compose(c, offset + pm_extent_table(length) + 8 * hashes[i].block, &hashes[i].hash, sizeof hashes[i].hash);
+    if (hashes != few) free(hashes);
+    *dense = blocks >= 4 && whole >= blocks - blocks / 4;
+    return PM_OK;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const pm_candidate *x = a, *y = b;
+    return x->offset != y->offset ? (x->offset > y->offset) - (x->offset < y->offset) : (int)y->what - (int)x->what;
+}
+
+void pm_gather_sort(pm_candidate *list, size_t count)
+{
+    qsort(list, count, sizeof *list, by_offset);
+}
+
+pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count)
+{
+    composer c;
+    c.region = region;
+    c.writer = writer;
+    c.offset = UINT64_MAX;
+    for (size_t i = 0; i < count && !writer->overflow && writer->status == PM_OK; i++) {
+        const pm_candidate *next = &list[i];
+        if (i && next->offset == list[i - 1].offset) continue; /* several buffers over one extent */
+        uint8_t *live = region->live + next->offset;
+        bool never = false;
+        switch (next->what) {
+        case PM_EXTENT:
+            PM_TRY(gather_extent(&c, next->offset, next->length, false, &next->buffer->dense));
+            break;
+        case PM_NEW_EXTENT:
+            PM_TRY(gather_extent(&c, next->offset, next->length, true, &never));
+            break;
+        case PM_META_PAGE:
+            pm_page_seal(region, live);
+            gather_page(&c, next->offset, false, NULL);
+            break;
+        case PM_META_SLAB:
+            pm_page_seal(region, live);
+            compose(&c, next->offset, live, PM_LINE);
+            break;
+        }
+    }
+    compose_flush(&c);
+    return writer->status;
+}

@@ -1,0 +1,25 @@
+/*
+ * What a commit carries: the changed bytes of extents and of metadata, found by comparing them with home, as runs of whole
+ * granules in a writer.
+ *
+ * I6  A page is copied once; its copy is compared, hashed and written.
+ */
+#ifndef PM_GATHER_H
+#define PM_GATHER_H
+
+#include "catalog.h"
+#include "log.h"
+
+typedef struct {
+    uint64_t offset, length;
+    enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB } what; /* new: a small one that home knows nothing of */
+    pm_buffer *buffer; /* PM_EXTENT: over it */
+} pm_candidate;
+
+/* In ascending order of the region: a writer takes runs in no other. */
+void pm_gather_sort(pm_candidate *list, size_t count);
+
+/* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed. */
+pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count);
+
+#endif

@@ -151,13 +151,13 @@ pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offse
 
 pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
 {
-    PM_TRY(pm_heap_free(&store->region, offset, length));
+    /* Whether or not its space can be had back, nobody owns it any more. */
     pm_region_detach(&store->region, offset);
     if (pm_transaction_fresh(store, offset)) {
         size_t at = fresh_at(store, offset);
         memmove(&store->fresh[at], &store->fresh[at + 1], (--store->fresh_count - at) * sizeof *store->fresh);
     }
-    return PM_OK;
+    return pm_heap_free(&store->region, offset, length);
 }
 
 /* ---- what a commit may carry --------------------------------------------------------------------------------- */

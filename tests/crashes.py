@@ -187,9 +187,11 @@ class Crash(NamedTuple):
 STATES_PER_EVENT = 10  # about
 
 
-def crashes(recording: Recording, rng: random.Random, share: float = 1.0, each: int = 4) -> Iterator[Crash]:
-    """States of every crash point of the recording, or of a share of the points taken at random. Equal images in a row
-    are judged once."""
+def crashes(recording: Recording, rng: random.Random, most: int, each: int = 4) -> Iterator[Crash]:
+    """States of every crash point of the recording, or of so many points, taken at random, as give about `most` of
+    them. Equal images in a row are judged once."""
+    count = len(recording.events)
+    points = set(rng.sample(range(count), min(count, -(-most // STATES_PER_EVENT))))
     medium = Medium(recording)
     acknowledged = started = min(recording.states)
     seen: set[int] = set()
@@ -200,7 +202,7 @@ def crashes(recording: Recording, rng: random.Random, share: float = 1.0, each: 
             acknowledged = started = event.offset
             seen.clear()  # what was good enough before is not any more
         medium.feed(event)
-        if rng.random() >= share:
+        if number not in points:
             continue
         for label, image in medium.crashes(rng, each):
             key = hash(image)
@@ -222,8 +224,7 @@ class Judge:
     def explore(self, recording: Recording, depth: int = 1) -> None:
         """CrashError, with what reproduces it, for the first crash that loses or mixes data. Within the budget crash
         points are taken at random; with a large one, all of them."""
-        share = self.left / (STATES_PER_EVENT * len(recording.events))
-        for crash in crashes(recording, self.rng, share):
+        for crash in crashes(recording, self.rng, max(1, self.left)):
             if self.left <= 0:
                 break
             self.left -= 1

@@ -78,7 +78,7 @@ typedef struct {
     uint64_t salt;
     uint64_t length;  /* of the record with header and padding; a multiple of 64 */
     uint64_t body;    /* bytes of items behind the header */
-    uint64_t durable; /* the highest sequence known to be durable when this record was built (DESIGN 4.6) */
+    uint64_t durable; /* the highest sequence known to be durable when this record was built (D6) */
     uint64_t hash;    /* of the body, see pm_body_hash */
     uint32_t crc;     /* CRC-32C of all bytes before, started with the low half of the record's file offset */
     uint32_t reserved2;

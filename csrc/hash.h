@@ -1,5 +1,5 @@
 /*
- * The two checksums that a store's bytes carry (DESIGN 4.5): pm_hash64 over contents and log payload, pm_crc32c
+ * The two checksums that a store's bytes carry (D5): pm_hash64 over contents and log payload, pm_crc32c
  * over headers. Both are part of the file format: for one input they give one value, on every CPU and for ever.
  *
  * Neither keeps state nor allocates, any alignment will do, and with length 0 the pointer may be NULL.

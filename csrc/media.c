@@ -56,7 +56,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
     }
     /* A copy of a store may have holes where there were zeros. They are filled now: a store into one, on a full tmpfs, would
-     * be SIGBUS (DESIGN 4.8). */
+     * be SIGBUS (D8). */
     if (!read_only && (uint64_t)file.st_blocks * 512 < media->size && fallocate(fd, 0, 0, file.st_size) && errno != EOPNOTSUPP &&
         errno != ENOSYS)
         return pm_fail_errno("cannot reserve the space of a file with holes");

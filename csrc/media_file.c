@@ -48,7 +48,7 @@ static void file_flush(pm_media *media, uint64_t offset, uint64_t length)
 static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
-    /* Not retried: after a failed sync the kernel may have dropped the dirty pages (DESIGN 4.7). */
+    /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
     return fdatasync(media->fd) ? sync_failed() : PM_OK;
 }
 

@@ -123,7 +123,7 @@ static pm_status memory_write_through(pm_media *media, uint64_t offset, const vo
 static pm_status memory_grow(pm_media *media, uint64_t size)
 {
     if (size > media->size) {
-        /* Reserved now: a full tmpfs is an error here, not SIGBUS at a store later (DESIGN 4.8). */
+        /* Reserved now: a full tmpfs is an error here, not SIGBUS at a store later (D8). */
         if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size)))
             return pm_fail_errno("cannot make the file larger");
         media->size = size;

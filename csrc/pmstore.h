@@ -28,7 +28,7 @@ typedef enum {
     PM_READ_ONLY,
     PM_CLOSED,
     PM_FORKED,     /* this process is a fork of the one that opened the store */
-    PM_FAILED,     /* an earlier write or sync failed (DESIGN 4.7): reopen the store */
+    PM_FAILED,     /* an earlier write or sync failed (D7): reopen the store */
     PM_NOT_FOUND,
     PM_TOO_LONG,   /* a key, a meta or an extent is over its limit */
     PM_INVALID     /* the caller broke the contract of the function */
@@ -127,7 +127,7 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
 
-/* Write contents of an extent allocated since the last commit: straight to their place (DESIGN 4.3). */
+/* Write contents of an extent allocated since the last commit: straight to their place (D3). */
 pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length);
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length);
 

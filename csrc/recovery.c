@@ -92,7 +92,7 @@ static pm_status scan(pm_store *store, found_log *found)
         log->sequence++;
         at += record->length;
     }
-    /* A bad record is the end of the log, unless something later knows that it was durable (DESIGN 4.6). */
+    /* A bad record is the end of the log, unless something later knows that it was durable (D6). */
     if (pm_log_knows_durable(log, at, log->sequence + 1))
         return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu was durable, and can't be read any more",
                        (unsigned long long)(log->sequence + 1));

@@ -119,7 +119,7 @@ void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status 
     uint8_t *page = region->live + offset;
     uint8_t *flags = &region->flags[offset / PM_PAGE];
     if (!(*flags & PM_FLAG_VERIFIED)) {
-        /* A store makes the page private: what is checked now is what is used later (DESIGN 4.9). */
+        /* A store makes the page private: what is checked now is what is used later (D9). */
         *(volatile uint8_t *)page = *(volatile uint8_t *)page;
         if (!pm_page_sound(region, region->live, offset, type)) {
             *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is damaged", (unsigned long long)offset);

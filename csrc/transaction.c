@@ -14,7 +14,7 @@ static uint64_t log_largest(const pm_store *store)
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 
-/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (DESIGN 4.7). */
+/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
 static pm_status failed(pm_store *store, pm_status status)
 {
     if (status == PM_OK) return PM_OK;

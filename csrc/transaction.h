@@ -5,7 +5,7 @@
  *   CLEAN ────────────────▶ PENDING ─────────────────────▶ CLEAN
  *                            │  ▲ │ pm_rollback ──────────▶ CLEAN
  *                            └──┘ no space: stays PENDING
- *   any ── a write or sync fails ──▶ FAILED ── reopen ──▶ recovered (DESIGN 4.7)
+ *   any ── a write or sync fails ──▶ FAILED ── reopen ──▶ recovered (D7)
  *
  * What is pending is nowhere noted as such: it is what differs from home (I2), the edited metadata, and the fresh extents.
  */
@@ -27,7 +27,7 @@ struct pm_store {
     pthread_mutex_t mutex; /* over everything below */
     atomic_int references; /* living buffers, and one for the open store */
     bool closed, forked;
-    bool failed;    /* a write or a sync failed: nothing more is written (DESIGN 4.7) */
+    bool failed;    /* a write or a sync failed: nothing more is written (D7) */
     bool home_torn; /* it failed while home was written, so home is no longer the last commit */
     pm_media media;
     pm_log log;

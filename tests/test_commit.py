@@ -90,7 +90,7 @@ def test_dense_extents_are_taken_whole_and_become_sparse_again(medium: Medium, o
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "crash"])
 def test_a_commit_larger_than_any_log(medium: Medium, how: str) -> None:
-    """It is written to free space, declared in a small record, and copied home (DESIGN 4.3)."""
+    """It is written to free space, declared in a small record, and copied home (D3)."""
     path = medium.directory / "large.pm"
     store = pmstore.open(path, media=medium.name)
     array = store.create_array("x", 9_500_000)  # 76 MB; the log has 64 MiB at most

@@ -182,7 +182,7 @@ def test_one_damaged_header_copy_is_mended(medium: Medium) -> None:
 
 
 def test_a_lost_record_that_was_durable_is_an_error(medium: Medium) -> None:
-    """A bad record in the middle of the log is damage, not its end (DESIGN 4.6)."""
+    """A bad record in the middle of the log is damage, not its end (D6)."""
     path = medium.directory / "log.pm"
     store = pmstore.open(path, media=medium.name)
     marker = np.frombuffer(b"0123456789abcdef" * 8, "u1")

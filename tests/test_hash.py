@@ -1,4 +1,4 @@
-"""The checksums of the file format against independent implementations: XXH3-64 (DESIGN 4.5) and CRC-32C.
+"""The checksums of the file format against independent implementations: XXH3-64 (D5) and CRC-32C.
 
 The extension runs the version that suits this CPU; each version gives the same values (H1 in csrc/hash.c).
 """

@@ -226,3 +226,12 @@ def test_no_machine_is_named(path: Path) -> None:
     """Nothing in the repository knows where it was written."""
     text = path.read_text(encoding="utf-8")
     assert not re.findall(r"/wo" + r"rk/|/ro" + r"ot/|/ho" + r"me/\w+|\blocal" + r"host\b", text)
+
+
+def test_numbers_that_are_cited_are_explained() -> None:
+    """I1, D7 and their like stand in docs/architecture.md."""
+    explained = set(re.findall(r"\*\*([ID]\d+)\*\*", (ROOT / "docs" / "architecture.md").read_text()))
+    sources = [*(ROOT / "csrc").glob("*.[ch]"), *(ROOT / "pmstore").rglob("*.py")]
+    for path in sources:
+        cited = set(re.findall(r"\b([ID][1-9]\d?)\b", path.read_text()))
+        assert cited <= explained, f"{path.name} cites {sorted(cited - explained)}"

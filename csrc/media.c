@@ -7,6 +7,7 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -24,8 +25,12 @@ enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 4 << 20 };
 static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
 {
     uint64_t wanted = (uint64_t)fs->f_blocks * (uint64_t)fs->f_bsize;
+    struct rlimit limit;
     if (wanted < RESERVE_LEAST) wanted = RESERVE_LEAST;
     if (wanted > RESERVE_MOST) wanted = RESERVE_MOST;
+    /* Two such ranges per store; the program has a use for what a limit leaves, and perhaps for other stores. */
+    if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY && wanted > limit.rlim_cur / 16)
+        wanted = limit.rlim_cur / 16;
     if (wanted < 2 * media->size) wanted = 2 * media->size;
     return pm_round_up(wanted, PM_PAGE);
 }
@@ -55,11 +60,6 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->stage = STAGE_FILE;
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
     }
-    /* A copy of a store may have holes where there were zeros. They are filled now: a store into one, on a full tmpfs, would
-     * be SIGBUS (D8). */
-    if (!read_only && (uint64_t)file.st_blocks * 512 < media->size && fallocate(fd, 0, 0, file.st_size) && errno != EOPNOTSUPP &&
-        errno != ENOSYS)
-        return pm_fail_errno("cannot reserve the space of a file with holes");
     void *view = MAP_FAILED;
     for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= RESERVE_SMALLEST; size /= 2) {
         view = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -69,6 +69,23 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     if (view == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the file");
     media->view = view;
     return pm_media_map(media);
+}
+
+pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
+{
+    int result;
+    do result = fallocate(media->fd, 0, (off_t)from, (off_t)(to - from));
+    while (result && errno == EINTR);
+    return result ? pm_fail_errno("cannot reserve space for the file") : PM_OK;
+}
+
+pm_status pm_media_fill_holes(pm_media *media, uint64_t size)
+{
+    struct stat file;
+    if (fstat(media->fd, &file)) return pm_fail_errno("cannot look at the file");
+    if ((uint64_t)file.st_blocks * 512 >= size) return PM_OK;
+    pm_status status = pm_media_reserve(media, 0, size);
+    return pm_media_cannot_reserve(status) ? PM_OK : status;
 }
 
 pm_status pm_media_map(pm_media *media)

@@ -9,6 +9,7 @@
 #ifndef PM_MEDIA_H
 #define PM_MEDIA_H
 
+#include <errno.h>
 #include <stdbool.h>
 
 #include "format.h"
@@ -69,6 +70,18 @@ static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const v
 {
     return media->operations->write(media, offset, source, length, how);
 }
+
+/* Blocks for [from, to) of the file, so that writing there can't fail for want of space (D8). */
+pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to);
+/* True if that failed because the file system has no such operation. */
+static inline bool pm_media_cannot_reserve(pm_status status)
+{
+    return status == PM_IO && (pm_errno() == EOPNOTSUPP || pm_errno() == ENOSYS);
+}
+
+/* A copy of a store may have holes where there were zeros. They get blocks, for a store into one, on a full tmpfs, would be
+ * SIGBUS. */
+pm_status pm_media_fill_holes(pm_media *media, uint64_t size);
 
 /* Gives back half of the address range that was reserved; false if the file needs it. */
 bool pm_media_shrink(pm_media *media);

@@ -68,15 +68,15 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
 static pm_status file_grow(pm_media *media, uint64_t size)
 {
     if (size > media->size) {
-        if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size))) {
-            if (errno != EOPNOTSUPP && errno != ENOSYS) return pm_fail_errno("cannot make the file larger");
+        pm_status status = pm_media_reserve(media, media->size, size);
+        if (pm_media_cannot_reserve(status)) {
             /* This file system can't reserve space but by writing it. */
             uint64_t from = media->size;
             media->size = size;
-            pm_status status = pm_media_write_zeros(media, from, size);
-            if (status != PM_OK) media->size = from;
-            PM_TRY(status);
+            status = pm_media_write_zeros(media, from, size);
+            media->size = from;
         }
+        PM_TRY(status);
         media->syncs++;
         /* durable: the new size and its blocks → then: a header that counts on them. */
         if (fsync(media->fd)) return sync_failed();
@@ -84,5 +84,6 @@ static pm_status file_grow(pm_media *media, uint64_t size)
     }
     return pm_media_map(media);
 }
+
 
 const pm_media_operations pm_media_file = {file_write, file_flush, file_fence, file_write_through, file_grow};

@@ -5,8 +5,6 @@
 #define _GNU_SOURCE
 #include "media.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -123,9 +121,8 @@ static pm_status memory_write_through(pm_media *media, uint64_t offset, const vo
 static pm_status memory_grow(pm_media *media, uint64_t size)
 {
     if (size > media->size) {
-        /* Reserved now: a full tmpfs is an error here, not SIGBUS at a store later (D8). */
-        if (fallocate(media->fd, 0, (off_t)media->size, (off_t)(size - media->size)))
-            return pm_fail_errno("cannot make the file larger");
+        /* Reserved now: a full tmpfs is an error here, not SIGBUS at a store later. */
+        PM_TRY(pm_media_reserve(media, media->size, size));
         media->size = size;
     }
     return pm_media_map(media);

@@ -263,14 +263,21 @@ static void sweep(pm_region *region)
     region->buffer_count = kept;
 }
 
+static pm_status more_room_for_buffers(pm_region *region)
+{
+    size_t room = region->buffer_room ? 2 * region->buffer_room : 64;
+    pm_buffer **buffers = realloc(region->buffers, room * sizeof *buffers);
+    if (!buffers) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
+    region->buffers = buffers, region->buffer_room = room;
+    return PM_OK;
+}
+
 pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
 {
-    if (region->buffer_count == region->buffer_room) sweep(region);
-    if (region->buffer_count > region->buffer_room / 2 || !region->buffer_room) {
-        size_t room = region->buffer_room ? 2 * region->buffer_room : 64;
-        pm_buffer **buffers = realloc(region->buffers, room * sizeof *buffers);
-        if (!buffers) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
-        region->buffers = buffers, region->buffer_room = room;
+    if (region->buffer_count == region->buffer_room) {
+        sweep(region);
+        /* Twice the room unless the sweep made enough of it: each buffer is looked at a few times at most. */
+        if (region->buffer_count >= region->buffer_room / 2) PM_TRY(more_room_for_buffers(region));
     }
     if (buffer->length > region->longest_buffer) region->longest_buffer = buffer->length;
     size_t at = region->buffer_count++;

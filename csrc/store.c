@@ -111,6 +111,8 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     PM_TRY(pm_media_open(&store->media, fd, kind, flags & PM_OPEN_READ_ONLY));
     if (flags & PM_OPEN_TRACE) PM_TRY(pm_trace_start(&store->media));
     PM_TRY(pm_log_open(&store->log, &store->media));
+    const pm_header *header = &store->log.header;
+    if (!store->media.read_only) PM_TRY(pm_media_fill_holes(&store->media, header->log_offset + header->log_size));
     PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
     PM_TRY(pm_writer_init(&store->writer, &store->media));
     PM_TRY(pm_recover(store));
@@ -144,7 +146,6 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
 
 pm_status pm_close(pm_store *store, unsigned flags)
 {
-    unlist_store(store);
     pm_status status = PM_OK;
     if (!store->forked) {
         pthread_mutex_lock(&store->mutex);
@@ -155,6 +156,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
         store->closed = true;
         pthread_mutex_unlock(&store->mutex);
     }
+    unlist_store(store);
     release_reference(store);
     return status;
 }

@@ -22,10 +22,10 @@ static pm_status failed(pm_store *store, pm_status status)
     return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
 }
 
-/* The same for what comes before the commit point, where a lack of space leaves everything as it was. */
-static pm_status failed_unless_space(pm_store *store, pm_status status)
+/* The same for what comes before the commit point, where a lack of space or of memory leaves everything as it was. */
+static pm_status failed_if_io(pm_store *store, pm_status status)
 {
-    return status == PM_NO_SPACE ? status : failed(store, status);
+    return status == PM_IO ? failed(store, status) : status;
 }
 
 /* ---- checkpoint and growth ---------------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ pm_status pm_transaction_checkpoint(pm_store *store, bool clean)
 /* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. */
 static pm_status write_log_once(pm_store *store, uint64_t from, uint64_t to)
 {
-    return store->media.kind == PM_MEDIA_FILE ? failed_unless_space(store, pm_media_write_zeros(&store->media, from, to))
+    return store->media.kind == PM_MEDIA_FILE ? failed_if_io(store, pm_media_write_zeros(&store->media, from, to))
                                                 : PM_OK;
 }
 
@@ -67,7 +67,7 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (end > store->region.reserved || region_size > PM_REGION_LIMIT)
         return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes",
                        (unsigned long long)store->region.reserved);
-    PM_TRY(failed_unless_space(store, store->media.operations->grow(&store->media, end)));
+    PM_TRY(failed_if_io(store, store->media.operations->grow(&store->media, end)));
     /* Only bytes behind the old end: the old log is needed until the new header is durable. */
     uint64_t log_offset = PM_REGION_START + region_size;
     PM_TRY(write_log_once(store, log_offset > old_end ? log_offset : old_end, end));
@@ -214,7 +214,7 @@ static pm_status finish_direct(pm_store *store, pm_fresh *extent)
     if (status == PM_OK) status = pm_home_write(region, place, table, size, PM_WRITE_STREAM);
     extent->table_hash = pm_table_hash(region, table, size, place);
     free(table);
-    return failed_unless_space(store, status);
+    return failed_if_io(store, status);
 }
 
 static pm_status finish_directs(pm_store *store)
@@ -272,7 +272,7 @@ static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t c
     uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
     pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
     *directs = declare_directs(store);
-    PM_TRY(pm_gather(&store->region, &store->writer, list, count));
+    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count)));
     if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
     return PM_OK;
 }

@@ -1,0 +1,122 @@
+/*
+ * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted;
+ * tests/test_faults.py sets the variables below through ctypes.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16 };
+enum {
+    ONCE,      /* the call number fault_at fails, after which all is well again */
+    HALF,      /* that call does half of its work and says so, and the next one fails */
+    FROM_THEN, /* every call from that one on fails */
+    INTERRUPT, /* every other call is interrupted before it has done anything */
+    SHORT      /* every write of more than a byte does half of its work */
+};
+
+int fault_calls; /* a bit for each kind of call that counts; 0: nothing happens */
+int fault_manner;
+int fault_errno;
+long fault_at;             /* counted from 1 */
+long fault_count;          /* calls so far */
+long fault_hits;           /* faults so far */
+unsigned long fault_inode; /* of the file; 0: any */
+int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
+
+enum { DO_ALL, DO_HALF, DO_NOTHING };
+
+static int chosen(int fd, int call)
+{
+    struct stat status;
+    return fault_calls & call && (!fault_inode || (!fstat(fd, &status) && status.st_ino == fault_inode));
+}
+
+/* What becomes of this call; sets errno if nothing. */
+static int fate(int fd, int call)
+{
+    if (!chosen(fd, call)) return DO_ALL;
+    long number = ++fault_count;
+    int what = DO_ALL;
+    if (fault_manner == SHORT) what = DO_HALF;
+    else if (fault_manner == INTERRUPT) what = number % 2 ? DO_NOTHING : DO_ALL;
+    else if (fault_manner == HALF && number == fault_at && call <= PWRITEV2) return DO_HALF;
+    else if (number == fault_at + (fault_manner == HALF && call <= PWRITEV2)) what = DO_NOTHING;
+    else if (fault_manner == FROM_THEN && number > fault_at) what = DO_NOTHING;
+    fault_hits += what != DO_ALL;
+    if (what == DO_NOTHING) errno = fault_errno;
+    return what;
+}
+
+#define NEXT(name) static __typeof__(name) *next; if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+ssize_t pwrite(int fd, const void *source, size_t length, off_t at)
+{
+    NEXT(pwrite);
+    int what = fate(fd, PWRITE);
+    if (what == DO_NOTHING) return -1;
+    return next(fd, source, what == DO_HALF && length > 1 ? length / 2 : length, at);
+}
+
+ssize_t pwrite64(int fd, const void *source, size_t length, off_t at)
+{
+    return pwrite(fd, source, length, at);
+}
+
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    NEXT(pwritev2);
+    int what = fate(fd, PWRITEV2);
+    if (what == DO_NOTHING) return -1;
+    struct iovec half = {parts->iov_base, parts->iov_len / 2};
+    if (what == DO_HALF && half.iov_len) return next(fd, &half, 1, at, flags);
+    return next(fd, parts, count, at, flags);
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    return pwritev2(fd, parts, count, at, flags);
+}
+
+int fdatasync(int fd)
+{
+    NEXT(fdatasync);
+    return fate(fd, FDATASYNC) == DO_NOTHING ? -1 : next(fd);
+}
+
+int fsync(int fd)
+{
+    NEXT(fsync);
+    return fate(fd, FSYNC) == DO_NOTHING ? -1 : next(fd);
+}
+
+int fallocate(int fd, int mode, off_t at, off_t length)
+{
+    NEXT(fallocate);
+    return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : next(fd, mode, at, length);
+}
+
+int fallocate64(int fd, int mode, off_t at, off_t length)
+{
+    return fallocate(fd, mode, at, length);
+}
+
+int fstatfs(int fd, struct statfs *about)
+{
+    NEXT(fstatfs);
+    int status = next(fd, about);
+    if (!status && fault_ext4 == 1) about->f_type = EXT4_SUPER_MAGIC;
+    if (!status && fault_ext4 == 0 && about->f_type == EXT4_SUPER_MAGIC) about->f_type = BTRFS_SUPER_MAGIC;
+    return status;
+}
+
+int fstatfs64(int fd, struct statfs64 *about)
+{
+    return fstatfs(fd, (struct statfs *)about);
+}

@@ -343,7 +343,8 @@ def every_fault(directory: str, workload_name: str, ext4: bool) -> None:
         if kind.call == "pwritev2" and not ext4:
             continue
         happened = 0
-        for at in range(1, MOST):
+        step = 5 if workload is larger_than_the_log else 1  # its states are of megabytes
+        for at in range(1, MOST, step):
             run.path = Path(directory) / f"{happened % 2}.pm"
             run.path.write_bytes(image)
             try:

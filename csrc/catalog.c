@@ -332,9 +332,7 @@ static unsigned choose_cut(const pm_node *node, unsigned slot, const tree_item *
 static pm_status divide(pm_region *region, pm_node *node, unsigned slot, const tree_item *fresh, uint64_t page,
                        pm_node **right, pm_key *separator, uint8_t *key_bytes)
 {
-    pm_status status;
-    *right = pm_page_new(region, page, PM_TYPE_NODE, node->head.level, &status);
-    PM_TRY(status);
+    *right = pm_page_new(region, page, PM_TYPE_NODE, node->head.level);
     node_clear(*right);
     unsigned cut = choose_cut(node, slot, fresh);
     pm_node old = *node;
@@ -361,7 +359,7 @@ static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, c
     pm_node *node = path->nodes[depth];
     bool exact;
     unsigned slot = lower_bound(node, fresh->key, &exact);
-    PM_TRY(pm_page_edit(region, node));
+    pm_page_edit(region, node);
     if (item_bytes(fresh) <= room_in(node)) {
         cell_insert(node, slot, &fresh->cell, fresh->key.bytes, fresh->meta);
         return PM_OK;
@@ -376,10 +374,9 @@ static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, c
     pm_status status;
     pm_root *root = pm_root_read(region, &status);
     PM_TRY(status);
-    PM_TRY(pm_page_edit(region, root));
+    pm_page_edit(region, root);
     PM_CHECK(spare->count > 0);
-    pm_node *top = pm_page_new(region, spare->pages[--spare->count], PM_TYPE_NODE, node->head.level + 1, &status);
-    PM_TRY(status);
+    pm_node *top = pm_page_new(region, spare->pages[--spare->count], PM_TYPE_NODE, node->head.level + 1);
     node_clear(top);
     top->first_child = node->head.self;
     cell_insert(top, 0, &up.cell, up.key.bytes, NULL);
@@ -392,7 +389,7 @@ static pm_status add_to_count(pm_region *region, int by)
     pm_status status;
     pm_root *root = pm_root_read(region, &status);
     PM_TRY(status);
-    PM_TRY(pm_page_edit(region, root));
+    pm_page_edit(region, root);
     root->keys += (uint64_t)(int64_t)by;
     return PM_OK;
 }
@@ -410,7 +407,7 @@ pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, c
     if (exact) {
         pm_cell old = pm_node_cell(leaf, slot, NULL, NULL);
         if (old.meta_length == cell.meta_length) {
-            PM_TRY(pm_page_edit(region, leaf));
+            pm_page_edit(region, leaf);
             uint8_t *at = (uint8_t *)leaf + leaf->slots[slot];
             memcpy(at, &cell, sizeof cell);
             if (cell.meta_length) memcpy(at + sizeof cell + key.length, meta, cell.meta_length);
@@ -420,7 +417,7 @@ pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, c
     spare_pages spare;
     PM_TRY(take_spares(region, &path, cell_size(key.length, cell.meta_length), &spare));
     if (exact) {
-        PM_TRY(pm_page_edit(region, leaf));
+        pm_page_edit(region, leaf);
         cell_remove(leaf, slot);
     } else {
         PM_TRY(add_to_count(region, 1));
@@ -458,9 +455,9 @@ static pm_status merge_leaves(pm_region *region, pm_node *parent, unsigned index
     pm_status status;
     pm_node *left = node_read(region, child_at(parent, index), 0, &status);
     pm_node *right = node_read(region, child_at(parent, index + 1), 0, &status);
-    if (!left || !right || right->used + 2u * right->count > room_in(left)) return PM_OK;
-    PM_TRY(pm_page_edit(region, left));
-    PM_TRY(pm_page_edit(region, parent));
+    if (!left || !right || left == right || right->used + 2u * right->count > room_in(left)) return PM_OK;
+    pm_page_edit(region, left);
+    pm_page_edit(region, parent);
     for (unsigned i = 0; i < right->count; i++) {
         pm_key key;
         const uint8_t *meta;
@@ -480,7 +477,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
     unsigned slot = lower_bound(leaf, key, &exact);
     if (!exact) return PM_NOT_FOUND;
     PM_TRY(add_to_count(region, -1));
-    PM_TRY(pm_page_edit(region, leaf));
+    pm_page_edit(region, leaf);
     cell_remove(leaf, slot);
     if (!path.depth) return PM_OK;
     pm_node *parent = path.nodes[path.depth - 1];
@@ -495,7 +492,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
         pm_node *node = path.nodes[depth];
         bool empty = node->head.level ? !node->first_child : !node->count;
         if (!empty) break;
-        PM_TRY(pm_page_edit(region, path.nodes[depth - 1]));
+        pm_page_edit(region, path.nodes[depth - 1]);
         remove_child(path.nodes[depth - 1], path.children[depth - 1]);
         PM_TRY(free_node(region, node));
     }
@@ -510,7 +507,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
             node_clear(top);
             break;
         }
-        PM_TRY(pm_page_edit(region, root));
+        pm_page_edit(region, root);
         root->tree = child;
         uint32_t level = top->head.level - 1;
         PM_TRY(free_node(region, top));

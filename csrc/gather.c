@@ -143,6 +143,14 @@ void pm_gather_sort(pm_candidate *list, size_t count)
     qsort(list, count, sizeof *list, by_offset);
 }
 
+bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (list[i].what != PM_EXTENT || memcmp(region->live + list[i].offset, region->home + list[i].offset, list[i].length))
+            return true;
+    return false;
+}
+
 pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count)
 {
     composer c;

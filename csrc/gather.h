@@ -19,6 +19,9 @@ typedef struct {
 /* In ascending order of the region: a writer takes runs in no other. */
 void pm_gather_sort(pm_candidate *list, size_t count);
 
+/* True if anything differs from home, as far as bytes are concerned that programs may write. */
+bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count);
+
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed. */
 pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count);
 

@@ -117,14 +117,13 @@ pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset)
 /* ---- changing the map --------------------------------------------------------------------------------------- */
 
 /* Sets the kind of pages that lie in one map page. */
-static pm_status set_kind_in(pm_region *region, pm_map *map, uint64_t page, uint64_t end, unsigned kind)
+static void set_kind_in(pm_region *region, pm_map *map, uint64_t page, uint64_t end, unsigned kind)
 {
-    PM_TRY(pm_page_edit(region, map));
+    pm_page_edit(region, map);
     for (; page < end; page++) {
         uint64_t i = page % PM_MAP_PAGES;
         map->words[i / 32] = (map->words[i / 32] & ~(UINT64_C(3) << i % 32 * 2)) | (uint64_t)kind << i % 32 * 2;
     }
-    return PM_OK;
 }
 
 static pm_status set_kind(pm_region *region, uint64_t page, uint64_t pages, unsigned kind)
@@ -137,7 +136,7 @@ static pm_status set_kind(pm_region *region, uint64_t page, uint64_t pages, unsi
         if (!map) return pm_fail(PM_CORRUPT, "the space map is damaged: a page has no map");
         uint64_t part = page - page % PM_MAP_PAGES + PM_MAP_PAGES;
         if (part > end) part = end;
-        PM_TRY(set_kind_in(region, map, page, part, kind));
+        set_kind_in(region, map, page, part, kind);
         page = part;
     }
     return PM_OK;
@@ -152,8 +151,8 @@ static pm_status add_map_page(pm_region *region, uint32_t type, void *parent, ui
     uint64_t page;
     pm_status status;
     PM_TRY(find(region, 1, &page));
-    PM_TRY(pm_page_edit(region, parent));
-    if (!pm_page_new(region, page * PM_PAGE, type, 0, &status)) return status;
+    pm_page_edit(region, parent);
+    pm_page_new(region, page * PM_PAGE, type, 0);
     PM_CHECK(region->taken_count < sizeof region->taken / sizeof region->taken[0]);
     region->taken[region->taken_count++] = page * PM_PAGE;
     *slot = page * PM_PAGE;
@@ -252,11 +251,11 @@ static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
     if (root->slabs[class]) {
         pm_slab *next = slab_read(region, root->slabs[class], &status);
         PM_TRY(status);
-        PM_TRY(pm_page_edit(region, next));
+        pm_page_edit(region, next);
         next->previous = slab->head.self;
     }
-    PM_TRY(pm_page_edit(region, slab));
-    PM_TRY(pm_page_edit(region, root));
+    pm_page_edit(region, slab);
+    pm_page_edit(region, root);
     slab->next = root->slabs[class];
     slab->previous = 0;
     slab->listed = 1;
@@ -270,19 +269,19 @@ static pm_status slab_unlink(pm_region *region, pm_root *root, pm_slab *slab)
     if (slab->next) {
         pm_slab *next = slab_read(region, slab->next, &status);
         PM_TRY(status);
-        PM_TRY(pm_page_edit(region, next));
+        pm_page_edit(region, next);
         next->previous = slab->previous;
     }
     if (slab->previous) {
         pm_slab *previous = slab_read(region, slab->previous, &status);
         PM_TRY(status);
-        PM_TRY(pm_page_edit(region, previous));
+        pm_page_edit(region, previous);
         previous->next = slab->next;
     } else {
-        PM_TRY(pm_page_edit(region, root));
+        pm_page_edit(region, root);
         root->slabs[slab->head.level] = slab->next;
     }
-    PM_TRY(pm_page_edit(region, slab));
+    pm_page_edit(region, slab);
     slab->next = slab->previous = slab->listed = 0;
     return PM_OK;
 }
@@ -323,12 +322,11 @@ static pm_status slab_alloc(pm_region *region, unsigned class, uint64_t *offset)
     if (block < 0) {
         uint64_t page;
         PM_TRY(pm_heap_pages(region, 1, PM_PAGE_SLAB, &page));
-        slab = pm_page_new(region, page, PM_TYPE_SLAB, class, &status);
-        PM_TRY(status);
+        slab = pm_page_new(region, page, PM_TYPE_SLAB, class);
         PM_TRY(slab_link(region, root, slab));
         block = 0;
     }
-    PM_TRY(pm_page_edit(region, slab));
+    pm_page_edit(region, slab);
     slab->used |= UINT64_C(1) << block;
     if (slab->used == pm_slab_all(class)) PM_TRY(slab_unlink(region, root, slab));
     *offset = block_offset(slab, (unsigned)block);
@@ -357,7 +355,7 @@ static pm_status slab_free(pm_region *region, uint64_t offset, uint64_t length)
     pm_root *root = pm_root_read(region, &status);
     PM_TRY(status);
     PM_TRY(slab_of(region, offset, length, &slab, &block));
-    PM_TRY(pm_page_edit(region, slab));
+    pm_page_edit(region, slab);
     slab->used &= ~(UINT64_C(1) << block);
     if (!slab->listed) PM_TRY(slab_link(region, root, slab));
     if (slab->used) return PM_OK;

@@ -31,6 +31,7 @@ static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
     /* Two such ranges per store; the program has a use for what a limit leaves, and perhaps for other stores. */
     if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY && wanted > limit.rlim_cur / 16)
         wanted = limit.rlim_cur / 16;
+    if (wanted < RESERVE_SMALLEST) wanted = RESERVE_SMALLEST;
     if (wanted < 2 * media->size) wanted = 2 * media->size;
     return pm_round_up(wanted, PM_PAGE);
 }
@@ -61,6 +62,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
     }
     void *view = MAP_FAILED;
+    errno = ENOMEM;
     for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= RESERVE_SMALLEST; size /= 2) {
         view = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         media->reserved = size;

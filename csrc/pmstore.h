@@ -143,7 +143,7 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
 void *pm_buffer_address(pm_buffer *buffer);
 void pm_buffer_release(pm_buffer *buffer, const void *address);
 
-/* Gives back the private memory of an extent's pages that equal the committed image. */
+/* Gives back the private memory of an extent's pages that equal the committed image. Nobody may be writing to it. */
 pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);
 
 /* ---- looking ----------------------------------------------------------------------------------------------- */

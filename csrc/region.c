@@ -22,10 +22,14 @@ pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint
     region->reserved = media->reserved;
     if (live == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the arrays");
     region->live = live;
-    void *flags = mmap(NULL, region->reserved / PM_PAGE, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (flags == MAP_FAILED) return pm_fail_errno("cannot map the page flags");
-    region->flags = flags;
+    /* Room for what is known of every page that there could be; only what is touched takes memory. */
+    uint64_t pages = region->reserved / PM_PAGE;
+    region->notes_size = pages * (sizeof *region->flags + sizeof *region->edited + sizeof *region->flush);
+    void *notes = mmap(NULL, region->notes_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (notes == MAP_FAILED) return pm_fail_errno("cannot map the notes on pages");
+    region->edited = notes;
+    region->flush = region->edited + pages;
+    region->flags = (uint8_t *)(region->flush + pages);
     region->home = media->read_only ? region->live : media->view + PM_REGION_START;
     return pm_region_extend(region, size);
 }
@@ -81,10 +85,8 @@ void pm_region_free(pm_region *region)
 {
     for (size_t i = 0; i < region->buffer_count; i++) free(region->buffers[i]);
     free(region->buffers);
-    free(region->edited);
-    free(region->flush);
     if (region->live) munmap(region->live, region->reserved);
-    if (region->flags) munmap(region->flags, region->reserved / PM_PAGE);
+    if (region->edited) munmap(region->edited, region->notes_size);
     *region = (pm_region){0};
 }
 
@@ -137,39 +139,24 @@ void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status 
     return page;
 }
 
-static bool push(uint64_t **list, size_t *count, size_t *room, uint64_t value)
-{
-    if (*count == *room) {
-        size_t larger = *room ? 2 * *room : 64;
-        uint64_t *grown = realloc(*list, larger * sizeof **list);
-        if (!grown) return false;
-        *list = grown, *room = larger;
-    }
-    (*list)[(*count)++] = value;
-    return true;
-}
-
-static pm_status mark_edited(pm_region *region, uint64_t offset, uint32_t type)
+/* Can't fail: a change of metadata that stopped half-way for want of memory could not be taken back. */
+static void mark_edited(pm_region *region, uint64_t offset, uint32_t type)
 {
     uint8_t *flags = &region->flags[offset / PM_PAGE];
-    uint8_t flag = type == PM_TYPE_SLAB ? PM_FLAG_EDITED_SLAB : PM_FLAG_EDITED;
-    if (!(*flags & PM_FLAG_LISTED) && !push(&region->edited, &region->edited_count, &region->edited_room, offset))
-        return pm_fail(PM_NO_MEMORY, "no memory to note a change of metadata");
-    *flags |= flag | PM_FLAG_LISTED;
-    return PM_OK;
+    if (!(*flags & PM_FLAG_LISTED)) region->edited[region->edited_count++] = offset;
+    *flags |= PM_FLAG_LISTED | (type == PM_TYPE_SLAB ? PM_FLAG_EDITED_SLAB : PM_FLAG_EDITED);
 }
 
-pm_status pm_page_edit(pm_region *region, void *page)
+void pm_page_edit(pm_region *region, void *page)
 {
     const pm_page_head *head = page;
-    return mark_edited(region, head->self, head->type);
+    mark_edited(region, head->self, head->type);
 }
 
-void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level, pm_status *status)
+void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level)
 {
     PM_CHECK(offset % PM_PAGE == 0 && offset < region->size);
-    *status = mark_edited(region, offset, type);
-    if (*status != PM_OK) return NULL;
+    mark_edited(region, offset, type);
     uint8_t *page = region->live + offset;
     memset(page, 0, pm_page_bytes(type));
     *(pm_page_head *)(void *)page = (pm_page_head){.self = offset, .type = type, .level = level};
@@ -389,9 +376,7 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
     PM_CHECK(offset + length <= region->size);
     if (region->media->kind == PM_MEDIA_MEMORY && how == PM_WRITE_CACHED) {
         for (uint64_t page = offset / PM_PAGE; page <= (offset + length - 1) / PM_PAGE; page++) {
-            if (region->flags[page] & PM_FLAG_FLUSH) continue;
-            if (!push(&region->flush, &region->flush_count, &region->flush_room, page))
-                return pm_fail(PM_NO_MEMORY, "no memory to note a page that needs a flush");
+            if (!(region->flags[page] & PM_FLAG_FLUSH)) region->flush[region->flush_count++] = page;
             region->flags[page] |= PM_FLAG_FLUSH;
         }
     }

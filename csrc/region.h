@@ -29,10 +29,10 @@ typedef struct {
     uint64_t size, reserved, store_id;
 
     uint64_t *edited; /* pages that were changed as metadata since the last commit, each once */
-    size_t edited_count, edited_room;
-
-    uint64_t *flush; /* pages with PM_FLAG_FLUSH */
-    size_t flush_count, flush_room;
+    size_t edited_count;
+    uint64_t *flush;  /* pages with PM_FLAG_FLUSH */
+    size_t flush_count;
+    uint64_t notes_size; /* bytes of one mapping: edited, flush, flags, with room for every page */
 
     pm_buffer **buffers; /* by offset */
     size_t buffer_count, buffer_room;
@@ -74,10 +74,10 @@ void pm_region_free(pm_region *region);
 void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status *status);
 
 /* Must be called before a metadata page (or a slab's header) is changed. */
-pm_status pm_page_edit(pm_region *region, void *page);
+void pm_page_edit(pm_region *region, void *page);
 
 /* A page that is metadata from now on, zeroed. */
-void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level, pm_status *status);
+void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t level);
 void pm_page_forget(pm_region *region, uint64_t offset); /* it is no longer metadata */
 
 /* Free pages become contents: neither a commit nor a rollback may treat them as metadata, and nothing private stays. */

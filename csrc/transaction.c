@@ -302,7 +302,8 @@ static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t c
     uint64_t spill_pages = 0;
     *spill = 0;
     /* Commits resemble each other: one that will not fit is better known before it is gathered. */
-    if (store->last_body > pm_log_room(&store->log)) PM_TRY(make_log_room(store, 0));
+    if (store->last_body > pm_log_room(&store->log) && pm_gather_finds_any(&store->region, list, count))
+        PM_TRY(make_log_room(store, 0));
     PM_TRY(gather_into(store, list, count, 0, 0, directs));
     for (uint64_t attempt = 0; store->writer.overflow; attempt++) {
         uint64_t bytes;
@@ -337,10 +338,10 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
     store->statistics.commits++;
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
+    store->home_torn = true; /* until it shows what is durable now */
     PM_TRY(failed(store, pm_log_witness(&store->log)));
-    pm_status status = failed(store, apply_home(store, body, length));
-    store->home_torn = status != PM_OK;
-    PM_TRY(status);
+    PM_TRY(failed(store, apply_home(store, body, length)));
+    store->home_torn = false;
     return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
 }
 

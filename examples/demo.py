@@ -53,6 +53,7 @@ from pmstore.cluster import KMeans
 
 SLOT = "digits"
 LEAST_KILLS = 5
+LEAST_RUNS, MOST_RUNS = 100, 999
 SECONDS = 4.0  # that an undisturbed fit is to last, if nobody says how many runs it is to have
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 
@@ -400,7 +401,7 @@ def differences(fit: Any, reference: Any) -> list[str]:
 
 
 def show_off(
-    directory: Path, X: Any, n_init: int, kills: int, options: argparse.Namespace, dice: random.Random, console: Console
+    directory: Path, X: Any, n_init: int, options: argparse.Namespace, dice: random.Random, console: Console
 ) -> tuple[int, bool]:
     """The whole story in one directory: kills that struck, and whether the result was the same."""
     parameters = {"n_clusters": options.clusters, "n_init": n_init, "random_state": options.seed}
@@ -412,12 +413,12 @@ def show_off(
     started = time.perf_counter()
     reference = SklearnKMeans(**parameters).fit(X)
     undisturbed = time.perf_counter() - started
-    console.print(f"Undisturbed, scikit-learn {sklearn.__version__}: {undisturbed:.2f} s for {n_init} runs")
+    console.print(f"Undisturbed, scikit-learn {sklearn.__version__}: {undisturbed:.2f} s for n_init = {n_init} runs")
 
     name, count = TextColumn("{task.description}"), MofNCompleteColumn()
     columns = SpinnerColumn(), name, BarColumn(), count, TextColumn("runs"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        fate = Fate(kills, n_init, undisturbed, dice)
+        fate = Fate(options.kills, n_init, undisturbed, dice)
         lives = fit_and_kill(path, data, parameters, fate, progress)
     struck, last = sum(life.killed for life in lives), lives[-1]
     with pmstore.open(path) as store:
@@ -439,15 +440,14 @@ def show_off(
 
 
 def enough_runs(X: Any, options: argparse.Namespace) -> int:
-    """So many runs that an undisturbed fit lasts some seconds on this machine."""
+    """So many runs, in the hundreds, that an undisturbed fit lasts some seconds on this machine."""
     for runs in (1, 10, 100):
         started = time.perf_counter()
         SklearnKMeans(options.clusters, n_init=runs, random_state=options.seed).fit(X)
         seconds = time.perf_counter() - started
         if seconds > 0.2:
             break
-    least = 200 if X.size < 1_000_000 else 3
-    return min(max(least, round(SECONDS * runs / seconds)), 5000)
+    return min(max(LEAST_RUNS, round(SECONDS * runs / seconds)), MOST_RUNS)
 
 
 @contextlib.contextmanager
@@ -492,7 +492,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=[],
         help="where to work; again for one more (/dev/shm, and a disk)",
     )
-    parser.add_argument("--n-init", type=int, default=None, help="runs of the fit (as many as take some seconds)")
+    parser.add_argument("--n-init", type=int, default=None, help="runs of the fit (100 to 999, to take some seconds)")
     parser.add_argument("--clusters", type=int, default=10, help="number of clusters (10)")
     parser.add_argument("--kills", type=int, default=LEAST_KILLS, help=f"kills in each directory ({LEAST_KILLS})")
     parser.add_argument("--seed", type=int, default=0, help="of the fit and of the moments of the kills (0)")
@@ -513,7 +513,7 @@ def main(arguments: list[str]) -> int:
         n_init = options.n_init or enough_runs(X, options)
         with places(options) as directories:
             outcomes = [
-                show_off(path, X, max(1, round(n_init * part)), options.kills, options, dice, console)
+                show_off(path, X, max(min(n_init, LEAST_RUNS), round(n_init * part)), options, dice, console)
                 for path, part in directories
             ]
     except CannotStart as problem:

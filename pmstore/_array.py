@@ -49,10 +49,6 @@ class Layout(NamedTuple):
         """Bytes of the extent."""
         return _align8(self.nbytes) + len(self.tail) if self.tail else self.nbytes
 
-    def same(self, other: Layout) -> bool:
-        """Whether both have the same elements in the same places."""
-        return (self.shape, self.dtype, self.order) == (other.shape, other.dtype, other.order)
-
     def fits(self, array: Array) -> bool:
         """Whether the array, in place, has got this layout (its shape and dtype can be set by anyone)."""
         return (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pmstore import _names
 from pmstore._array import Array, Layout, chunks, layout, live_array, order_of, read_layout
 from pmstore._core import META_MAX, Core, Entry
+from pmstore._dtypes import require_lengths
 from pmstore._errors import (
     CorruptStoreError,
     Error,
@@ -21,16 +22,16 @@ from pmstore._errors import (
 )
 from pmstore._kinds import ARRAY, BLOB, INLINE, LIST
 from pmstore._list import PersistentList
-from pmstore._names import NAME_PREFIX, key_of, name_of
+from pmstore._names import LIST_PREFIX, NAME_PREFIX, key_of, name_of
 from pmstore._values import decode, encode, has_containers, type_name
 from pmstore._watch import Watch
 
-__all__ = ["MISSING", "Catalog", "Row"]
+if TYPE_CHECKING:
+    from pmstore._display import Row
+
+__all__ = ["MISSING", "Catalog"]
 
 MISSING = object()
-
-# name, kind ("array", "value", "list"), shape, dtype, bytes, name of the type
-Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str]
 
 
 class Catalog:
@@ -91,10 +92,27 @@ class Catalog:
 
     def count(self, prefix: str = "") -> int:
         """How many names start with prefix."""
-        with self.lock:
-            if not prefix and self.core.last(b"l") is None:
-                return self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+        if not prefix:
+            with contextlib.suppress(CorruptStoreError), self.lock:
+                keys = self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+                if (elements := self._elements(keys // 8)) is not None:
+                    return max(0, keys - elements)
         return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
+
+    def _elements(self, most: int) -> int | None:
+        """Elements of all lists, from where each begins and ends; None if there are more lists than most."""
+        elements = 0
+        row = self.core.first(LIST_PREFIX)
+        while row is not None:
+            place = _names.split_element(row.key)
+            if place is None:
+                raise CorruptStoreError("a damaged list")
+            if not most:
+                return None
+            most -= 1
+            elements += self.list_length(place[0])
+            row = self.core.first(LIST_PREFIX, after=_names.element_key(place[0], _names.INDEX_MAX))
+        return elements
 
     def rows(self, prefix: str = "") -> Iterator[Row]:
         """What `names` gives, with kind, shape, dtype, bytes and type, without reading contents."""
@@ -172,6 +190,7 @@ class Catalog:
         """See Store.create_array."""
         key = key_of(name)
         described = layout(shape, dtype, order, writeable)
+        require_lengths(described.dtype)
         source = _filling(fill_value, described)
         with self.lock:
             self.writable()
@@ -195,6 +214,8 @@ class Catalog:
             described = read_layout(self.core, entry)
             if (described.shape, described.dtype) != (wanted.shape, wanted.dtype):
                 raise NameConflictError(f"{text}one of shape {described.shape} and dtype {described.dtype}")
+            if described.writeable and not wanted.writeable:
+                raise NameConflictError(f"an array with writeable=False is asked for, and {name!r} can be written")
             return self._array(entry, described)
 
     def create_list(self, name: str) -> PersistentList:
@@ -268,7 +289,7 @@ class Catalog:
 
     def unknown(self, name: str, group: str = "") -> UnknownNameError:
         """The error for a name that isn't there."""
-        return UnknownNameError(name, lambda: self._near(group, name))
+        return UnknownNameError(name, lambda: self._near(group, name), group[:-1])
 
     def _near(self, group: str, name: str) -> str:
         import difflib
@@ -300,12 +321,14 @@ class Catalog:
 
     def _set_array(self, key: bytes, name: str, value: Array) -> None:
         existing = self._existing(key, name)
+        writeable = True
         if existing is not None and existing.kind == ARRAY:
             with contextlib.suppress(CorruptStoreError):  # a damaged one can be replaced
                 described = read_layout(self.core, existing)
+                writeable = described.writeable
                 either = not (value.flags.c_contiguous or value.flags.f_contiguous)
                 if (
-                    described.writeable
+                    writeable
                     and (value.shape, value.dtype) == (described.shape, described.dtype)
                     and (either or described.fits(value))
                 ):
@@ -315,7 +338,7 @@ class Catalog:
                             target = self._fresh(existing, described)
                         np.copyto(target, value)
                     return
-        described = layout(value.shape, value.dtype, order_of(value), True)
+        described = layout(value.shape, value.dtype, order_of(value), writeable)
         self._put_array(key, described, value, self._elements_of(existing))
 
     def _put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:

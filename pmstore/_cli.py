@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import base64
+import codecs
+import contextlib
 import json
 import math
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +31,7 @@ SOUND, DAMAGED, FAILED = 0, 1, 2
 EXIT_STATUS = """\
 exit status:
   0  it worked; for check: the store is sound
-  1  the store is damaged
+  1  the store is damaged; for dump: something in what is to be printed, and nothing was
   2  the store can't be opened, a name is not in it, or the arguments are wrong
 """
 
@@ -52,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except pmstore.StoreNotFoundError:
+        return _complain(f"{chosen.path}: there is no such file", FAILED)
     except pmstore.NotAStoreError as error:  # which is a CorruptStoreError too
         return _complain(f"{chosen.path}: {error}", FAILED)
     except pmstore.CorruptStoreError as error:
@@ -60,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{chosen.path}: {error}", FAILED)
     except OSError as error:
         return _complain(f"{error.filename or chosen.path}: {error.strerror or error}", FAILED)
+    except ValueError as error:  # a path that can't be one
+        return _complain(str(error), FAILED)
 
 
 def _complain(text: str, status: int) -> int:
@@ -248,18 +255,59 @@ def dump_(chosen: argparse.Namespace) -> int:
         names = chosen.names or list(store)
         for name in names:
             if name not in store:
-                raise Failure(f"no name {name!r} in it")
+                raise Failure(_what_is_missing(store, name))
+        if chosen.npy is not None and (len(names) != 1 or not isinstance(store[names[0]], np.ndarray)):
+            raise Failure("--npy takes the name of one array")
+        damaged = _damaged(store, names)
+        if damaged:
+            for text in damaged:
+                _complain(f"{chosen.path}: damaged: {text}", DAMAGED)
+            return DAMAGED
         if chosen.npy is not None:
-            if len(names) != 1 or not isinstance(store[names[0]], np.ndarray):
-                raise Failure("--npy takes the name of one array")
-            with Path(chosen.npy).open("wb") as file:
-                np.save(file, store[names[0]], allow_pickle=False)
+            _save(Path(chosen.npy), store[names[0]], chosen.path)
         elif chosen.json:
             _print_json({name: to_json(store[name]) for name in names})
         else:
             for name in names:
                 _print_value(name, store[name], alone=len(names) == 1)
     return SOUND
+
+
+def _what_is_missing(store: pmstore.Store, name: str) -> str:
+    group = name.strip("/")
+    if group and any(True for _ in store.group(group)):
+        return f"{group!r} is a group: give the names of what is in it, which ls prints"
+    return f"no name {name!r} in it"
+
+
+def _damaged(store: pmstore.Store, names: Sequence[str]) -> list[str]:
+    """What is wrong with the arrays among the names; values and lists are verified when they are read."""
+    arrays = {name for name in names if isinstance(store[name], np.ndarray)}
+    return [str(problem) for problem in store.check() if problem.name in arrays] if arrays else []
+
+
+def _save(file: Path, array: Any, store: str) -> None:
+    """Write an array for numpy.load, all of it or nothing: under a temporary name, which is then changed."""
+    if file.exists() and os.path.samefile(file, store):
+        raise Failure(f"{file} is the store itself")
+    try:
+        if file.exists() and not file.is_file():  # a device or a pipe
+            with file.open("wb") as out:
+                np.save(out, array, allow_pickle=False)
+            return
+        target = Path(os.path.realpath(file))  # not a link is to be replaced, but what it points to
+        temporary = target.with_name(f".{secrets.token_hex(8)}.npy")
+        try:
+            with temporary.open("xb") as out:
+                np.save(out, array, allow_pickle=False)
+            os.replace(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(file)) from error
 
 
 def _print_value(name: str, value: Any, *, alone: bool) -> None:
@@ -279,7 +327,8 @@ def to_json(value: Any) -> Any:
 
     Arrays become nested lists, structured elements objects, tuples lists. Bytes become ``{"bytes": base64}``, complex
     numbers ``{"complex": [real, imaginary]}``, dicts with keys that aren't str ``{"items": [[key, value], …]}``, times
-    ISO 8601 text, and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
+    and durations ISO 8601 text (``"NaT"`` if there is none; durations without a unit numbers), and floats that aren't
+    finite ``"nan"``, ``"inf"`` and ``"-inf"``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -287,8 +336,10 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value] if value.ndim else to_json(value[()])
     if isinstance(value, np.void) and value.dtype.names:
         return {name: to_json(value[name]) for name in value.dtype.names}
-    if isinstance(value, np.datetime64 | np.timedelta64):
+    if isinstance(value, np.datetime64):
         return str(value)
+    if isinstance(value, np.timedelta64):
+        return _duration(value)
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, complex | np.complexfloating):
@@ -306,6 +357,28 @@ def to_json(value: Any) -> Any:
     return [to_json(item) for item in value]  # tuples, lists, persistent lists
 
 
+_LONG_UNITS = {"Y": "P{}Y", "M": "P{}M", "W": "P{}W", "D": "P{}D", "h": "PT{}H", "m": "PT{}M", "s": "PT{}S"}
+_DIGITS = {"ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}  # of a second
+
+
+def _duration(value: np.timedelta64) -> int | str:
+    """ISO 8601, in the duration's own unit, with a sign in front if it is negative."""
+    if np.isnat(value):
+        return "NaT"
+    unit, step = np.datetime_data(value.dtype)
+    count = int(value.astype(np.int64)) * step
+    if unit == "generic":
+        return count
+    sign, count = ("-" if count < 0 else ""), abs(count)
+    if unit in _LONG_UNITS:
+        return sign + _LONG_UNITS[unit].format(count)
+    seconds, fraction = divmod(count, 10 ** _DIGITS[unit])
+    text = f"{seconds}.{fraction:0{_DIGITS[unit]}}".rstrip("0").rstrip(".")
+    return f"{sign}PT{text}S"
+
+
 def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    # What stdout can't encode is escaped, by main, in Python's way, which isn't JSON's.
+    unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=not unicode, allow_nan=False)
     print()

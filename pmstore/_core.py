@@ -221,7 +221,20 @@ class Core:
                 yield row
             start = after = row.key
 
+    def first(self, prefix: bytes, after: bytes | None = None) -> Row | None:
+        """The first row with a prefix (after a key)."""
+        rows = ffi.new("uint8_t[]", 4096)  # room for any row, as for `last`
+        used = ffi.new("size_t *")
+        start = prefix if after is None else after
+        status = lib.pm_scan(
+            self._store, start, len(start), after is not None, prefix, len(prefix), rows, len(rows), used
+        )
+        if status:
+            raise error(status)
+        return _row(ffi.buffer(rows, used[0])[:], 0)[0] if used[0] else None
+
     def last(self, prefix: bytes) -> Row | None:
+        """The last row with a prefix."""
         rows = ffi.new("uint8_t[]", 4096)
         status = lib.pm_last(self._store, prefix, len(prefix), rows)
         if status:
@@ -302,15 +315,15 @@ class Core:
         problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
         return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
 
-    def trace(self) -> tuple[list[tuple[int, int, int, bytes]], int]:
-        """Events of a recording store as (kind, offset, length, data), and their number."""
+    def trace(self) -> list[tuple[int, int, int, bytes]]:
+        """Events of a recording store as (kind, offset, length, data)."""
         count = lib.pm_trace_count(self._store)
         events, data = lib.pm_trace_events(self._store), lib.pm_trace_data(self._store)
         out = []
         for i in range(count):
             event = events[i]
             out.append((event.kind, event.offset, event.length, ffi.buffer(data + event.data, event.data_length)[:]))
-        return out, count
+        return out
 
     def trace_clear(self) -> None:
         lib.pm_trace_clear(self._store)

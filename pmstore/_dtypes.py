@@ -13,7 +13,7 @@ import numpy as np
 
 from pmstore._errors import CorruptStoreError
 
-__all__ = ["descriptor_of", "dtype_of", "storable_dtype"]
+__all__ = ["descriptor_of", "dtype_of", "require_lengths", "storable_dtype"]
 
 _DEPTH = 32  # of structured dtypes in structured dtypes
 _PLAIN = re.compile(
@@ -34,6 +34,16 @@ def storable_dtype(dtype: Any) -> np.dtype[Any]:
         )
     descriptor_of(made)
     return made
+
+
+def require_lengths(dtype: np.dtype[Any]) -> None:
+    """TypeError if elements, or fields of them, are text or bytes of length 0, which would keep nothing."""
+    dtype = dtype.base
+    if dtype.names is not None:
+        for name in dtype.names:
+            require_lengths(dtype[name])
+    elif not dtype.itemsize:
+        raise TypeError(f"elements of the dtype {dtype.char!r} would have no bytes: give a length, as '{dtype.char}20'")
 
 
 def descriptor_of(dtype: np.dtype[Any], depth: int = 0) -> Any:

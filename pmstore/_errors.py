@@ -56,13 +56,42 @@ class _SystemError(Error, OSError):
 
 
 class StoreIOError(_SystemError):
-    """The system refused a read, a write or a sync; `errno` says which way."""
+    """The system refused to open, read, write or sync the file; `errno` says why.
+
+    One that Python has an exception of its own for is that exception too: PermissionError, NotADirectoryError,
+    IsADirectoryError.
+    """
+
+
+class StorePermissionError(StoreIOError, PermissionError):
+    """The file can't be read, or its directory can't be entered."""
+
+    code = errno.EACCES
+
+
+class StoreNotADirectoryError(StoreIOError, NotADirectoryError):
+    """The path leads through something that isn't a directory."""
+
+    code = errno.ENOTDIR
+
+
+class StoreIsADirectoryError(StoreIOError, IsADirectoryError):
+    """There is a directory at the path."""
+
+    code = errno.EISDIR
 
 
 class StoreLockedError(_SystemError, BlockingIOError):
-    """Another process, or another place in this one, has the store open."""
+    """Another process, or another place in this one, has the store open.
+
+    Attributes
+    ----------
+    pid : int or None
+        The process that has it open; None if the system doesn't tell.
+    """
 
     code = errno.EAGAIN
+    pid: int | None = None
 
 
 class OutOfSpaceError(_SystemError):
@@ -131,17 +160,20 @@ class UnknownNameError(Error, KeyError):
     hint : callable, optional
         Gives a sentence to append. It is called when the text is first asked for: looking for names that are
         near is too dear for a `try: ... except KeyError`.
+    group : str
+        The full name of the group that was asked; "" is the store.
     """
 
-    def __init__(self, name: str, hint: Callable[[], str] | None = None) -> None:
+    def __init__(self, name: str, hint: Callable[[], str] | None = None, group: str = "") -> None:
         super().__init__(name)
         self.name = name
+        self.group = group
         self._hint = hint
         self._text: str | None = None
 
     def __str__(self) -> str:
         if self._text is None:
-            text = f"no name {self.name!r} in the store"
+            text = f"no name {self.name!r} in the {f'group {self.group!r}' if self.group else 'store'}"
             if self._hint is not None:
                 with contextlib.suppress(Error):  # the store may have been closed in the meantime
                     text += self._hint()
@@ -149,7 +181,7 @@ class UnknownNameError(Error, KeyError):
         return self._text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name,)
+        return type(self), (self.name, None, self.group)
 
 
 class TransactionError(Error, RuntimeError):
@@ -164,6 +196,14 @@ class ForkedStoreError(Error, RuntimeError):
     """This process is a fork of the one that opened the store."""
 
 
+def refused(error: OSError, path: str) -> Error:
+    """The error for a path that the system refused to open."""
+    kinds = (OutOfSpaceError, StorePermissionError, StoreNotADirectoryError, StoreIsADirectoryError)
+    builtin = {errno.EDQUOT: errno.ENOSPC, errno.EPERM: errno.EACCES}.get(error.errno or 0, error.errno)
+    kind = next((kind for kind in kinds if kind.code == builtin), StoreIOError)
+    return kind(error.errno or kind.code, f"{path!r} can't be opened: {error.strerror or error}", path)
+
+
 class InternalError(Error, RuntimeError):
     """pmstore broke a contract of its own: please report it."""
 
@@ -173,4 +213,9 @@ class FingerprintMismatchError(Error, ValueError):
 
 
 class LostUpdateWarning(UserWarning):
-    """A list or dict read from a store was changed and not assigned back: the change is not in the store."""
+    """A copy of a list, a dict, an array or a structured scalar, read from a store or an element of a persistent list,
+    was changed and not assigned back: the change is not in the store.
+
+    Given by the next commit for a copy that nobody holds any more, and for small ones; for larger ones that are still
+    held by one of the next commits, at the latest by `Store.close`. Values that take over 64 MiB are not looked at.
+    """

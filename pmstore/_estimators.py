@@ -9,24 +9,34 @@ arrays the estimator needs to go on.
     absent ────────▶ unfinished ───────────────▶ finished
        ▲                 │                          │
        └─────────────────┴── forget(), prune() ─────┘
+
+A store that is given by its path is open for as long as somebody works on it. The threads of a process share one
+opening; processes take turns.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
 import re
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from pmstore._errors import FingerprintMismatchError, ReadOnlyStoreError, TransactionError
-from pmstore._fingerprint import Fingerprint, differences, digest
+from pmstore import _opening
+from pmstore._errors import Error, FingerprintMismatchError, ReadOnlyStoreError, StoreLockedError, TransactionError
+from pmstore._fingerprint import Fingerprint, differences, digest, state_of
 from pmstore._store import Store
 from pmstore._store import open as open_store
+
+logger = logging.getLogger("pmstore")
 
 StoreOrPath = Store | str | os.PathLike[str]
 
@@ -36,7 +46,7 @@ KINDS = ("kmeans",)
 _registry = threading.Lock()
 _locks: weakref.WeakKeyDictionary[Store, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
 
-_RANDOM_STATE = np.dtype(
+RANDOM_STATE = np.dtype(
     [("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")],
 )
 
@@ -117,6 +127,20 @@ class Slot:
             )
         return True
 
+    def require(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        """Raise FingerprintMismatchError unless such an array is in the slot, which holds a fit."""
+        value = self.group.get(name)
+        if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
+            return
+        if isinstance(value, np.ndarray):
+            found = f"an array of shape {value.shape} and dtype {value.dtype}"
+        else:
+            found = "nothing" if name not in self.group else f"a value of type {type(value).__name__}"
+        raise FingerprintMismatchError(
+            f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be an array of shape "
+            f"{shape} and dtype {np.dtype(dtype)}, and there is {found}. Forget the fit with reset()."
+        )
+
     def _refuse_what_is_no_fit(self) -> None:
         if self.name in self.store or len(self.group):
             raise FingerprintMismatchError(
@@ -129,16 +153,147 @@ def slot_name(kind: str, fingerprint: Fingerprint) -> str:
     return f"{kind}/{digest(fingerprint)}"
 
 
+# ---- stores that are given by their path
+
+
+_LOOKS, _BETWEEN_LOOKS = 8, 0.25  # seconds
+
+
+class _Shared:
+    """A store that the threads of this process share.
+
+    users : threads that are in `opened`, or about to be; under `_registry`.
+    lock : held while the store is opened and closed, by which the others wait for that.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.lock = threading.Lock()
+        self.store: Store | None = None
+        self.lease = -1  # descriptor
+
+    def open(self, path: str, mode: Literal["a", "r+"]) -> Store:
+        """The store, which the first one opens."""
+        with self.lock:
+            if self.store is None:
+                self.store = _open_in_turn(path, mode)
+                self.lease = _opening.take_lease(path)
+            return self.store
+
+    def leave(self, path: str) -> None:
+        """Close the store, if nobody else uses it."""
+        with self.lock:
+            with _registry:
+                self.users -= 1
+                last = not self.users
+            if last and self.store is not None:
+                store, self.store = self.store, None
+                lease, self.lease = self.lease, -1
+                _opening.drop_lease(lease)
+                with contextlib.suppress(Error), store:  # nothing is pending: whoever changed something committed it
+                    pass
+            with _registry:
+                if not self.users and _shared.get(path) is self:
+                    del _shared[path]
+
+
+_shared: dict[str, _Shared] = {}  # by real path
+
+
 @contextmanager
-def opened(store: StoreOrPath) -> Iterator[Store]:
-    """An open store as it is, outside any transaction; a path as a store that is open for as long as the block."""
-    if not isinstance(store, Store):
-        with open_store(store) as own:
-            yield own
+def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Iterator[Store]:
+    """An open store as it is, outside any transaction; a path as a store that is open for as long as the block.
+
+    Whoever else in this process is in such a block with the same path gets the same store. If another process has it
+    open, this waits for as long as that takes. What may wait for the block itself can't be waited for: an opening
+    elsewhere in this process, or by a process that started this one, is a StoreLockedError.
+
+    Parameters
+    ----------
+    store : Store or path
+    what : str
+        For the message of a TransactionError: what can't be done inside a transaction, and why.
+    mode : {"a", "r+"}
+        Of opening a path.
+    """
+    if isinstance(store, Store):
+        if store.in_transaction:
+            raise TransactionError(f"{what} and can't do so inside a transaction")
+        yield store
         return
-    if store.in_transaction:
-        raise TransactionError("an estimator commits after every iteration and can't do so inside a transaction")
-    yield store
+    path = os.path.realpath(_opening.path_of(store))
+    with _registry:
+        shared = _shared.setdefault(path, _Shared())
+        shared.users += 1
+    try:
+        own = shared.open(path, mode)
+        try:
+            yield own
+        except BaseException:
+            with contextlib.suppress(Error):  # of a commit for which there was no space, all is still pending
+                own.rollback()
+            raise
+    finally:
+        shared.leave(path)
+
+
+def _open_in_turn(path: str, mode: Literal["a", "r+"]) -> Store:
+    """Open a store when all other processes have let go of it."""
+    told: set[object] = set()
+    looks = 0  # in a row that found it open for longer than a fit
+    while True:
+        try:
+            return open_store(path, mode, timeout=_BETWEEN_LOOKS if told else 0.0)
+        except StoreLockedError as error:
+            holder = error.pid
+            if holder == os.getpid():
+                raise StoreLockedError(
+                    errno.EAGAIN, f"{error}. Pass that open store to the estimator instead of its path."
+                ) from None
+            name = "another process" if holder is None else f"process {holder}"
+            looks = 0 if _opening.is_leased(path) else looks + 1
+            if looks >= _LOOKS and holder is not None and _started_this_process(holder):
+                raise StoreLockedError(
+                    errno.EAGAIN,
+                    f"{error}, and that process started this one, and may be waiting for it. If it gave an open store "
+                    "to an estimator, pass the path instead of the open store, or use n_jobs=1 or threads.",
+                ) from None
+            if holder not in told:
+                logger.info("waiting for %s, which has the store %s open", name, path)
+            elif looks == _LOOKS:
+                logger.warning("still waiting for %s, which has the store %s open, and not for a fit", name, path)
+            told.add(holder)
+
+
+def _started_this_process(pid: int) -> bool:
+    """Whether the process is the parent of this one, or its parent's, and so on."""
+    above = os.getppid()
+    while above:
+        if above == pid:
+            return True
+        try:
+            with open(f"/proc/{above}/stat", encoding="utf-8", errors="replace") as file:
+                above = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+def _after_fork() -> None:
+    global _registry
+    _registry = threading.Lock()  # another thread of the parent's may hold the old one for good
+    _locks.clear()
+    for shared in _shared.values():
+        if shared.lease >= 0:
+            with contextlib.suppress(OSError):
+                os.close(shared.lease)
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# ---- what callers may do with the slots
 
 
 def prune(store: StoreOrPath) -> list[str]:
@@ -150,41 +305,48 @@ def prune(store: StoreOrPath) -> list[str]:
     Parameters
     ----------
     store : Store or path
-        A path must name an existing store.
+        A path must name an existing store. One that another process has open is waited for.
+
+    Raises
+    ------
+    TransactionError
+        If a transaction of the open store is open in this thread.
 
     Returns
     -------
     list of str
         Names of the groups that were deleted.
     """
-    if not isinstance(store, Store):
-        with open_store(store, mode="r+") as own:
-            return prune(own)
-    names = [
-        f"{kind}/{name.partition('/')[0]}"
-        for kind in KINDS
-        for name in store.group(kind)
-        if re.fullmatch(r"[0-9a-f]{16}/finished", name)
-    ]
-    slots = [slot for slot in (Slot(store, name) for name in names) if slot.fingerprint is not None and slot.finished]
-    with store.transaction():
-        for slot in slots:
-            slot.forget()
+    with opened(store, "prune() commits", "r+") as own:
+        names = [
+            f"{kind}/{name.partition('/')[0]}"
+            for kind in KINDS
+            for name in own.group(kind)
+            if re.fullmatch(r"[0-9a-f]{16}/finished", name)
+        ]
+        slots = [slot for slot in (Slot(own, name) for name in names) if slot.finished]
+        with contextlib.ExitStack() as until_forgotten:
+            for slot in slots:
+                until_forgotten.enter_context(slot.worked_on())  # not while another thread loads it
+            slots = [slot for slot in slots if slot.fingerprint is not None and slot.finished]
+            with own.transaction():
+                for slot in slots:
+                    slot.forget()
     return [slot.name for slot in slots]
 
 
 def check_random_state_kind(random_state: np.random.RandomState) -> None:
     """Raise ValueError unless the generator is the one whose state can be kept, which is that of every RandomState
     made from a seed."""
-    kind = _state_of(random_state)["bit_generator"]
+    kind = state_of(random_state)["bit_generator"]
     if kind != "MT19937":
         raise ValueError(f"random_state must be a RandomState over MT19937 to be kept in a store, not over {kind}")
 
 
 def keep_random_state(slot: Slot, random_state: np.random.RandomState) -> None:
     """Put the state of a generator into the slot, as part of the caller's transaction."""
-    state = _state_of(random_state)
-    record = np.zeros((), _RANDOM_STATE)
+    state = state_of(random_state)
+    record = np.zeros((), RANDOM_STATE)
     record["key"], record["pos"] = state["state"]["key"], state["state"]["pos"]
     record["has_gauss"], record["gauss"] = state["has_gauss"], state["gauss"]
     slot.group["random_state"] = record
@@ -201,8 +363,3 @@ def restore_random_state(slot: Slot, random_state: np.random.RandomState) -> Non
             "gauss": float(record["gauss"]),
         }
     )
-
-
-def _state_of(random_state: np.random.RandomState) -> dict[str, Any]:
-    state: Any = random_state.get_state(legacy=False)
-    return dict(state)

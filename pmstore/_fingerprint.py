@@ -48,6 +48,12 @@ def hash_array(array: npt.NDArray[Any]) -> str:
     return f"{hash64(contents.data):016x}"
 
 
+def state_of(random_state: np.random.RandomState) -> dict[str, Any]:
+    """The whole state of a generator, whatever its kind."""
+    state: Any = random_state.get_state(legacy=False)
+    return dict(state)
+
+
 def describe_data(X: Any) -> Fingerprint:
     """Shape, dtype and contents of a dense array or a CSR matrix, all of it hashed."""
     described: Fingerprint = {"X shape": list(X.shape), "X dtype": str(X.dtype)}
@@ -119,8 +125,7 @@ def _describe(value: Any) -> Any:
 
 
 def _hash_random_state(random_state: np.random.RandomState) -> str:
-    state: Any = random_state.get_state(legacy=False)
-    return hashlib.sha256(repr(_plain(state)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(_plain(state_of(random_state))).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

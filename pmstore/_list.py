@@ -73,7 +73,9 @@ class PersistentList(MutableSequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """The elements. What is changed meanwhile may or may not show."""
-        start = 0
+        return self._from(0)
+
+    def _from(self, start: int) -> Iterator[Any]:
         while ahead := self[start : start + _AHEAD]:
             yield from ahead
             start += len(ahead)
@@ -84,6 +86,17 @@ class PersistentList(MutableSequence[Any]):
         if not isinstance(other, (PersistentList, list)):
             return NotImplemented
         return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a PersistentList of an open store can't be pickled or copied; list(it) copies what it holds")
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Where the value is first. ValueError if it isn't there."""
+        first, last, _ = slice(start, stop).indices(len(self))
+        for i, element in zip(range(first, last), self._from(first)):
+            if element is value or element == value:
+                return i
+        raise ValueError(f"{value!r:.80} is not in the list {self._name!r}")
 
     def __repr__(self) -> str:
         try:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from pmstore._array import Array
-from pmstore._catalog import MISSING, Catalog, Row
+from pmstore._catalog import MISSING, Catalog
 from pmstore._list import PersistentList
-from pmstore._names import check_name
+from pmstore._names import check_name, key_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from pmstore._display import Row
     from pmstore._store import Store
 
 __all__ = ["Group", "NameMapping"]
@@ -50,7 +51,7 @@ class NameMapping(MutableMapping[str, Any]):
         if not isinstance(name, str):
             return False
         try:
-            key = b"n" + check_name(self._prefix + name)
+            key = key_of(self._prefix + name)
         except ValueError:
             return False
         with self._catalog.lock:
@@ -86,8 +87,9 @@ class NameMapping(MutableMapping[str, Any]):
         """Copies a value into the store.
 
         An array goes into the existing one if that has the same shape, dtype and order, so that live references see
-        it; any other value takes the name, and what had it before is detached. TypeError with a hint for what can't be
-        stored; NameConflictError, OutOfSpaceError (the old value stays), ReadOnlyStoreError, ClosedStoreError.
+        it; any other value takes the name, and what had it before is detached. An array that takes the place of one
+        with writeable=False can't be written either. TypeError with a hint for what can't be stored;
+        NameConflictError, OutOfSpaceError (the old value stays), ReadOnlyStoreError, ClosedStoreError.
         """
         self._catalog.set(self._full(name), value)
 
@@ -157,7 +159,7 @@ class NameMapping(MutableMapping[str, Any]):
         shape : int or sequence of int
             Lengths of the axes, in elements.
         dtype : data type
-            Any that numpy has but those that hold Python objects (TypeError).
+            Any that numpy has but those that hold Python objects, or text of no length, as "U" (TypeError).
         order : {"C", "F"}
             Which axis is contiguous in memory: the last or the first.
         fill_value : scalar or ndarray
@@ -188,7 +190,9 @@ class NameMapping(MutableMapping[str, Any]):
     ) -> Array:
         """The array under a name, which is created as by `create_array` if there is none.
 
-        NameConflictError (a ValueError), which shows both, if what is there has another shape or dtype.
+        NameConflictError (a ValueError), which shows both, if what is there has another shape or dtype, or can be
+        written and writeable=False is asked for. One that can't be written is given in any case; its order may be
+        another too.
         """
         return self._catalog.require_array(self._full(name), shape, dtype, order, fill_value, writeable)
 

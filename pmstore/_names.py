@@ -17,6 +17,7 @@ from pmstore._errors import CorruptStoreError, InvalidNameError
 
 __all__ = [
     "LIST_ID_KEY",
+    "LIST_PREFIX",
     "NAME_PREFIX",
     "check_name",
     "element_key",
@@ -27,8 +28,10 @@ __all__ = [
     "split_element",
 ]
 
+INDEX_MAX = (1 << 64) - 1
 NAME_MAX = 764  # bytes in UTF-8; a catalog key has room for 768
 NAME_PREFIX = b"n"
+LIST_PREFIX = b"l"
 LIST_ID_KEY = b"mlist-id"
 
 _ELEMENT = struct.Struct(">cQQ")
@@ -79,17 +82,17 @@ def parents(name: str) -> list[str]:
 
 def element_prefix(list_id: int) -> bytes:
     """What the keys of a list's elements start with."""
-    return _LIST.pack(b"l", list_id)
+    return _LIST.pack(LIST_PREFIX, list_id)
 
 
 def element_key(list_id: int, index: int) -> bytes:
     """The catalog key of a list's element."""
-    return _ELEMENT.pack(b"l", list_id, index)
+    return _ELEMENT.pack(LIST_PREFIX, list_id, index)
 
 
 def split_element(key: bytes) -> tuple[int, int] | None:
     """The list id and the index of an element's key; None if it is no such key."""
-    if len(key) != _ELEMENT.size or key[:1] != b"l":
+    if len(key) != _ELEMENT.size or key[:1] != LIST_PREFIX:
         return None
     _, list_id, index = _ELEMENT.unpack(key)
     return list_id, index

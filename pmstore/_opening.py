@@ -22,14 +22,24 @@ import time
 from typing import Any, NamedTuple
 
 from pmstore import _core
-from pmstore._errors import NotAStoreError, ReadOnlyStoreError, StoreExistsError, StoreLockedError, StoreNotFoundError
+from pmstore._errors import (
+    Error,
+    NotAStoreError,
+    ReadOnlyStoreError,
+    StoreExistsError,
+    StoreIsADirectoryError,
+    StoreLockedError,
+    StoreNotFoundError,
+    refused,
+)
 
-__all__ = ["MODES", "Claim", "caller", "claim", "path_of", "seconds"]
+__all__ = ["MODES", "Claim", "claim", "outside", "path_of", "seconds"]
 
 MODES = ("r", "r+", "a", "w", "x")
 
 _LOCK_BYTE = 1 << 62
 _PID_BYTE = _LOCK_BYTE + 1
+_LEASE_BYTE = _LOCK_BYTE + 2
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid
 _TEMPORARY = ".pmstore-creating-"
 _POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds
@@ -56,6 +66,11 @@ class Claim:
         self._inode = inode
         self._note = note
 
+    @property
+    def where(self) -> str:
+        """ "file:line" where the store was opened."""
+        return self._note.where
+
     def unlock(self) -> None:
         """Let go of the file. For when the core has closed it; of no effect in a forked process."""
         with _registry_lock:
@@ -77,13 +92,17 @@ class Claim:
 
 
 def path_of(path: Any) -> str:
-    """The absolute path as str; TypeError if it is none, ValueError if it is empty or holds a NUL."""
+    """The absolute path as str; TypeError if it is none, ValueError if it is empty or holds a NUL, IsADirectoryError if
+    it can only be a directory's.
+    """
     try:
         text = os.fsdecode(path)
     except TypeError:
         raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
     if not text or "\0" in text:
         raise ValueError(f"not a path: {text!r}")
+    if os.path.basename(text) in ("", os.curdir):
+        raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
     return os.path.abspath(text)
 
 
@@ -101,20 +120,22 @@ def seconds(timeout: Any) -> float:
     return float(timeout)
 
 
-def caller() -> str:
-    """ "file:line" of the nearest frame outside of pmstore."""
+def outside() -> tuple[int, str]:
+    """The nearest frame outside of pmstore and contextlib: the stacklevel for a warning by the caller, "file:line"."""
     package = os.path.dirname(__file__) + os.sep
+    level = 1
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        level += 1
+    return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def claim(path: str, mode: str, media: str, timeout: float, where: str) -> Claim:
     """Open, or create, the file of a store, and lock it.
 
     Waits up to timeout seconds for others to let go. Raises StoreLockedError, StoreNotFoundError, StoreExistsError,
-    NotAStoreError, ReadOnlyStoreError, or an OSError of the system's.
+    NotAStoreError, ReadOnlyStoreError, OutOfSpaceError, StoreIOError.
     """
     deadline = time.monotonic() + timeout
     pause = _POLL_FIRST
@@ -128,6 +149,10 @@ def claim(path: str, mode: str, media: str, timeout: float, where: str) -> Claim
                 raise
             time.sleep(min(pause, left))
             pause = min(2 * pause, _POLL_MOST)
+        except Error:
+            raise
+        except OSError as error:
+            raise refused(error, path) from error
 
 
 class _Changed(Exception):
@@ -147,7 +172,7 @@ def _try(real: str, path: str, mode: str, media: str, where: str) -> Claim:
                 return _create(real, path, mode, media, where, None)
             continue
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "a store is a file, and this is a directory", path)
+            raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {path!r} is a directory", path)
         if not stat.S_ISREG(status.st_mode):
             raise NotAStoreError(f"{path!r} is not a regular file")
         if mode == "x":
@@ -297,19 +322,60 @@ def _lock(fd: int, path: str, writing: bool) -> None:
         fcntl.fcntl(fd, fcntl.F_SETLK, _flock(kind, _PID_BYTE))
 
 
-def _holder(fd: int) -> tuple[bool, str]:
+def _holder(fd: int) -> tuple[bool, int | None]:
+    """Whether it has the file open for writing, and its process id if the system tells."""
     answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _flock(fcntl.F_WRLCK, _PID_BYTE)))
     kind, pid = answer[0], answer[4]
     if kind == fcntl.F_UNLCK or pid <= 0:
-        return True, "another process, or a fork of one,"
-    return kind == fcntl.F_WRLCK, f"process {pid}"
+        return True, None
+    return kind == fcntl.F_WRLCK, pid
 
 
-def _locked(path: str, writing: bool, held_for_writing: bool, holder: str) -> StoreLockedError:
+def _locked(path: str, writing: bool, held_for_writing: bool, pid: int | None, where: str = "") -> StoreLockedError:
+    holder = "another process, or a fork of one," if pid is None else f"process {pid}"
+    if where:
+        holder = f"this process ({pid}), at {where},"
     text = f"{path!r} is in use: {holder} has it open for {'writing' if held_for_writing else 'reading'}"
     if not writing:
         text += "; reading beside a writer is not offered by this version"
-    return StoreLockedError(errno.EAGAIN, text)
+    error = StoreLockedError(errno.EAGAIN, text)
+    error.pid = pid
+    return error
+
+
+# ---- leases: who has the store open promises to let go of it by itself
+
+
+def take_lease(path: str) -> int:
+    """A descriptor that holds a lease of the file until `drop_lease`; -1 if there can't be one."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_RDLCK, _LEASE_BYTE))
+    except OSError:
+        return -1
+    return fd
+
+
+def drop_lease(fd: int) -> None:
+    """To be called before the store is closed: closing any descriptor of a file drops the POSIX lock that tells the
+    process's id."""
+    with contextlib.suppress(OSError):
+        # Not only closed: a fork may have the descriptor for another moment.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, _LEASE_BYTE))
+        os.close(fd)
+
+
+def is_leased(path: str) -> bool:
+    """Whether anyone holds a lease of the file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, _LEASE_BYTE))
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
 
 
 # ---- what this process has open (under _registry_lock)
@@ -318,7 +384,7 @@ def _locked(path: str, writing: bool, held_for_writing: bool, holder: str) -> St
 def _refuse_if_noted(inode: tuple[int, int], path: str, writing: bool) -> None:
     for note in _registry.get(inode, ()):
         if writing or note.writing:
-            raise _locked(path, writing, note.writing, f"this process ({os.getpid()}), at {note.where},")
+            raise _locked(path, writing, note.writing, os.getpid(), note.where)
 
 
 def _noted(fd: int, lock_fd: int, inode: tuple[int, int], writing: bool, where: str) -> Claim:

@@ -137,7 +137,7 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                     _check_entry(catalog, row.entry)
             except CorruptStoreError as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
-        for row in catalog.core.scan(b"l"):
+        for row in catalog.core.scan(_names.LIST_PREFIX):
             place = _names.split_element(row.key)
             name = None if place is None else _element_name(lists, place)
             try:

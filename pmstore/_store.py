@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -18,12 +17,13 @@ from pmstore._errors import (
     CorruptStoreError,
     Error,
     ForkedStoreError,
+    FormatVersionError,
     LostUpdateWarning,
     OutOfSpaceError,
     TransactionError,
 )
 from pmstore._mapping import NameMapping
-from pmstore._opening import MODES, Claim, caller, claim, path_of, seconds
+from pmstore._opening import MODES, Claim, claim, outside, path_of, seconds
 from pmstore._report import CheckReport, Stats, check
 from pmstore._transaction import Transaction, Turn
 
@@ -76,13 +76,16 @@ def open(
     ------
     StoreLockedError
         Another process, which it names, or another place in this one has the store open. Mode "r" beside a writer too.
-    StoreNotFoundError, StoreExistsError, IsADirectoryError
+    StoreNotFoundError, StoreExistsError
         As the mode says; the first also if the directory is missing.
     NotAStoreError, FormatVersionError, CorruptStoreError
         The file isn't a store, is of a newer version, is damaged. It is left as it is.
     ReadOnlyStoreError
         The file can't be written.
-    OutOfSpaceError, OSError, TypeError, ValueError
+    StoreIOError
+        Whatever else the system says against it, as IsADirectoryError, NotADirectoryError or PermissionError too if it
+        is one.
+    OutOfSpaceError, TypeError, ValueError
     """
     name = path_of(path)
     if mode not in MODES:
@@ -93,9 +96,14 @@ def open(
         raise ValueError(f'durability is "sync", the only kind that this version offers, not {durability!r}')
     limit = _size(max_size)
     kind = media.partition(":")[2] or "auto" if media.startswith("trace") else media
-    held = claim(name, mode, kind, seconds(timeout), caller())
+    held = claim(name, mode, kind, seconds(timeout), outside()[1])
     try:
+        empty = not os.fstat(held.fd).st_size
         core = Core(held.fd, kind, read_only=mode == "r", trace=media.startswith("trace"), max_size=limit)
+    except (CorruptStoreError, FormatVersionError) as error:
+        held.unlock()
+        hint = ' (it is empty: delete it, or let mode "w" replace it)' if empty else ""
+        raise type(error)(f"{name!r}: {error}{hint}") from None
     except BaseException:
         held.unlock()
         raise
@@ -215,6 +223,9 @@ class Store(NameMapping):
         every name back to the last commit. A transaction is the time since the last commit: changes made before it
         began belong to it.
 
+        No await or yield inside: what else runs meanwhile would be part of it. If transactions are then left out of
+        order, all of them are rolled back and raise TransactionError; what ends in order is not noticed.
+
         It belongs to one thread; others that ask for one wait. A transaction inside another joins it; an exception that
         leaves an inner one dooms the outer, which rolls back and raises TransactionError if it ends without an
         exception.
@@ -250,17 +261,17 @@ class Store(NameMapping):
     def _writable(self) -> None:
         self._catalog.writable()
 
-    def _commit_now(self) -> None:
+    def _commit_now(self, *, closing: bool = False) -> None:
         catalog = self._catalog
         with catalog.lock:
-            lost = catalog.watch.lost() if catalog.watch else ()
+            lost = catalog.watch.lost(all_of_them=closing) if catalog.watch else ()
             catalog.core.commit()
-        for what in lost:
+        for what, place in lost:
             warnings.warn(
                 f"{what!r} was read from the store and changed, but not assigned back: the change is not in the store. "
-                f"store[{what!r}] = value stores it",
+                f"{place} = value stores it",
                 LostUpdateWarning,
-                stacklevel=_outside(),
+                stacklevel=outside()[0],
             )
 
     def _rollback_now(self) -> None:
@@ -297,7 +308,7 @@ class Store(NameMapping):
                 return
             try:
                 if self._usable:
-                    self._commit_now()
+                    self._commit_now(closing=True)
             except OutOfSpaceError:
                 raise
             except BaseException:
@@ -360,36 +371,26 @@ class Store(NameMapping):
         return self
 
 
-def _outside() -> int:
-    """The stacklevel, for a call by the caller, of the nearest frame outside of pmstore and contextlib."""
-    package = os.path.dirname(__file__) + os.sep
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
-        frame = frame.f_back
-        level += 1
-    return level
-
-
-def _drop_with_warning(store: Store, exiting: bool = False) -> None:
+def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
     try:
         if store._usable:
             warnings.warn(
-                f"the store {store._path!r} was not closed: changes since its last commit, if any, are dropped",
+                f"the store {store._path!r}, opened at {store._claim.where}, was not closed: changes since its last "
+                "commit, if any, are dropped",
                 ResourceWarning,
                 stacklevel=2,
                 source=store,
             )
     finally:
         with contextlib.suppress(Error):
-            store._drop()
+            store._drop(exiting=exiting)
 
 
 @atexit.register
 def _at_exit() -> None:
     for store in list(_open_stores):
         with contextlib.suppress(ResourceWarning):  # made an error: the others are to be closed too
-            _drop_with_warning(store)
+            _drop_with_warning(store, exiting=True)
 
 
 def _after_fork() -> None:

@@ -16,6 +16,7 @@ code  type              payload
 
 from __future__ import annotations
 
+import datetime
 import math
 import struct
 from typing import Any
@@ -45,7 +46,7 @@ def encode(value: Any) -> bytes:
     if kind not in _ATOMS:
         _check(value, 0)
     try:
-        return bytes(msgpack.packb(value, strict_types=True, unicode_errors="surrogatepass", default=_extension))
+        return _pack(value)
     except (OverflowError, ValueError) as error:
         raise TooLargeError(
             f"a {kind.__name__} takes at most 4 GiB encoded, and so does each of its parts ({error}); "
@@ -70,9 +71,15 @@ def decode(encoded: bytes) -> Any:
 
 
 def has_containers(value: Any) -> bool:
-    """Whether a part of the value can be changed in place: a list, a dict, or a tuple that holds one."""
+    """Whether a part of the value can be changed in place: a list, a dict, an array, a structured scalar, or a tuple
+    that holds one.
+    """
     kind = type(value)
-    return kind is list or kind is dict or (kind is tuple and any(map(has_containers, value)))
+    if kind in _ATOMS:
+        return False
+    if kind is tuple:
+        return any(map(has_containers, value))
+    return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
 
 
 def type_name(value: Any) -> str:
@@ -109,8 +116,12 @@ def _check_parts(parts: Any, depth: int) -> None:
 def _hint(value: Any) -> str:
     kind = type(value)
     text = f"a store can't keep a {kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, np.ma.MaskedArray):
+        return f"{text}, as np.asarray(value) would lose its mask: store value.data and value.mask"
     if isinstance(value, np.ndarray):
         return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
+    if kind.__module__.startswith("scipy.sparse"):
+        return f"{text}: store the arrays that it is made of (value.tocsr() has data, indices and indptr) and its shape"
     for base in (bool, int, float, complex, str, bytes, tuple, list, dict):
         if isinstance(value, base):
             return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"
@@ -118,6 +129,10 @@ def _hint(value: Any) -> str:
         return f"{text}: store bytes(value), or a numpy array of uint8"
     if isinstance(value, (set, frozenset)):
         return f"{text}: store sorted(value) or list(value)"
+    if isinstance(value, datetime.timedelta):
+        return f"{text}: store np.timedelta64(value) or value.total_seconds()"
+    if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date
+        return f"{text}: store value.isoformat(), or np.datetime64(value) if it has no time zone"
     if hasattr(value, "__array__"):
         return f"{text}: store np.asarray(value)"
     return (

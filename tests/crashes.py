@@ -72,7 +72,7 @@ def record(path: Path, medium: str, workload: Workload, known: dict[int, Snapsho
         states[store.sequence] = snapshot(store)
 
     workload(store, committed)
-    events = [Event(*event) for event in store._catalog.core.trace()[0]]
+    events = [Event(*event) for event in store._catalog.core.trace()]
     store._drop(discard=True)
     return Recording(medium, base, events, states)
 

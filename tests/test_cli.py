@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -162,6 +163,10 @@ def test_dump_npy(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (np.zeros((0, 3)), []),
         (np.array([b"ab"]), [{"bytes": "YWI="}]),
         (np.array(["2024-05-06"], dtype="M8[D]"), ["2024-05-06"]),
+        (np.array([90, -3, "NaT"], dtype="m8[m]"), ["PT90M", "-PT3M", "NaT"]),
+        (np.array([1500, -1, 2000], dtype="m8[ms]"), ["PT1.5S", "-PT0.001S", "PT2S"]),
+        (np.array([3], dtype="m8[7D]"), ["P21D"]),
+        ([np.timedelta64(2, "Y"), np.timedelta64(1, "as"), np.timedelta64(4)], ["P2Y", f"PT0.{1:018}S", 4]),
         (np.array([(1, 2.5)], dtype=[("n", "i4"), ("x", "f8")]), [{"n": 1, "x": 2.5}]),
         (np.array([1 + 1j], dtype="c8"), [{"complex": [1.0, 1.0]}]),
         (np.array([b"abc"], dtype="V3"), [{"bytes": "YWJj"}]),
@@ -204,11 +209,7 @@ def test_check_of_a_sound_store(example: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_check_names_the_damaged_array(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damaged = bytearray(path.read_bytes())
-    at = damaged.find(CENTERS.tobytes())
-    assert at > 0
-    damaged[at + 9] ^= 1
-    path.write_bytes(damaged)
+    damage(path)
     status, out, err = in_process(capsys, "check", path)
     assert status == 1
     assert "model/centers" in out
@@ -228,6 +229,68 @@ def test_check_of_a_store_without_a_valid_header(path: Path) -> None:
     done = run("check", path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
+
+
+def damage(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.find(CENTERS.tobytes()) + 9] ^= 1
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--npy", "x.npy"]])
+def test_a_damaged_array_is_not_dumped(options: list[str], path: Path) -> None:
+    damage(path)
+    done = run("dump", *options, path, "model/centers", cwd=path.parent)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and "damaged: 'model/centers'" in done.stderr
+    assert not (path.parent / "x.npy").exists()
+    assert run("dump", path).returncode == 1
+    done = run("dump", path, "model/labels", "epoch")
+    assert (done.returncode, done.stdout) == (0, "model/labels = [0 1 2 3]\nepoch = 3\n")
+
+
+# ---- --npy
+
+
+@pytest.mark.parametrize("kind", ["same", "relative", "link", "hard link"])
+def test_npy_never_replaces_the_store(kind: str, path: Path) -> None:
+    target = {"same": path, "relative": Path("copy.pm")}.get(kind, path.parent / "link")
+    if kind == "link":
+        target.symlink_to(path)
+    elif kind == "hard link":
+        target.hardlink_to(path)
+    before = path.read_bytes()
+    done = run("dump", "--npy", target, path, "model/centers", cwd=path.parent)
+    assert done.returncode == 2
+    assert done.stderr == f"pmstore: {path}: {target} is the store itself\n"
+    assert path.read_bytes() == before
+
+
+def test_npy_is_written_whole_or_not_at_all(path: Path, tmp_path: Path) -> None:
+    """A limit on the size of files is a full disk to whoever writes."""
+    with pmstore.open(path) as store:
+        store["big"] = np.arange(100_000.0)
+    (tmp_path / "big.npy").write_bytes(b"old")
+    files = sorted(tmp_path.iterdir())
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+    done = run("dump", "--npy", "big.npy", path, "big", cwd=tmp_path, preexec_fn=limit)
+    assert done.returncode == 2
+    assert done.stderr.startswith("pmstore: big.npy: ") and done.stderr.count("\n") == 1
+    assert (tmp_path / "big.npy").read_bytes() == b"old" and sorted(tmp_path.iterdir()) == files
+
+
+def test_npy_through_a_link_and_to_a_device(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
+    for _ in range(2):
+        assert in_process(capsys, "dump", "--npy", tmp_path / "link.npy", path, "model/centers") == (0, "", "")
+    assert (tmp_path / "link.npy").is_symlink()
+    assert (np.load(tmp_path / "real.npy") == CENTERS).all()
+    (tmp_path / "null").symlink_to("/dev/null")
+    assert in_process(capsys, "dump", "--npy", tmp_path / "null", path, "model/centers") == (0, "", "")
+    assert Path("/dev/null").is_char_device()
 
 
 # ---- errors: one line on stderr, status 2, no traceback
@@ -265,6 +328,8 @@ def test_what_cannot_be_opened(case: str, tmp_path: Path) -> None:
         ["dump", "--npy", "x.npy", "PATH"],
         ["dump", "--npy", "no/such/folder/x.npy", "PATH", "model/centers"],
         ["dump", "PATH", "/a//b"],
+        ["info", ""],
+        ["ls", "\udcff"],
     ],
 )
 def test_wrong_names(arguments: list[str], example: Path, tmp_path: Path) -> None:
@@ -273,6 +338,17 @@ def test_wrong_names(arguments: list[str], example: Path, tmp_path: Path) -> Non
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "x.npy").exists()
+
+
+def test_a_group_is_called_one(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("model", "model/"):
+        status, out, err = in_process(capsys, "dump", example, name)
+        assert (status, out) == (2, "") and "'model' is a group" in err
+
+
+def test_a_missing_store_is_not_offered_a_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none.pm"
+    assert in_process(capsys, "ls", path) == (2, "", f"pmstore: {path}: there is no such file\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["ls"], ["ls", "--no-such-option", "x"]])
@@ -315,3 +391,13 @@ def test_output_that_cannot_show_a_name(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = run("ls", tmp_path / "names.pm", env=environment)
     assert (done.returncode, done.stdout) == (0, "\\u540d\\u524d\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, tmp_path: Path) -> None:
+    value = {"名前": "ü ÿ 😀 \x7f"}
+    with pmstore.open(tmp_path / "names.pm") as store:
+        store["値"] = value
+    command = [sys.executable, "-m", "pmstore", "dump", "--json", tmp_path / "names.pm"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, timeout=60)
+    assert json.loads(done.stdout.decode(encoding)) == {"値": value}

@@ -45,6 +45,7 @@ def test_five_kills_and_the_same_result(tmp_path: Path) -> None:
     done = run("--dir", tmp_path, "--n-init", "150")
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
+    assert "n_init = 150 runs" in text
     assert text.count("SIGKILL") == 5 and "5 kills. Every result was identical." in text
     assert "loads the result" in text and "without a commit" in text
     assert not list(tmp_path.iterdir()), "the demo left something"
@@ -66,6 +67,24 @@ def test_a_difference_is_found(demo: ModuleType) -> None:
         "n_iter_": 4,
     }.items():
         assert demo.differences(fit, SimpleNamespace(**{**vars(fit), name: value})) == [name]
+
+
+@pytest.mark.parametrize(("seconds_per_run", "runs"), [(1e-9, 999), (0.01, 400), (3.0, 100)])
+def test_the_runs_are_in_the_hundreds(
+    seconds_per_run: float, runs: int, demo: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+
+    def fit(clusters: int, n_init: int, random_state: int) -> Any:
+        def advance(_: Any) -> None:
+            nonlocal clock
+            clock += n_init * seconds_per_run
+
+        return SimpleNamespace(fit=advance)
+
+    monkeypatch.setattr(demo, "SklearnKMeans", fit)
+    monkeypatch.setattr(demo, "time", SimpleNamespace(perf_counter=lambda: clock))
+    assert demo.enough_runs(IMAGES, demo.parse([])) == runs
 
 
 def idx(images: Any) -> bytes:

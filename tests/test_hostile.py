@@ -204,6 +204,23 @@ def shared_empty_leaves(path: Path) -> None:
 
 
 @case
+def one_leaf_named_twice(path: Path) -> None:
+    """Deleting from it would merge it with itself."""
+    image = image_of(path)
+    leaf = 4 * PAGE
+    image.write_node(leaf, 0, [Cell(b"na", ONE), Cell(b"nb", ONE), Cell(b"nc", ONE)])
+    image.write_node(image.tree, 1, [Cell(b"nb", offset=leaf)], first_child=leaf)
+    image.set_root(image.tree, 3)
+    image.save()
+    with pmstore.open(path, "r+") as store:
+        assert not store.check().ok
+        for name in "abc":
+            with contextlib.suppress(pmstore.Error):
+                del store[name]
+        store.rollback()
+
+
+@case
 def levels_in_a_loop(path: Path) -> None:
     for level, child in ((1, 3 * PAGE), (1, 4 * PAGE), (23, 3 * PAGE), (24, 4 * PAGE), (1 << 31, 3 * PAGE)):
         image = image_of(path)

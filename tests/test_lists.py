@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import random
 from collections.abc import MutableSequence
 
@@ -68,6 +70,14 @@ def test_errors_of_a_list(items):
         items[::-1] = [1]
     with pytest.raises(IndexError):
         pmstore.PersistentList.pop(items, 5)
+    for use in (items.index, items.remove):
+        with pytest.raises(ValueError, match="'absent' is not in the list 'items'"):
+            use("absent")
+    with pytest.raises(ValueError):
+        items.index(1, 1)
+    for use in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"list\(it\)"):
+            use(items)
     assert items == [1, 2]
 
 
@@ -182,6 +192,34 @@ def test_two_lists_do_not_mix(store, items):
     assert store["z/other"] == other and other.name == "z/other"
     items += items
     assert len(items) == 600
+
+
+def test_index(items):
+    plain = [i % 100 for i in range(300)]
+    items.extend(plain)
+    for bounds in ((), (5,), (50, 200), (-100,), (-100, -10), (0, 10**30)):
+        assert items.index(60, *bounds) == plain.index(60, *bounds)
+    assert items.index(99, 150) == 199 and 99 in items and "x" not in items
+
+
+def test_the_number_of_names_beside_lists(store):
+    assert len(store) == 0
+    store.create_list("empty")
+    assert len(store) == 1
+    for i in range(5):
+        store.create_list(f"list{i}").extend(range(i * 100))
+    assert len(store) == len(list(store)) == 6
+    store.update({f"value{i}": i for i in range(100)})
+    assert len(store) == len(list(store)) == 106
+    scans = []
+    core = store._catalog.core
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(core), "scan", lambda *arguments: scans.append(arguments) or iter(()))
+        assert len(store) == 106
+    assert not scans
+    del store["list2"], store["empty"]
+    store["list3"].clear()
+    assert len(store) == len(list(store)) == 104
 
 
 def test_appending_is_cheap_at_any_length(store, items):

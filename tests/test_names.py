@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,16 @@ def test_an_unknown_name(store):
         store.pop("nothing")
     assert store.pop("nothing", 3) == 3
     assert store.get("nothing") is None
+
+
+def test_an_unknown_name_of_a_group(store):
+    store["a/b/weights"] = 1
+    group = store.group("a").group("b")
+    for use in (lambda: group["weigths"], lambda: group.pop("weigths"), lambda: group.__delitem__("weigths")):
+        with pytest.raises(KeyError) as caught:
+            use()
+        assert str(caught.value) == "no name 'weigths' in the group 'a/b'; near it: 'weights'"
+    assert "in the group 'a/b'" in str(pickle.loads(pickle.dumps(caught.value)))
 
 
 def test_an_unknown_name_of_a_store_closed_meanwhile(store):

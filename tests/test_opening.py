@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import re
 import signal
 import stat
 import struct
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import _core
+from pmstore import _core, _estimators
 
 HOLD = """
 import sys, pmstore
@@ -140,6 +142,26 @@ def test_wrong_arguments(path, arguments, error, text):
     assert names_in(path.parent) == []
 
 
+def test_paths_that_lead_nowhere(path):
+    path.write_bytes(b"a file")
+    loop = path.with_name("loop")
+    loop.symlink_to("loop")
+    for bad, kind, code in (
+        (path / "below", NotADirectoryError, errno.ENOTDIR),
+        (path.parent / ("x" * 300), OSError, errno.ENAMETOOLONG),
+        (loop, OSError, errno.ELOOP),
+        (path.parent, IsADirectoryError, errno.EISDIR),
+        (f"{path.parent}/new/", IsADirectoryError, errno.EISDIR),
+        (f"{path.parent}/new/.", IsADirectoryError, errno.EISDIR),
+    ):
+        for mode in ("r", "r+", "a", "w", "x"):
+            with pytest.raises(kind, match=re.escape(str(bad))) as caught:
+                pmstore.open(bad, mode)
+            assert isinstance(caught.value, pmstore.StoreIOError) and caught.value.errno == code
+            assert isinstance(pickle.loads(pickle.dumps(caught.value)), kind)
+    assert names_in(path.parent) == ["loop", "store.pm"]
+
+
 def test_a_missing_directory(path):
     for mode in ("a", "w", "x"):
         with pytest.raises(FileNotFoundError, match="directory"):
@@ -192,7 +214,7 @@ def test_kinds_of_media(path, media):
         store.commit()
         assert store.media in ("memory", "file")
         if media.startswith("trace"):
-            assert store._catalog.core.trace()[1] > 3
+            assert len(store._catalog.core.trace()) > 3
     with pmstore.open(path, "r") as store:
         assert store["a"] == 1
 
@@ -212,6 +234,9 @@ def test_a_second_writer_in_this_process(path):
         store["a"] = 2
     with pmstore.open(path) as store:
         assert store["a"] == 2
+    with _estimators.opened(path, "a test"):  # a context manager of pmstore's, by contextlib
+        with pytest.raises(BlockingIOError, match=r"at [^ ]*test_opening.py:\d+,"):
+            pmstore.open(path)
 
 
 def test_readers_share(path):
@@ -366,7 +391,8 @@ def test_not_a_store(path, contents, mode):
     path.write_bytes(contents)
     with pytest.raises(pmstore.NotAStoreError) as caught:
         pmstore.open(path, mode)
-    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, ValueError) and repr(str(path)) in str(caught.value)
+    assert ('it is empty: delete it, or let mode "w" replace it' in str(caught.value)) == (not contents)
     assert path.read_bytes() == contents
 
 
@@ -380,8 +406,9 @@ def test_a_newer_format(path):
         struct.pack_into("<I", data, copy + 76, _core.lib.pm_crc32c(header, 76, 0))
     path.write_bytes(data)
     for mode in ("r", "r+", "a"):
-        with pytest.raises(pmstore.FormatVersionError, match="7"):
+        with pytest.raises(pmstore.FormatVersionError, match="7") as caught:
             pmstore.open(path, mode)
+        assert repr(str(path)) in str(caught.value)
     assert path.read_bytes() == data
 
 
@@ -393,7 +420,7 @@ def test_truncated(path):
     for length in sorted({1, 79, 4095, 4096, 4176, 8191, 8192, 12288, len(data) // 2, len(data) - 4096, len(data) - 1}):
         path.write_bytes(data[:length])
         for mode in ("r", "a"):
-            with pytest.raises(pmstore.CorruptStoreError):
+            with pytest.raises(pmstore.CorruptStoreError, match=re.escape(repr(str(path)))):
                 with pmstore.open(path, mode, verify=True):
                     pass
     path.write_bytes(data)
@@ -420,10 +447,17 @@ def test_a_file_of_someone_else(path, child):
         pmstore.open(sys.argv[1] + ".new")
     except PermissionError as error:
         assert "can't be created" in str(error), error
+    for mode in ("r", "a"):
+        try:
+            pmstore.open(sys.argv[2], mode)
+        except pmstore.StoreIOError as error:
+            assert isinstance(error, PermissionError) and sys.argv[2] in str(error), error
     with pmstore.open(sys.argv[1], "r") as store:
         print(store["a"])
     """
-    assert child(code, path).end().strip() == "5"
+    closed = path.with_name("closed")
+    closed.mkdir(0o700)
+    assert child(code, path, closed / "s").end().strip() == "5"
 
 
 # ---- space

@@ -40,6 +40,26 @@ def test_clones_and_meta_estimators(tmp_path: Path) -> None:
                 assert (search.cv_results_["mean_test_score"] == reference.cv_results_["mean_test_score"]).all()
 
 
+@pytest.mark.parametrize("changed_only", [True, False])
+def test_an_open_store_is_shown_by_its_path(changed_only: bool, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "o.pm") as store, sklearn.config_context(print_changed_only=changed_only):
+        for i in range(50):
+            store[f"some/name/{i}"] = i
+        alone = KMeans(3, store=store)
+        pipeline = make_pipeline(StandardScaler(), alone)
+        for estimator in (alone, pipeline, GridSearchCV(pipeline, {"kmeans__n_clusters": [2, 3]})):
+            text, html = repr(estimator), estimator._repr_html_()
+            assert f"store=<pmstore.Store '{tmp_path / 'o.pm'}'>" in text.replace("\n", "")
+            assert "50 names" not in text + html and "─ name" not in text + html
+            assert clone(estimator).get_params()[f"{estimator_prefix(estimator)}store"] is store
+        assert alone.get_params()["store"] is store
+
+
+def estimator_prefix(estimator: Any) -> str:
+    """Of the parameters of the KMeans in it."""
+    return next(name for name in estimator.get_params() if name.endswith("n_clusters")).removesuffix("n_clusters")
+
+
 # ---- scikit-learn's own checks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import sys
@@ -154,10 +155,16 @@ def test_one_object_is_for_one_with_statement(store):
     transaction = store.transaction()
     with transaction, pytest.raises(pmstore.TransactionError, match="its own"):
         transaction.__enter__()
+    with transaction:  # left, so that it may be entered again
+        store["b"] = 1
+        with pytest.raises(pmstore.TransactionError, match="its own"), transaction:
+            raise AssertionError
+        assert store.in_transaction
+    assert store.sequence == 1 and store["b"] == 1
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.transaction())
         store["a"] = 1
-    assert store.sequence == 1
+    assert store.sequence == 2
     with pytest.raises(Stop), contextlib.ExitStack() as stack:
         stack.enter_context(store.transaction())
         store["a"] = 2
@@ -209,6 +216,78 @@ def test_two_stores(store, open_store):
                 other["a"] = 1
             raise Stop
     assert "a" not in store and other["a"] == 1 and other.sequence == 1
+
+
+# ---- left out of order
+
+
+def changing(store, name, error=None):
+    with store.transaction():
+        store[name] = 1
+        yield
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("first, second", [(None, None), (None, Stop), (Stop, None), (Stop, Stop)])
+def test_generators_that_leave_out_of_order(store, first, second):
+    store.commit()
+    one, two = changing(store, "one", first), changing(store, "two", second)
+    next(one), next(two)
+    with pytest.raises(first or pmstore.TransactionError, match=None if first else "a yield inside"):
+        next(one)
+    assert store.in_transaction and "one" in store
+    with pytest.raises(pmstore.TransactionError, match="out of order"), store.transaction():
+        raise AssertionError
+    with pytest.raises(second or pmstore.TransactionError, match=None if second else "a yield inside"):
+        next(two)
+    assert not store.in_transaction and len(store) == 0 and store.sequence == 0
+    with store.transaction():
+        store["a"] = 1
+    assert store.sequence == 1
+
+
+def test_generators_that_leave_in_order(store):
+    one, two = changing(store, "one"), changing(store, "two")
+    next(one), next(two)
+    assert next(two, "end") == next(one, "end") == "end"
+    assert dict(store) == {"one": 1, "two": 1} and store.sequence == 1
+
+
+def test_a_generator_that_leaves_beside_an_inner_transaction(store):
+    generator = changing(store, "one")
+    next(generator)
+    with pytest.raises(pmstore.TransactionError, match="out of order"):
+        with store.transaction(), store.transaction():
+            store["a"] = 1
+            with pytest.raises(pmstore.TransactionError, match="out of order"):
+                next(generator)
+    assert not store.in_transaction and len(store) == 0
+
+
+def test_tasks_that_leave_out_of_order(store):
+    async def main():
+        entered, left = asyncio.Event(), asyncio.Event()
+
+        async def one():
+            with store.transaction():
+                store["one"] = 1
+                await entered.wait()
+
+        async def two():
+            with store.transaction():
+                store["two"] = 1
+                entered.set()
+                await left.wait()
+                raise Stop
+
+        tasks = asyncio.create_task(one()), asyncio.create_task(two())
+        out = await asyncio.gather(tasks[0], return_exceptions=True)
+        left.set()
+        return out + await asyncio.gather(tasks[1], return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(main())] == [pmstore.TransactionError, Stop]
+    assert not store.in_transaction and len(store) == 0
 
 
 # ---- threads
@@ -310,8 +389,7 @@ def interrupted_at(event_number, function):
         nonlocal seen, raised
         if not frame.f_code.co_filename.startswith(directory) or raised:
             return
-        # What is raised in __del__ is only reported.
-        if event in ("call", "c_return") and frame.f_code.co_name != "__del__":
+        if event in ("call", "c_return"):
             seen += 1
             if seen == event_number:
                 raised = True
@@ -323,6 +401,8 @@ def interrupted_at(event_number, function):
         function()
     except KeyboardInterrupt:
         assert raised
+    else:
+        assert not raised  # it was swallowed: pytest says where
     finally:
         sys.setprofile(None)
     return raised
@@ -362,9 +442,31 @@ def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, faili
     assert store.sequence > 1 or failing
 
 
+def test_nothing_of_python_runs_after_a_transaction_was_left(store):
+    """An interrupt in what runs when an object dies is reported and lost."""
+    last = None
+
+    def profile(frame, event, argument):
+        nonlocal last
+        if event in ("call", "return") and frame.f_code.co_filename.startswith(pmstore.__path__[0]):
+            last = event, frame.f_code.co_name
+
+    for failing in (False, True):
+        sys.setprofile(profile)
+        try:
+            with contextlib.suppress(Stop), store.transaction():
+                if failing:
+                    raise Stop
+        finally:
+            sys.setprofile(None)
+        assert last == ("return", "_leave")
+
+
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals")
-def test_sigint_in_the_last_call_of_the_block(store):
+def test_sigint_in_the_last_call_of_the_block(store, request):
     """The handler runs at the first instruction of what leaves the block, before any try."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     w = store.create_array("w", 3)
     store.commit()
     for _ in range(20):

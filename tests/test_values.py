@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import datetime
 import enum
 import math
 import pickle
@@ -117,7 +118,11 @@ class Text(str):
         (range(3), "Nothing is pickled"),
         (object(), "Nothing is pickled"),
         (print, "Nothing is pickled"),
-        (np.ma.zeros(3), r"np.asarray\(value\)"),
+        (np.ma.zeros(3), r"value.data and value.mask"),
+        (datetime.datetime(2020, 1, 1), r"value.isoformat\(\), or np.datetime64\(value\)"),
+        (datetime.date(2020, 1, 1), r"value.isoformat\(\)"),
+        (datetime.time(5), r"value.isoformat\(\)"),
+        (datetime.timedelta(5), r"np.timedelta64\(value\)"),
         (np.rec.array([(1,)], dtype=[("a", "i4")]), r"np.asarray\(value\)"),
         (np.array([object()]), "references to Python objects"),
         (np.zeros(2, [("a", "O")]), "references to Python objects"),
@@ -132,6 +137,13 @@ def test_other_types_are_refused_with_a_hint(store, value, hint):
         with pytest.raises(TypeError, match=hint):
             store["v"] = wrapped
     assert store["v"] == 1
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "coo_array", "dok_matrix"])
+def test_sparse_matrices_are_refused_with_a_hint(store, kind):
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match="data, indices and indptr"):
+        store["v"] = getattr(sparse, kind)(np.eye(3))
 
 
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {1: v}])

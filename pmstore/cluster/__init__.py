@@ -1,5 +1,12 @@
 """scikit-learn's clusterers, with their state in a store: a fit that is killed goes on where it was."""
 
-from pmstore.cluster._kmeans import KMeans
+try:
+    from pmstore.cluster._kmeans import KMeans
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "sklearn":
+        raise
+    raise ModuleNotFoundError(
+        "pmstore.cluster needs scikit-learn: pip install 'pmstore[sklearn]'", name=error.name
+    ) from error
 
 __all__ = ["KMeans"]

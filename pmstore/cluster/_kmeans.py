@@ -21,7 +21,7 @@ from pmstore._fingerprint import (
 )
 from pmstore._store import Store
 from pmstore.cluster import _sklearn
-from pmstore.cluster._lloyd import Data, Lloyd
+from pmstore.cluster._lloyd import Data, Lloyd, check_slot
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +29,16 @@ logger = logging.getLogger("pmstore")
 
 LAYOUT = 1
 """Version of what `_lloyd` puts into a slot."""
+
+
+class _Shown:
+    """An open store among the parameters that are printed; its own repr is the tree of all that it holds."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<pmstore.Store {self._path!r}>"
 
 
 class KMeans(_sklearn.SklearnKMeans):
@@ -47,9 +57,16 @@ class KMeans(_sklearn.SklearnKMeans):
         ``random_state=None`` a seed is drawn once and kept in the store, so that ``fit`` again gives the same result;
         it is another fit only when the slot is forgotten. A ``RandomState`` counts by the state that it is in.
     store : Store, str or path-like, default=None
-        An open store, in no transaction; or the path of one, which is opened, and made if it isn't there, for as long
-        as ``fit`` lasts. Every commit takes whatever else is pending in an open store along. None: scikit-learn's
+        The path of a store, which is opened, and made if it isn't there, for as long as ``fit`` works on it; or an
+        open store, in no transaction, where every commit takes whatever else is pending along. None: scikit-learn's
         own ``fit``.
+
+        Threads that fit with the same path at the same time share one open store. Of several processes one has it
+        open, and the others wait for as long as that takes: the log ``pmstore`` tells for which process (INFO; WARNING
+        if it has the store open for something else than a fit). For fits that run side by side in processes, give
+        each a path of its own. What may be waiting for this ``fit`` is not waited for: the same process with the store
+        open elsewhere, or a process that started this one. Pickled, as for the processes of ``n_jobs=2``, an open
+        store becomes its path, and so can't be used there while it is open: pass the path.
     name : str, default=None
         The group of the store that holds this fit and no other. None: a group ``kmeans/<hash of all that the fit
         depends on>``, so that every fit finds its own; :func:`pmstore.prune` deletes the finished ones.
@@ -72,9 +89,11 @@ class KMeans(_sklearn.SklearnKMeans):
     FingerprintMismatchError
         By ``fit``, if the group `name` holds anything but an earlier attempt at this fit: same data, sample weights,
         parameters (all but `store`, `name` and `verbose`), versions of scikit-learn, numpy and BLAS, and threads. The
-        message says what differs.
+        message says what differs. Also if somebody changed what that attempt left.
     TransactionError
-        By ``fit``, if a transaction of `store` is open in this thread.
+        By ``fit`` and ``reset``, if a transaction of `store` is open in this thread.
+    StoreLockedError
+        By ``fit`` and ``reset`` with a path, if what has that store open may be waiting for this.
 
     Notes
     -----
@@ -160,8 +179,7 @@ class KMeans(_sklearn.SklearnKMeans):
                 f"algorithm={self.algorithm!r} can't keep its state in a store: this version of pmstore knows "
                 "algorithm='lloyd' only"
             )
-        with opened(self.store) as store:
-            self._fit_in(store, X, sample_weight)
+        self._fit_in_store(X, sample_weight)
         return self
 
     def reset(self) -> KMeans:
@@ -180,9 +198,28 @@ class KMeans(_sklearn.SklearnKMeans):
         if name is None:
             raise ValueError("with name=None, reset() forgets what this estimator last worked on: call fit first")
         if isinstance(self.store, Store) or os.path.exists(self.store):
-            with opened(self.store) as store:
-                Slot(store, name).forget()
+            with opened(self.store, "reset() commits") as store:
+                slot = Slot(store, name)
+                with slot.worked_on():
+                    slot.forget()
         return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters.
+
+        Parameters
+        ----------
+        deep : bool, default=True
+            As in scikit-learn; of no effect here.
+
+        Returns
+        -------
+        dict
+        """
+        parameters: dict[str, Any] = super().get_params(deep)
+        if isinstance(self.store, Store) and _sklearn.is_being_shown():
+            parameters["store"] = _Shown(self.store.path)
+        return parameters
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
@@ -190,7 +227,7 @@ class KMeans(_sklearn.SklearnKMeans):
             state["store"] = os.fspath(state["store"].path)
         return state
 
-    def _fit_in(self, store: Store, given: Any, sample_weight: Any) -> None:
+    def _fit_in_store(self, given: Any, sample_weight: Any) -> None:
         X = _sklearn.validate_data(
             self,
             given,
@@ -207,17 +244,21 @@ class KMeans(_sklearn.SklearnKMeans):
 
         fingerprint = self._fingerprint(X, None if sample_weight is None else weights)
         self._slot_name = slot_name("kmeans", fingerprint) if self.name is None else self.name
-        slot = Slot(store, self._slot_name)
-        with slot.worked_on():
-            found = slot.admit(fingerprint)
-            self._set_progress(slot, found)
-            if not slot.finished:
-                slot.check_writable()
-                in_place = isinstance(X, np.ndarray) and not _needs_copy(X, given, self.copy_x)
-                self._run(slot, X, in_place, weights, init, found, fingerprint)
-            elif isinstance(self.random_state, np.random.RandomState):
-                restore_random_state(slot, self.random_state)  # where running the fit would have left it
-            self._load(slot)
+        assert self.store is not None
+        with opened(self.store, "fit() commits after every iteration") as store:
+            slot = Slot(store, self._slot_name)
+            with slot.worked_on():
+                found = slot.admit(fingerprint)
+                if found:
+                    check_slot(slot, X, self.n_clusters)
+                self._set_progress(slot, found)
+                if not slot.finished:
+                    slot.check_writable()
+                    in_place = isinstance(X, np.ndarray) and not _needs_copy(X, given, self.copy_x)
+                    self._run(slot, X, in_place, weights, init, found, fingerprint)
+                elif isinstance(self.random_state, np.random.RandomState):
+                    restore_random_state(slot, self.random_state)  # where running the fit would have left it
+                self._load(slot)
 
     def _check_parameters(self, X: Any) -> Any:
         """Check the parameters against the data as scikit-learn does; returns `init`, an array as a checked copy."""
@@ -235,14 +276,13 @@ class KMeans(_sklearn.SklearnKMeans):
         parameters = self.get_params(deep=False)
         for name in ("store", "name", "verbose"):
             del parameters[name]
-        libraries = _sklearn.threadpool_controller().info()
         return {
             "estimator": f"KMeans, layout {LAYOUT}",
             **describe_data(X),
             **describe_weights(weights),
             **describe_parameters(parameters),
             "scikit-learn": _sklearn.version,
-            **describe_environment(self._n_threads, libraries),
+            **describe_environment(self._n_threads, _sklearn.libraries()),
         }
 
     def _set_progress(self, slot: Slot, found: bool) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._estimators import Slot, keep_random_state, restore_random_state
+from pmstore._estimators import RANDOM_STATE, Slot, keep_random_state, restore_random_state
 from pmstore._fingerprint import Fingerprint
 from pmstore.cluster import _sklearn
 
@@ -60,6 +60,21 @@ class Data(NamedTuple):
     weights: Array
     mean: Array | None  # of the dense data before they were centred
     tolerance: float
+
+
+def check_slot(slot: Slot, X: Any, clusters: int) -> None:
+    """Raise FingerprintMismatchError unless all that the slot of a fit of `X` is to hold is there."""
+    samples, features = X.shape
+    slot.require("progress", (), PROGRESS)
+    slot.require("random_state", (), RANDOM_STATE)
+    slot.require("best/centers", (clusters, features), X.dtype)
+    slot.require("best/labels", (samples,), np.int32)
+    if slot.finished:
+        return
+    for name in ("centers/0", "centers/1"):
+        slot.require(name, (clusters, features), X.dtype)
+    if isinstance(X, np.ndarray):
+        slot.require("mean", (features,), X.dtype)
 
 
 class State:
@@ -195,7 +210,7 @@ class Lloyd:
         """Iterate to the end of the current run, which may have begun in another process."""
         labels = np.full(self._data.X.shape[0], -1, dtype=np.int32)
         # BLAS inside the kernels' own threads would ask for too many, and sum in another order than scikit-learn.
-        with _sklearn.threadpool_controller().limit(limits=1, user_api="blas"):
+        with _sklearn.one_blas_thread():
             if state.iteration > 0:
                 self._assign(state.slot_of(state.iteration - 1), labels)
             previous = labels.copy()

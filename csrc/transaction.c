@@ -3,14 +3,7 @@
 #include <stdlib.h>
 
 
-enum { COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
-/* On disks a record that goes where one was written lately costs a third less than one on a cold place: a log that fits into
- * the caches is worth a checkpoint now and then. */
-static uint64_t log_largest(const pm_store *store)
-{
-    return store->media.kind == PM_MEDIA_FILE ? 4 << 20 : 64 << 20;
-}
-
+enum { LOG_LARGEST = 64 << 20, COMMITS_PER_LOG = 32, STREAM_HOME_FROM = 4 << 20 };
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 
@@ -98,10 +91,10 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
 /* Empties the log; makes it larger if it was full too soon, or if `body` bytes have to fit. */
 static pm_status make_log_room(pm_store *store, uint64_t body)
 {
-    uint64_t size = store->log.header.log_size, wanted = size, largest = log_largest(store);
-    if (store->commits_since_reset < COMMITS_PER_LOG && size < largest) wanted = 2 * size;
+    uint64_t size = store->log.header.log_size, wanted = size;
+    if (store->commits_since_reset < COMMITS_PER_LOG && size < LOG_LARGEST) wanted = 2 * size;
     uint64_t needed = body + 2 * PM_PAGE;
-    while (needed <= largest && wanted < needed) wanted *= 2;
+    while (needed <= LOG_LARGEST && wanted < needed) wanted *= 2;
     if (wanted > size) {
         pm_status status = relayout(store, store->region.size, wanted);
         /* Too little space for a larger log is no failure as long as the smaller one does. */

@@ -60,11 +60,13 @@ def snapshot(store: pmstore.Store) -> Snapshot:
     return out
 
 
-def record(path: Path, medium: str, workload: Workload, known: dict[int, Snapshot] | None = None) -> Recording:
+def record(
+    path: Path, medium: str, workload: Workload, known: dict[int, Snapshot] | None = None, **options: Any
+) -> Recording:
     """Run a workload on the store in `path`, recovery included, and record it. The workload calls its second argument
     after every commit."""
     base = path.read_bytes()
-    store = pmstore.open(path, "r+", media=f"trace:{medium}")
+    store = pmstore.open(path, "r+", media=f"trace:{medium}", **options)
     states = dict(known or {})
     states[store.sequence] = snapshot(store)
 

@@ -12,7 +12,6 @@ import platform
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,4 +135,13 @@ def seconds(value: float) -> str:
 def save(path: Path | None, name: str, raw: dict[str, Any]) -> None:
     """Keeps raw numbers beside the machine that gave them."""
     if path:
-        path.write_text(json.dumps({"benchmark": name, "machine": machine(), "argv": sys.argv[1:], **raw}, indent=1))
+        known = {"benchmark": name, "machine": machine(), "seconds": "rounded to ns"}
+        path.write_text(json.dumps(_rounded({**known, **raw}), separators=(",", ":")) + "\n")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 9) if isinstance(value, float) else value

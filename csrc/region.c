@@ -224,17 +224,22 @@ void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length)
 
 /* ---- buffers ------------------------------------------------------------------------------------------------ */
 
-/* The first buffer that could reach beyond `offset`. */
-static size_t first_near(const pm_region *region, uint64_t offset)
+/* The first buffer that begins at `offset` or behind it. */
+static size_t first_from(const pm_region *region, uint64_t offset)
 {
-    uint64_t from = offset > region->longest_buffer ? offset - region->longest_buffer : 0;
     size_t low = 0, high = region->buffer_count;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (region->buffers[middle]->offset < from) low = middle + 1;
+        if (region->buffers[middle]->offset < offset) low = middle + 1;
         else high = middle;
     }
     return low;
+}
+
+/* The first buffer that could reach beyond `offset`. */
+static size_t first_near(const pm_region *region, uint64_t offset)
+{
+    return first_from(region, offset > region->longest_buffer ? offset - region->longest_buffer : 0);
 }
 
 /* Frees released buffers that are no candidates. */
@@ -275,14 +280,8 @@ pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
 
 pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t length, bool writable)
 {
-    size_t low = 0, high = region->buffer_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (region->buffers[middle]->offset < offset) low = middle + 1;
-        else high = middle;
-    }
-    for (; low < region->buffer_count && region->buffers[low]->offset == offset; low++) {
-        pm_buffer *buffer = region->buffers[low];
+    for (size_t i = first_from(region, offset); i < region->buffer_count && region->buffers[i]->offset == offset; i++) {
+        pm_buffer *buffer = region->buffers[i];
         if (atomic_load(&buffer->living) || !buffer->owned || buffer->length != length || buffer->writable != writable) continue;
         atomic_store(&buffer->living, 1);
         return buffer;
@@ -307,8 +306,8 @@ uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t le
 
 void pm_region_detach(pm_region *region, uint64_t offset)
 {
-    for (size_t i = first_near(region, offset); i < region->buffer_count && region->buffers[i]->offset <= offset; i++)
-        if (region->buffers[i]->offset == offset) region->buffers[i]->owned = false;
+    for (size_t i = first_from(region, offset); i < region->buffer_count && region->buffers[i]->offset == offset; i++)
+        region->buffers[i]->owned = false;
 }
 
 void pm_region_begin(pm_region *region)

@@ -193,10 +193,16 @@ static pm_status leave(pm_store *store, pm_status status)
     return status;
 }
 
+/* Leaves the store again if it is read-only. */
+static pm_status require_writable(pm_store *store)
+{
+    return store->media.read_only ? leave(store, pm_fail(PM_READ_ONLY, "the store is open for reading only")) : PM_OK;
+}
+
 static pm_status enter_to_write(pm_store *store)
 {
     PM_TRY(enter(store));
-    return store->media.read_only ? leave(store, pm_fail(PM_READ_ONLY, "the store is open for reading only")) : PM_OK;
+    return require_writable(store);
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
@@ -211,7 +217,7 @@ pm_status pm_rollback(pm_store *store)
 {
     /* Home is the last commit also after a failure, unless it was home that could not be written (I2, I11). */
     PM_TRY(enter_even(store, true));
-    if (store->media.read_only) return leave(store, pm_fail(PM_READ_ONLY, "the store is open for reading only"));
+    PM_TRY(require_writable(store));
     pm_transaction_rollback(store);
     return leave(store, PM_OK);
 }

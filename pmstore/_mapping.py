@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -207,9 +208,9 @@ class NameMapping(MutableMapping[str, Any]):
         return Group(self.store, full)
 
     @property
+    @abstractmethod
     def store(self) -> Store:
         """The store itself."""
-        raise NotImplementedError
 
     def _full(self, name: Any) -> str:
         if not isinstance(name, str):

@@ -36,9 +36,11 @@ FLAGS = [
     "-Wstrict-prototypes",
 ]
 
+# What Python may call.
+HEADERS = ["pmstore.h", "crash.h"]
+
 # What cffi generates after this line takes parameters that it does not use.
-PREAMBLE = """\
-#include "pmstore.h"
+PREAMBLE = "".join(f'#include "{header}"\n' for header in HEADERS) + """\
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #pragma GCC diagnostic ignored "-Wcast-function-type"
@@ -52,12 +54,15 @@ def extra_flags() -> list[str]:
 
 
 def declarations() -> str:
-    """The part of pmstore.h that cffi reads."""
-    text = (HERE / "pmstore.h").read_text(encoding="utf-8")
-    begin, end = "/* cffi: begin */", "/* cffi: end */"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"pmstore.h must hold {begin} and {end} once each")
-    return text.partition(begin)[2].partition(end)[0]
+    """The parts of the headers that cffi reads, in the order of HEADERS."""
+    parts = []
+    for header in HEADERS:
+        text = (HERE / header).read_text(encoding="utf-8")
+        begin, end = "/* cffi: begin */", "/* cffi: end */"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{header} must hold {begin} and {end} once each")
+        parts.append(text.partition(begin)[2].partition(end)[0])
+    return "\n".join(parts)
 
 
 def builder() -> FFI:

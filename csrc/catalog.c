@@ -525,3 +525,26 @@ void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id)
     node_clear(node);
     pm_page_seal(&region, node);
 }
+
+pm_status pm_catalog_hash(pm_region *region, uint64_t *hash)
+{
+    uint8_t last[PM_KEY_MAX];
+    pm_key from = {last, 0};
+    *hash = 0;
+    for (bool after = false;; after = true) {
+        pm_found found;
+        pm_status status = pm_catalog_seek(region, from, after, &found);
+        if (status == PM_NOT_FOUND) return PM_OK;
+        PM_TRY(status);
+        const pm_entry *entry = &found.entry;
+        uint64_t fixed[] = {entry->offset != 0, entry->length, entry->kind, entry->flags, found.key.length, entry->meta_length};
+        *hash = pm_hash64(fixed, sizeof fixed, *hash);
+        *hash = pm_hash64(found.key.bytes, found.key.length, *hash);
+        *hash = pm_hash64(found.meta, entry->meta_length, *hash);
+        memcpy(last, found.key.bytes, found.key.length);
+        from = (pm_key){last, found.key.length};
+        if (!entry->offset) continue;
+        PM_TRY(pm_heap_check_extent(region, entry->offset, entry->length));
+        *hash = pm_hash64(region->live + entry->offset, entry->length, *hash);
+    }
+}

@@ -31,6 +31,9 @@ pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found);
 pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, const uint8_t *meta);
 pm_status pm_catalog_delete(pm_region *region, pm_key key);
 
+/* Of all keys, entries and contents, as the program sees them; the same for the same contents wherever they stand. */
+pm_status pm_catalog_hash(pm_region *region, uint64_t *hash);
+
 void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id); /* an empty root node */
 
 /* ---- for verify.c: nodes of an image ---- */

@@ -12,9 +12,10 @@ enum { LOG_LEAST = 4 * PM_PAGE, LOG_MOST = 128 << 20 }; /* what a header may say
 
 /* ---- header ----------------------------------------------------------------------------------------------- */
 
-uint64_t pm_new_id(void)
+uint64_t pm_new_id(const pm_media *media)
 {
-    uint64_t value;
+    uint64_t value = media->trace ? pm_trace_id(media->trace) : 0;
+    if (value) return value;
     if (getrandom(&value, sizeof value, 0) != sizeof value) {
         struct timespec now;
         clock_gettime(CLOCK_REALTIME, &now);
@@ -91,7 +92,7 @@ pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size
     pm_header header = {.version = PM_FORMAT_VERSION,
                         .store_id = store_id,
                         .generation = 1,
-                        .salt = pm_new_id(),
+                        .salt = pm_new_id(media),
                         .region_size = region_size,
                         .log_offset = PM_REGION_START + region_size,
                         .log_size = log_size,
@@ -103,7 +104,7 @@ pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size
 pm_status pm_log_reset(pm_log *log, pm_header next)
 {
     next.generation = log->header.generation + 1;
-    next.salt = pm_new_id();
+    next.salt = pm_new_id(log->media);
     next.sequence = log->sequence;
     next.log_offset = PM_REGION_START + next.region_size;
     PM_TRY(header_write(log->media, &next, log->copy));

@@ -24,7 +24,7 @@ typedef struct {
 /* Reads both copies of the header, and checks the file against them. */
 pm_status pm_log_open(pm_log *log, pm_media *media);
 
-uint64_t pm_new_id(void); /* random, not 0 */
+uint64_t pm_new_id(const pm_media *media); /* random, not 0 */
 
 /* Writes the first header of an empty store. */
 pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id);

@@ -36,9 +36,10 @@ static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
     return pm_round_up(wanted, PM_PAGE);
 }
 
-pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only)
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
-    *media = (pm_media){.fd = fd, .read_only = read_only};
+    *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
+    if (trace) pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
     struct stat file;
     struct statfs fs;
     if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
@@ -61,6 +62,11 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->stage = STAGE_FILE;
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
     }
+    if (trace && (media->view = pm_trace_view(trace, &media->reserved))) {
+        media->lent = true;
+        media->mapped = media->reserved;
+        return media->size <= media->reserved ? PM_OK : pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
+    }
     void *view = MAP_FAILED;
     errno = ENOMEM;
     for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= RESERVE_SMALLEST; size /= 2) {
@@ -76,9 +82,13 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
 {
     int result;
-    do result = fallocate(media->fd, 0, (off_t)from, (off_t)(to - from));
-    while (result && errno == EINTR);
-    return result ? pm_fail_errno("cannot reserve space for the file") : PM_OK;
+    do {
+        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
+        result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
+    } while (result && errno == EINTR);
+    if (result) return pm_fail_errno("cannot reserve space for the file");
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
+    return PM_OK;
 }
 
 pm_status pm_media_fill_holes(pm_media *media, uint64_t size)
@@ -96,6 +106,7 @@ pm_status pm_media_map(pm_media *media)
     if (size <= media->mapped) return PM_OK;
     if (size > media->reserved) return pm_fail(PM_NO_SPACE, "the file outgrows the address range that was reserved for it");
     int access = PROT_READ | (media->kind == PM_MEDIA_MEMORY && !media->read_only ? PROT_WRITE : 0);
+    if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");
     void *at = mmap(media->view + media->mapped, size - media->mapped, access, MAP_SHARED | MAP_FIXED, media->fd,
                     (off_t)media->mapped);
     if (at == MAP_FAILED) return pm_fail_errno("cannot map the file");
@@ -108,7 +119,7 @@ pm_status pm_media_map(pm_media *media)
 bool pm_media_shrink(pm_media *media)
 {
     uint64_t half = media->reserved / 2 / PM_PAGE * PM_PAGE;
-    if (half < 2 * media->size || half < RESERVE_SMALLEST) return false;
+    if (media->lent || half < 2 * media->size || half < RESERVE_SMALLEST) return false;
     munmap(media->view + half, media->reserved - half);
     media->reserved = half;
     return true;
@@ -132,8 +143,7 @@ pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)
 
 void pm_media_close(pm_media *media)
 {
-    pm_trace_stop(media);
-    if (media->view) munmap(media->view, media->reserved);
+    if (media->view && !media->lent) munmap(media->view, media->reserved);
     media->view = NULL;
     if (media->fd >= 0) close(media->fd);
     media->fd = -1;
@@ -142,7 +152,7 @@ void pm_media_close(pm_media *media)
 void pm_media_forked(pm_media *media)
 {
     /* The mapped part is not there in the child, and its addresses may soon be somebody else's. */
-    if (media->view) munmap(media->view + media->mapped, media->reserved - media->mapped);
+    if (media->view && !media->lent) munmap(media->view + media->mapped, media->reserved - media->mapped);
     media->view = NULL;
     if (media->fd >= 0) close(media->fd);
     media->fd = -1;

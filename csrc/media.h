@@ -4,7 +4,7 @@
  *
  *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence
  *   file    pwrite, RWF_DSYNC, fdatasync
- *   trace   either of them, with every event recorded
+ * Each function that touches durable bytes reports what it did to the trace, if there is one (trace.h).
  */
 #ifndef PM_MEDIA_H
 #define PM_MEDIA_H
@@ -14,6 +14,7 @@
 
 #include "format.h"
 #include "status.h"
+#include "trace.h"
 
 typedef struct pm_media pm_media;
 
@@ -33,8 +34,6 @@ typedef struct {
     pm_status (*grow)(pm_media *media, uint64_t size);
 } pm_media_operations;
 
-typedef struct pm_trace pm_trace;
-
 struct pm_media {
     const pm_media_operations *operations;
     pm_media_kind kind;
@@ -45,24 +44,30 @@ struct pm_media {
     uint64_t size;      /* of the file */
     uint64_t reserved;  /* bytes of address range behind view */
     uint64_t mapped;    /* bytes of it that show the file */
+    bool lent;          /* the view is the trace's */
     uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it */
     bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else */
     uint64_t fences, syncs;
-    void (*stream)(void *destination, const void *source, size_t length); /* memory: non-temporal copy */
-    void (*flush_lines)(const void *address, uint64_t lines);
-    const pm_media_operations *traced; /* trace: the medium under it */
-    pm_trace *trace;
+    void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */
+    void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);
+    pm_trace *trace;    /* of the caller's; NULL: none */
 };
 
 /* Takes fd over. kind AUTO: by the file system. Maps what is there. */
-pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only);
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace);
 void pm_media_close(pm_media *media);
 void pm_media_forked(pm_media *media); /* in a forked child: lets go of the file and of its lock */
+
+/* False if mapping the file is to fail, with errno. */
+static inline bool pm_media_may_map(pm_media *media)
+{
+    return !media->trace || pm_trace_allows(media->trace, PM_OPERATION_MAP);
+}
 
 /* Maps the file up to its size now. */
 pm_status pm_media_map(pm_media *media);
 
-extern const pm_media_operations pm_media_memory, pm_media_file, pm_media_traced;
+extern const pm_media_operations pm_media_memory, pm_media_file;
 void pm_media_memory_choose(pm_media *media);
 
 static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const void *source, size_t length,
@@ -88,15 +93,5 @@ bool pm_media_shrink(pm_media *media);
 
 /* Zeros for [from, to), in writes that the page cache takes as large folios: later writes to them cost a third less. */
 pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to);
-
-/* ---- trace ---- */
-
-pm_status pm_trace_start(pm_media *media);
-void pm_trace_stop(pm_media *media);
-void pm_trace_mark(pm_media *media, pm_event_kind kind, uint64_t sequence); /* nothing if not traced */
-size_t pm_trace_length(const pm_media *media);
-const pm_event *pm_trace_at(const pm_media *media);
-const uint8_t *pm_trace_bytes(const pm_media *media);
-void pm_trace_reset(pm_media *media);
 
 #endif

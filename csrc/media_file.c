@@ -7,13 +7,33 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* pwrite that tells the trace what it did. flags: RWF_DSYNC, or 0. */
+static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
+{
+    if (media->trace && !(length = pm_trace_allows_write(media->trace, length))) return -1;
+    struct iovec part = {(void *)(uintptr_t)source, length};
+    ssize_t done = flags ? pwritev2(media->fd, &part, 1, (off_t)offset, flags) : pwrite(media->fd, source, length, (off_t)offset);
+    if (media->trace && done > 0) {
+        pm_trace_add(media->trace, PM_EVENT_WRITE, offset, (uint64_t)done, source);
+        if (flags) pm_trace_add(media->trace, PM_EVENT_SYNC_RANGE, offset, (uint64_t)done, NULL);
+    }
+    return done;
+}
+
+/* fdatasync or fsync that tells the trace. Not 0: it failed. */
+static int sync_all(pm_media *media, int (*sync)(int fd))
+{
+    if (media->trace && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return -1;
+    int result = sync(media->fd);
+    if (media->trace && !result) pm_trace_add(media->trace, PM_EVENT_SYNC, 0, 0, NULL);
+    return result;
+}
+
 static pm_status write_all(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
 {
     const char *from = source;
     while (length) {
-        struct iovec part = {(void *)(uintptr_t)from, length};
-        ssize_t done = flags ? pwritev2(media->fd, &part, 1, (off_t)offset, flags)
-                             : pwrite(media->fd, from, length, (off_t)offset);
+        ssize_t done = write_some(media, offset, from, length, flags);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) return pm_fail_errno("cannot write to the file");
         if (done == 0) {
@@ -49,7 +69,7 @@ static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
     /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
-    return fdatasync(media->fd) ? sync_failed() : PM_OK;
+    return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
 }
 
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
@@ -79,11 +99,10 @@ static pm_status file_grow(pm_media *media, uint64_t size)
         PM_TRY(status);
         media->syncs++;
         /* durable: the new size and its blocks → then: a header that counts on them. */
-        if (fsync(media->fd)) return sync_failed();
+        if (sync_all(media, fsync)) return sync_failed();
         media->size = size;
     }
     return pm_media_map(media);
 }
-
 
 const pm_media_operations pm_media_file = {file_write, file_flush, file_fence, file_write_through, file_grow};

@@ -11,49 +11,93 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Bytes before and behind the whole lines of a streamed range go through the cache: flush their line by hand. */
-static void copy_edge(void *destination, const void *source, size_t length)
+/* What the functions below do with lines: to the processor, or also to the trace, line by line. */
+
+static void store_plain(pm_media *media, void *to, const void *from, size_t length)
 {
-    memcpy(destination, source, length);
-    _mm_clflush(destination);
-    _mm_clflush((char *)destination + length - 1);
+    (void)media;
+    memcpy(to, from, length);
 }
 
-#define STREAM_FUNCTION(name, isa, body)                                                       \
-    __attribute__((target(isa))) static void name(void *destination, const void *source, size_t length) \
+static void flush_plain(pm_media *media, const void *line)
+{
+    (void)media;
+    _mm_clflush(line);
+}
+
+static uint64_t offset_of(const pm_media *media, const void *address)
+{
+    return (uint64_t)((const uint8_t *)address - media->view);
+}
+
+static void store_traced(pm_media *media, void *to, const void *from, size_t length)
+{
+    memcpy(to, from, length);
+    pm_trace_add(media->trace, PM_EVENT_STORE, offset_of(media, to), length, from);
+}
+
+static void flush_traced(pm_media *media, const void *line)
+{
+    pm_trace_add(media->trace, PM_EVENT_FLUSH, offset_of(media, line) / PM_LINE * PM_LINE, PM_LINE, NULL);
+}
+
+static void stream_traced_line(pm_media *media, uint8_t *to, const uint8_t *from)
+{
+    memcpy(to, from, PM_LINE);
+    pm_trace_add(media->trace, PM_EVENT_STREAM, offset_of(media, to), PM_LINE, from);
+}
+
+/* Bytes before and behind the whole lines of a streamed range go through the cache: their lines are flushed by hand. */
+#define EDGE(manner, to, from, length)                   \
+    do {                                                 \
+        store_##manner(media, to, from, length);         \
+        flush_##manner(media, to);                       \
+        flush_##manner(media, (to) + (length) - 1);      \
+    } while (0)
+
+#define STREAM_FUNCTION(name, isa, manner, body)                                               \
+    __attribute__((target(isa))) static void name(pm_media *media, void *destination, const void *source, size_t length) \
     {                                                                                          \
         uint8_t *to = destination;                                                             \
         const uint8_t *from = source;                                                          \
         size_t edge = -(uintptr_t)to & (PM_LINE - 1);                                          \
         if (edge > length) edge = length;                                                      \
-        if (edge) copy_edge(to, from, edge);                                                   \
+        if (edge) EDGE(manner, to, from, edge);                                                \
         to += edge, from += edge, length -= edge;                                              \
         for (; length >= PM_LINE; to += PM_LINE, from += PM_LINE, length -= PM_LINE) body      \
-        if (length) copy_edge(to, from, length);                                               \
+        if (length) EDGE(manner, to, from, length);                                            \
     }
 
-STREAM_FUNCTION(stream_avx512, "avx512f", { _mm512_stream_si512((void *)to, _mm512_loadu_si512(from)); })
-STREAM_FUNCTION(stream_avx2, "avx2", {
+STREAM_FUNCTION(stream_avx512, "avx512f", plain, { _mm512_stream_si512((void *)to, _mm512_loadu_si512(from)); })
+STREAM_FUNCTION(stream_avx2, "avx2", plain, {
     _mm256_stream_si256((void *)to, _mm256_loadu_si256((const void *)from));
     _mm256_stream_si256((void *)(to + 32), _mm256_loadu_si256((const void *)(from + 32)));
 })
-STREAM_FUNCTION(stream_sse2, "sse2", {
+STREAM_FUNCTION(stream_sse2, "sse2", plain, {
     for (int i = 0; i < PM_LINE; i += 16)
         _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
 })
+STREAM_FUNCTION(stream_traced, "sse2", traced, { stream_traced_line(media, to, from); })
 
-#define FLUSH_FUNCTION(name, isa, instruction)                                     \
-    __attribute__((target(isa))) static void name(const void *address, uint64_t lines) \
-    {                                                                              \
-        for (char *line = (char *)(uintptr_t)address; lines; lines--, line += PM_LINE) instruction(line); \
+#define FLUSH_FUNCTION(name, isa, instruction)                                                      \
+    __attribute__((target(isa))) static void name(pm_media *media, const void *address, uint64_t lines) \
+    {                                                                                               \
+        (void)media;                                                                                \
+        for (char *line = (char *)(uintptr_t)address; lines; lines--, line += PM_LINE) instruction; \
     }
 
-FLUSH_FUNCTION(flush_clwb, "clwb", _mm_clwb)
-FLUSH_FUNCTION(flush_clflushopt, "clflushopt", _mm_clflushopt)
-FLUSH_FUNCTION(flush_clflush, "sse2", _mm_clflush)
+FLUSH_FUNCTION(flush_clwb, "clwb", _mm_clwb(line))
+FLUSH_FUNCTION(flush_clflushopt, "clflushopt", _mm_clflushopt(line))
+FLUSH_FUNCTION(flush_clflush, "sse2", _mm_clflush(line))
+FLUSH_FUNCTION(flush_lines_traced, "sse2", flush_traced(media, line))
 
 void pm_media_memory_choose(pm_media *media)
 {
+    if (media->trace) {
+        media->stream = stream_traced;
+        media->flush_lines = flush_lines_traced;
+        return;
+    }
     __builtin_cpu_init();
     unsigned a = 0, b = 0, c = 0, d = 0;
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
@@ -70,13 +114,16 @@ static void memory_order(void)
 }
 #else
 /* Without known flush instructions this medium promises what tmpfs can give: that the bytes outlive the process. */
-static void stream_plain(void *destination, const void *source, size_t length)
+static void stream_plain(pm_media *media, void *destination, const void *source, size_t length)
 {
     memcpy(destination, source, length);
+    if (media->trace)
+        pm_trace_add(media->trace, PM_EVENT_STREAM, (uint64_t)((uint8_t *)destination - media->view), length, source);
 }
-static void flush_none(const void *address, uint64_t lines)
+static void flush_none(pm_media *media, const void *address, uint64_t lines)
 {
-    (void)address, (void)lines;
+    if (media->trace)
+        pm_trace_add(media->trace, PM_EVENT_FLUSH, (uint64_t)((const uint8_t *)address - media->view), lines * PM_LINE, NULL);
 }
 void pm_media_memory_choose(pm_media *media)
 {
@@ -92,23 +139,26 @@ static void memory_order(void)
 static pm_status memory_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
     PM_CHECK(offset + length <= media->size);
-    if (how == PM_WRITE_STREAM)
-        media->stream(media->view + offset, source, length);
-    else
-        memcpy(media->view + offset, source, length);
+    if (how == PM_WRITE_STREAM) {
+        media->stream(media, media->view + offset, source, length);
+        return PM_OK;
+    }
+    memcpy(media->view + offset, source, length);
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_STORE, offset, length, source);
     return PM_OK;
 }
 
 static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
 {
     uint64_t first = offset / PM_LINE, end = (offset + length + PM_LINE - 1) / PM_LINE;
-    media->flush_lines(media->view + first * PM_LINE, end - first);
+    media->flush_lines(media, media->view + first * PM_LINE, end - first);
 }
 
 static pm_status memory_fence(pm_media *media)
 {
     memory_order();
     media->fences++;
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
     return PM_OK;
 }
 

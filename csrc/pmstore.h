@@ -16,6 +16,7 @@
 /* cffi: begin */
 typedef struct pm_store pm_store;
 typedef struct pm_buffer pm_buffer;
+typedef struct pm_trace pm_trace;
 
 typedef enum {
     PM_OK = 0,
@@ -44,15 +45,15 @@ enum {
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-enum { PM_OPEN_READ_ONLY = 1, PM_OPEN_TRACE = 2 };
+enum { PM_OPEN_READ_ONLY = 1 };
 
-/* Writes an empty store into the empty file `fd` and makes it durable. */
-pm_status pm_format(int fd, pm_media_kind media);
+/* Writes an empty store into the empty file `fd` and makes it durable. trace: as for pm_open. */
+pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
 /* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on failure.
  * The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the disk's.
- * PM_OPEN_TRACE records every event on the durable bytes, from the first one of recovery (pm_trace_*). */
-pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_store **out);
+ * trace: NULL, or what records every event on the durable bytes from the first one of recovery; it must outlive the store. */
+pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
     PM_CLOSE_DISCARD = 1, /* leave the file as it is, as a crash would */
@@ -176,32 +177,56 @@ size_t pm_report_count(const pm_report *report); /* at most 1000 are kept */
 const pm_problem *pm_report_get(const pm_report *report, size_t i);
 void pm_report_free(pm_report *report);
 
-/* ---- trace ------------------------------------------------------------------------------------------------- */
+/* ---- trace: what happens to durable bytes, for the crash explorer ------------------------------------------ */
 
 typedef enum {
     PM_EVENT_STORE = 1,    /* cached store: durable when flushed and fenced; may be sooner */
     PM_EVENT_STREAM,       /* non-temporal store: durable at the next fence; may be sooner */
-    PM_EVENT_FLUSH,        /* of the lines of offset, length: durable at the next fence */
+    PM_EVENT_FLUSH,        /* of the lines of offset, length: durable at the next fence. File: handed to the disk, durable
+                              when that is next flushed (sync_file_range) */
     PM_EVENT_FENCE,
     PM_EVENT_WRITE,        /* pwrite */
-    PM_EVENT_SYNC_RANGE,   /* the bytes of offset, length are durable now */
+    PM_EVENT_SYNC_RANGE,   /* the bytes of offset, length are durable now, and so is what was handed to the disk before */
     PM_EVENT_SYNC,         /* everything is durable now, size included */
-    PM_EVENT_GROW,         /* the file is now `offset` bytes long; new bytes are zeros */
-    PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get */
-    PM_EVENT_COMMIT_END,   /* offset: the sequence that is acknowledged now */
-    PM_EVENT_RECOVERED     /* offset: the sequence that recovery ended at; pm_open is about to return */
+    PM_EVENT_GROW,         /* the file is now `offset` bytes long; new bytes are zeros. File: durable at the next sync */
+    PM_EVENT_OPEN,         /* a life begins: all that stands in the file is what was written before */
+    PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get; length: the hash of that state (pm_state_hash) */
+    PM_EVENT_COMMIT_END,   /* the same, of the commit that is acknowledged now */
+    PM_EVENT_RECOVERED     /* the same, of the state that recovery ended at; pm_open is about to return */
 } pm_event_kind;
 
 typedef struct {
     uint64_t offset, length; /* in the file */
-    uint32_t kind, data_length;
+    uint32_t kind, has_data;
     uint64_t data; /* index of the written bytes in pm_trace_data */
 } pm_event;
 
-size_t pm_trace_count(const pm_store *store);
-const pm_event *pm_trace_events(const pm_store *store);
-const uint8_t *pm_trace_data(const pm_store *store);
-void pm_trace_clear(pm_store *store);
+/* seed: if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same writes the
+ * same. NULL: no memory. */
+pm_trace *pm_trace_new(uint64_t seed);
+void pm_trace_free(pm_trace *trace); /* after the last store under it */
+size_t pm_trace_count(const pm_trace *trace);
+const pm_event *pm_trace_events(const pm_trace *trace);
+const uint8_t *pm_trace_data(const pm_trace *trace);
+size_t pm_trace_bytes(const pm_trace *trace); /* of data */
+int pm_trace_incomplete(const pm_trace *trace); /* memory ran out, and the rest is missing */
+void pm_trace_clear(pm_trace *trace);
+
+typedef enum { PM_OPERATION_WRITE = 1, PM_OPERATION_SYNC = 2, PM_OPERATION_GROW = 4, PM_OPERATION_MAP = 8 } pm_operation;
+
+typedef struct {
+    uint32_t operations; /* pm_operation bits: those that count */
+    int32_t error;       /* errno; 0: a write falls short */
+    uint64_t at;         /* the first one that fails, counted from 1; 0: none does, they are only counted */
+    uint32_t lasting;    /* all that follow fail too */
+} pm_fault;
+
+/* From now on. NULL: none. */
+void pm_trace_fail(pm_trace *trace, const pm_fault *fault);
+uint64_t pm_trace_operations(const pm_trace *trace, uint64_t *faults); /* counted since, and those that failed */
+
+/* A hash of all keys, entries and contents, as the program sees them. */
+pm_status pm_state_hash(pm_store *store, uint64_t *hash);
 
 /* ---- hashes ------------------------------------------------------------------------------------------------ */
 

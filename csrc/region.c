@@ -38,6 +38,7 @@ pm_status pm_region_extend(pm_region *region, uint64_t size)
 {
     if (size > region->reserved) return pm_fail(PM_NO_SPACE, "the store outgrows the address range that was reserved for it");
     void *at = region->live + region->size;
+    if (!pm_media_may_map(region->media)) return pm_fail_errno("cannot map the region");
     if (mmap(at, size - region->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd,
              (off_t)(PM_REGION_START + region->size)) == MAP_FAILED)
         return pm_fail_errno("cannot map the region");

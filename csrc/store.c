@@ -64,10 +64,10 @@ static void unlist_store(pm_store *store)
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-pm_status pm_format(int fd, pm_media_kind kind)
+pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
 {
     pm_media media;
-    pm_status status = pm_media_open(&media, fd, kind, false);
+    pm_status status = pm_media_open(&media, fd, kind, false, trace);
     uint64_t log_size = media.kind == PM_MEDIA_MEMORY ? FIRST_LOG_MEMORY : FIRST_LOG;
     uint8_t *image = NULL;
     pm_header header;
@@ -77,7 +77,7 @@ pm_status pm_format(int fd, pm_media_kind kind)
     /* Blocks are written once, so that later a record changes nothing but them. */
     if (status == PM_OK) status = pm_media_write_zeros(&media, PM_REGION_START, media.size);
     if (status == PM_OK) {
-        header.store_id = pm_new_id();
+        header.store_id = pm_new_id(&media);
         pm_heap_format(image, header.store_id);
         pm_catalog_format(image, (PM_HEAP_FIRST_PAGES - 1) * PM_PAGE, header.store_id);
         status = pm_media_write(&media, PM_REGION_START, image, PM_HEAP_FIRST_PAGES * PM_PAGE, PM_WRITE_STREAM);
@@ -106,10 +106,9 @@ static void release_reference(pm_store *store)
     if (atomic_fetch_sub(&store->references, 1) == 1) free_store(store);
 }
 
-static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsigned flags)
+static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsigned flags, pm_trace *trace)
 {
-    PM_TRY(pm_media_open(&store->media, fd, kind, flags & PM_OPEN_READ_ONLY));
-    if (flags & PM_OPEN_TRACE) PM_TRY(pm_trace_start(&store->media));
+    PM_TRY(pm_media_open(&store->media, fd, kind, flags & PM_OPEN_READ_ONLY, trace));
     PM_TRY(pm_log_open(&store->log, &store->media));
     const pm_header *header = &store->log.header;
     if (!store->media.read_only) PM_TRY(pm_media_fill_holes(&store->media, header->log_offset + header->log_size));
@@ -119,11 +118,10 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     pm_status status;
     pm_root_read(&store->region, &status);
     PM_TRY(status);
-    pm_trace_mark(&store->media, PM_EVENT_RECOVERED, store->log.sequence);
-    return PM_OK;
+    return pm_transaction_mark(store, PM_EVENT_RECOVERED, store->log.sequence);
 }
 
-pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size, pm_store **out)
+pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out)
 {
     pm_store *store = calloc(1, sizeof *store);
     if (!store) {
@@ -134,7 +132,7 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
     atomic_store(&store->references, 1);
     store->max_size = max_size;
     store->media.fd = fd;
-    pm_status status = open_layers(store, fd, kind, flags);
+    pm_status status = open_layers(store, fd, kind, flags, trace);
     if (status != PM_OK) {
         free_store(store);
         return status;
@@ -553,24 +551,8 @@ pm_status pm_check(pm_store *store, pm_report **out)
     return leave(store, pm_verify(store, out));
 }
 
-/* ---- trace ------------------------------------------------------------------------------------------------------------------ */
-
-size_t pm_trace_count(const pm_store *store)
+pm_status pm_state_hash(pm_store *store, uint64_t *hash)
 {
-    return pm_trace_length(&store->media);
-}
-
-const pm_event *pm_trace_events(const pm_store *store)
-{
-    return pm_trace_at(&store->media);
-}
-
-const uint8_t *pm_trace_data(const pm_store *store)
-{
-    return pm_trace_bytes(&store->media);
-}
-
-void pm_trace_clear(pm_store *store)
-{
-    pm_trace_reset(&store->media);
+    PM_TRY(enter_even(store, true));
+    return leave(store, pm_catalog_hash(&store->region, hash));
 }

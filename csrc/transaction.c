@@ -310,6 +310,15 @@ static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t c
     return PM_OK;
 }
 
+pm_status pm_transaction_mark(pm_store *store, pm_event_kind kind, uint64_t sequence)
+{
+    uint64_t hash;
+    if (!store->media.trace) return PM_OK;
+    PM_TRY(pm_catalog_hash(&store->region, &hash));
+    pm_trace_add(store->media.trace, kind, sequence, hash, NULL);
+    return PM_OK;
+}
+
 /* From the gathered body to the acknowledged commit. */
 static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
 {
@@ -317,7 +326,7 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
     uint64_t length = pm_writer_length(writer), payload = writer->payload;
     const uint8_t *body = pm_writer_body(writer);
     if (!body || spill) body = store->media.view + writer->place;
-    pm_trace_mark(&store->media, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1);
+    PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1));
     if (spill) {
         PM_TRY(failed(store, pm_writer_finish(writer)));
         uint64_t hash = writer->hash;
@@ -352,7 +361,7 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
             PM_TRY(gather_body(store, list, count, &spill, &directs));
         }
         PM_TRY(write_commit(store, spill, directs));
-        pm_trace_mark(&store->media, PM_EVENT_COMMIT_END, store->log.sequence);
+        PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
     }
     pm_region_settle(&store->region);
     store->fresh_count = 0;

@@ -44,6 +44,9 @@ struct pm_store {
 pm_status pm_transaction_commit(pm_store *store);
 void pm_transaction_rollback(pm_store *store);
 
+/* Tells the trace, if there is one, of a step that leads to the state that the program sees now. */
+pm_status pm_transaction_mark(pm_store *store, pm_event_kind kind, uint64_t sequence);
+
 /* Home becomes durable and the log empty. clean: nothing will follow. */
 pm_status pm_transaction_checkpoint(pm_store *store, bool clean);
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pmstore import _errors
 from pmstore._pmcore import ffi, lib
 
-__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "ffi", "format_file", "hash64"]
+__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
 
 BLOCK: int = lib.PM_BLOCK
 META_MAX: int = lib.PM_META_MAX
@@ -86,9 +86,51 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     return int(lib.pm_hash64(contents, len(contents), seed))
 
 
-def format_file(fd: int, media: str) -> None:
+class Trace:
+    """Records what stores under it do to their durable bytes, makes operations fail, and gives stores ids that are the
+    same in every run (seed; 0: random ones). To outlive the stores.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        pointer = lib.pm_trace_new(seed)
+        if not pointer:
+            raise _errors.OutOfMemoryError("no memory for a trace")
+        self.pointer = ffi.gc(pointer, lib.pm_trace_free)
+
+    def __len__(self) -> int:
+        return int(lib.pm_trace_count(self.pointer))
+
+    def clear(self) -> None:
+        lib.pm_trace_clear(self.pointer)
+
+    def raw(self) -> tuple[bytes, bytes]:
+        """The pm_events, and the bytes that they wrote."""
+        if lib.pm_trace_incomplete(self.pointer):
+            raise _errors.OutOfMemoryError("no memory to record all that the store did: record less")
+        size = len(self) * ffi.sizeof("pm_event")
+        events = ffi.buffer(lib.pm_trace_events(self.pointer), size)[:] if size else b""
+        size = lib.pm_trace_bytes(self.pointer)
+        return events, ffi.buffer(lib.pm_trace_data(self.pointer), size)[:] if size else b""
+
+    def fail(self, operations: int, at: int, error: int, lasting: bool = False) -> None:
+        """Of the operations (PM_OPERATION_* bits) from now on, number `at` fails with errno `error` (0: a write falls
+        short), and with `lasting` all that follow. at=0: they are counted, and none fails.
+        """
+        lib.pm_trace_fail(self.pointer, ffi.new("pm_fault *", (operations, error, at, lasting)))
+
+    def operations(self) -> tuple[int, int]:
+        """How many were counted since `fail`, and how many of them failed."""
+        faults = ffi.new("uint64_t *")
+        return int(lib.pm_trace_operations(self.pointer, faults)), int(faults[0])
+
+
+def _pointer(trace: Trace | None) -> Any:
+    return ffi.NULL if trace is None else trace.pointer
+
+
+def format_file(fd: int, media: str, trace: Trace | None = None) -> None:
     """Writes an empty store into the empty file fd."""
-    status = lib.pm_format(fd, MEDIA[media])
+    status = lib.pm_format(fd, MEDIA[media], _pointer(trace))
     if status:
         raise error(status)
 
@@ -108,15 +150,16 @@ class Core:
     a call is on its way, so that callers hold it around every call (`scan` does so itself).
     """
 
-    __slots__ = ("_store", "gone", "lock")
+    __slots__ = ("_store", "gone", "lock", "trace")
 
-    def __init__(self, fd: int, media: str, *, read_only: bool, trace: bool, max_size: int) -> None:
+    def __init__(self, fd: int, media: str, *, read_only: bool, trace: Trace | None, max_size: int) -> None:
         """Takes fd over in every case, also when it raises."""
-        flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_TRACE if trace else 0)
+        flags = lib.PM_OPEN_READ_ONLY if read_only else 0
         out = ffi.new("pm_store **")
-        status = lib.pm_open(fd, MEDIA[media], flags, max_size, out)
+        status = lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out)
         if status:
             raise error(status)
+        self.trace = trace
         self.lock = threading.RLock()
         self.gone: type[_errors.Error] | None = None
         self._store = out[0]
@@ -315,15 +358,10 @@ class Core:
         problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
         return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
 
-    def trace(self) -> list[tuple[int, int, int, bytes]]:
-        """Events of a recording store as (kind, offset, length, data)."""
-        count = lib.pm_trace_count(self._store)
-        events, data = lib.pm_trace_events(self._store), lib.pm_trace_data(self._store)
-        out = []
-        for i in range(count):
-            event = events[i]
-            out.append((event.kind, event.offset, event.length, ffi.buffer(data + event.data, event.data_length)[:]))
-        return out
-
-    def trace_clear(self) -> None:
-        lib.pm_trace_clear(self._store)
+    def state_hash(self) -> int:
+        """Of all keys, entries and contents, as the program sees them."""
+        out = ffi.new("uint64_t *")
+        status = lib.pm_state_hash(self._store, out)
+        if status:
+            raise error(status)
+        return int(out[0])

@@ -131,10 +131,11 @@ def outside() -> tuple[int, str]:
     return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def claim(path: str, mode: str, media: str, timeout: float, where: str) -> Claim:
+def claim(path: str, mode: str, media: str, timeout: float, where: str, trace: _core.Trace | None = None) -> Claim:
     """Open, or create, the file of a store, and lock it.
 
-    Waits up to timeout seconds for others to let go. Raises StoreLockedError, StoreNotFoundError, StoreExistsError,
+    Waits up to timeout seconds for others to let go. trace: for the ids of a store that is created.
+    Raises StoreLockedError, StoreNotFoundError, StoreExistsError,
     NotAStoreError, ReadOnlyStoreError, OutOfSpaceError, StoreIOError.
     """
     deadline = time.monotonic() + timeout
@@ -142,7 +143,7 @@ def claim(path: str, mode: str, media: str, timeout: float, where: str) -> Claim
     real = os.path.realpath(path)  # what is renamed must take the place of the file, not of a link to it
     while True:
         try:
-            return _try(real, path, mode, media, where)
+            return _try(real, path, mode, media, where, trace)
         except StoreLockedError:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -159,7 +160,7 @@ class _Changed(Exception):
     """The file at the path became another one while it was being locked."""
 
 
-def _try(real: str, path: str, mode: str, media: str, where: str) -> Claim:
+def _try(real: str, path: str, mode: str, media: str, where: str, trace: _core.Trace | None) -> Claim:
     while True:
         try:
             status = os.stat(real)
@@ -169,7 +170,7 @@ def _try(real: str, path: str, mode: str, media: str, where: str) -> Claim:
                     errno.ENOENT, f'there is no store at {path!r}; mode "a" creates one', path
                 ) from None
             with contextlib.suppress(_Changed):
-                return _create(real, path, mode, media, where, None)
+                return _create(real, path, mode, media, where, trace, None)
             continue
         if stat.S_ISDIR(status.st_mode):
             raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {path!r} is a directory", path)
@@ -182,7 +183,7 @@ def _try(real: str, path: str, mode: str, media: str, where: str) -> Claim:
             if mode != "w":
                 return held
             try:
-                return _create(real, path, mode, media, where, status)
+                return _create(real, path, mode, media, where, trace, status)
             finally:
                 held.abandon()
 
@@ -213,7 +214,15 @@ def _open_existing(real: str, path: str, writing: bool, where: str) -> Claim:
         return _noted(fd, lock_fd, inode, writing, where)
 
 
-def _create(real: str, path: str, mode: str, media: str, where: str, replaced: os.stat_result | None) -> Claim:
+def _create(
+    real: str,
+    path: str,
+    mode: str,
+    media: str,
+    where: str,
+    trace: _core.Trace | None,
+    replaced: os.stat_result | None,
+) -> Claim:
     """Write an empty store under a temporary name and give it its own: never is there half a store at the path."""
     directory = os.path.dirname(real)
     if not os.path.isdir(directory):
@@ -235,7 +244,7 @@ def _create(real: str, path: str, mode: str, media: str, where: str, replaced: o
             _lock(lock_fd, path, True)
             if replaced is not None:
                 os.fchmod(fd, stat.S_IMODE(replaced.st_mode))
-            _core.format_file(fd, media)
+            _core.format_file(fd, media, trace)
             os.fsync(fd)
             _rename(temporary, real, replace=replaced is not None)
         except FileExistsError:

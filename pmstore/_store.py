@@ -8,11 +8,12 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
 from pmstore._catalog import Catalog
-from pmstore._core import Core
+from pmstore._core import Core, Trace
 from pmstore._errors import (
     CorruptStoreError,
     Error,
@@ -35,6 +36,9 @@ Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
 _MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+# Set by pmstore.testing: asked at every opening, with path, mode and media, for the medium to take and what records it.
+recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None = None
 
 
 def open(
@@ -95,11 +99,16 @@ def open(
     if durability != "sync":
         raise ValueError(f'durability is "sync", the only kind that this version offers, not {durability!r}')
     limit = _size(max_size)
-    kind = media.partition(":")[2] or "auto" if media.startswith("trace") else media
-    held = claim(name, mode, kind, seconds(timeout), outside()[1])
+    kind: str = media
+    trace = None
+    if media.startswith("trace"):
+        kind, trace = media.partition(":")[2] or "auto", Trace()
+    elif recorder is not None:
+        kind, trace = recorder(name, mode, media)
+    held = claim(name, mode, kind, seconds(timeout), outside()[1], trace)
     try:
         empty = not os.fstat(held.fd).st_size
-        core = Core(held.fd, kind, read_only=mode == "r", trace=media.startswith("trace"), max_size=limit)
+        core = Core(held.fd, kind, read_only=mode == "r", trace=trace, max_size=limit)
     except (CorruptStoreError, FormatVersionError) as error:
         held.unlock()
         hint = ' (it is empty: delete it, or let mode "w" replace it)' if empty else ""

@@ -10,6 +10,7 @@ import pytest
 
 import pmstore
 from pmstore._core import lib
+from pmstore.testing._recording import Event, Recording
 
 from .conftest import Medium
 
@@ -49,6 +50,11 @@ def test_nor_does_one_whose_like_would_not_fit_the_log_any_more(store: pmstore.S
         )
 
 
+def events_of(store: pmstore.Store) -> list[Event]:
+    recording = Recording("memory", b"", *store._catalog.core.trace.raw())
+    return [recording.event(number) for number in range(len(recording))]
+
+
 def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_store: OpenStore) -> None:
     """On disks: one synchronous write of one range."""
     store = open_store(media=f"trace:{medium.name}")
@@ -57,11 +63,11 @@ def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_
     store.commit()
     array += 1
     store.commit()
-    store._catalog.core.trace_clear()
+    store._catalog.core.trace.clear()
     array[3:5] += 1
     store["n"] = 1
     store.commit()
-    kinds = [event[0] for event in store._catalog.core.trace()]
+    kinds = [event.kind for event in events_of(store)]
     ordering = [kind for kind in kinds if kind in (lib.PM_EVENT_FENCE, lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RANGE)]
     assert ordering == [lib.PM_EVENT_SYNC_RANGE if medium.name == "file" else lib.PM_EVENT_FENCE]
     if medium.name == "file":

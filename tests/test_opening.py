@@ -214,7 +214,7 @@ def test_kinds_of_media(path, media):
         store.commit()
         assert store.media in ("memory", "file")
         if media.startswith("trace"):
-            assert len(store._catalog.core.trace()) > 3
+            assert len(store._catalog.core.trace) > 3
     with pmstore.open(path, "r") as store:
         assert store["a"] == 1
 

@@ -1,0 +1,270 @@
+#define _GNU_SOURCE
+#include "crash_judge.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "format.h"
+#include "status.h"
+#include "trace.h"
+
+/* ---- what is expected --------------------------------------------------------------------------------------- */
+
+static const pm_expected *find(const pm_expectations *expected, uint64_t sequence)
+{
+    for (size_t i = expected->count; i-- > 0;)
+        if (expected->states[i].sequence == sequence) return &expected->states[i];
+    return NULL;
+}
+
+pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
+{
+    for (uint64_t i = 0; i < recording->count; i++) {
+        const pm_event *event = &recording->events[i];
+        if (event->kind < PM_EVENT_COMMIT_BEGIN) continue;
+        const pm_expected *known = find(expected, event->offset);
+        /* A commit that failed may be tried again with more in it. */
+        if (known && known->hash == event->length) continue;
+        if (known && event->kind != PM_EVENT_COMMIT_BEGIN)
+            return pm_fail(PM_INVALID, "commit %llu began with one state and ended with another: %s",
+                           (unsigned long long)event->offset,
+                           event->kind == PM_EVENT_RECOVERED ? "recovery changed it" : "memory changed while it was written");
+        if (expected->count == expected->room) {
+            size_t room = expected->room ? 2 * expected->room : 64;
+            pm_expected *states = realloc(expected->states, room * sizeof *states);
+            if (!states) return pm_fail(PM_NO_MEMORY, "no memory to note the states of a store");
+            expected->states = states, expected->room = room;
+        }
+        expected->states[expected->count++] = (pm_expected){event->offset, event->length};
+    }
+    return PM_OK;
+}
+
+void pm_expectations_free(pm_expectations *expected)
+{
+    free(expected->states);
+    *expected = (pm_expectations){0};
+}
+
+/* ---- the image ---------------------------------------------------------------------------------------------- */
+
+pm_status pm_workbench_init(pm_workbench *bench, uint64_t capacity, pm_media_kind media)
+{
+    *bench = (pm_workbench){.fd = -1, .media = media, .capacity = capacity + PM_PAGE};
+    if (!(bench->trace = pm_trace_new(0))) return pm_fail(PM_NO_MEMORY, "no memory for a trace");
+    bench->fd = memfd_create("crash image", MFD_CLOEXEC);
+    if (bench->fd < 0) return pm_fail_errno("cannot make a file in memory");
+    void *image = mmap(NULL, bench->capacity, PROT_READ | PROT_WRITE, MAP_SHARED, bench->fd, 0);
+    if (image == MAP_FAILED) return pm_fail_errno("cannot map a crash image");
+    bench->image = image;
+    pm_trace_lend_view(bench->trace, image, bench->capacity);
+    return PM_OK;
+}
+
+void pm_workbench_free(pm_workbench *bench)
+{
+    if (bench->image) munmap(bench->image, bench->capacity);
+    if (bench->trace && bench->fd >= 0) close(bench->fd); /* zeros are a bench too, and 0 is a descriptor */
+    pm_trace_free(bench->trace);
+    *bench = (pm_workbench){.fd = -1};
+}
+
+pm_status pm_workbench_fit(pm_workbench *bench, uint64_t size, const uint8_t *source)
+{
+    if (size == bench->size) return PM_OK;
+    if (size > bench->capacity || ftruncate(bench->fd, (off_t)size)) return pm_fail_errno("cannot set the size of a crash image");
+    if (size > bench->size) memcpy(bench->image + bench->size, source + bench->size, size - bench->size);
+    bench->size = size;
+    return PM_OK;
+}
+
+void pm_workbench_restore(pm_workbench *bench, uint64_t size, const uint8_t *source)
+{
+    const pm_event *events = pm_trace_events(bench->trace);
+    bool grown = false;
+    for (size_t i = 0; i < pm_trace_count(bench->trace); i++) {
+        uint64_t offset = events[i].offset, end = offset + events[i].length;
+        if (events[i].kind == PM_EVENT_GROW) grown = true;
+        if (!events[i].has_data || offset >= size) continue;
+        memcpy(bench->image + offset, source + offset, (end < size ? end : size) - offset);
+    }
+    if (grown) PM_CHECK(!ftruncate(bench->fd, (off_t)bench->size));
+    pm_trace_clear(bench->trace);
+}
+
+/* ---- judging ------------------------------------------------------------------------------------------------ */
+
+__attribute__((format(printf, 3, 4))) static pm_finding found(pm_crash_problem problem, uint64_t sequence, const char *format, ...)
+{
+    pm_finding finding = {.problem = problem, .sequence = sequence};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding.text, sizeof finding.text, format, arguments);
+    va_end(arguments);
+    return finding;
+}
+
+static pm_status open_image(pm_workbench *bench, unsigned flags, pm_trace *trace, pm_store **store)
+{
+    int fd = dup(bench->fd);
+    if (fd < 0) return pm_fail_errno("cannot open a crash image");
+    return pm_open(fd, bench->media, flags, 0, trace, store);
+}
+
+static pm_finding problems_of(pm_store *store, uint64_t sequence)
+{
+    pm_report *report;
+    pm_finding finding = {.sequence = sequence};
+    if (pm_check(store, &report) != PM_OK) return found(PM_CRASH_UNSOUND, sequence, "check fails: %s", pm_message());
+    size_t count = pm_report_count(report);
+    if (count) {
+        const pm_problem *first = pm_report_get(report, 0);
+        finding = found(PM_CRASH_UNSOUND, sequence, "check finds %zu problem%s, the first at region offset %llu: %s", count,
+                        count == 1 ? "" : "s", (unsigned long long)first->offset, first->text);
+    }
+    pm_report_free(report);
+    return finding;
+}
+
+static uint64_t recovered_hash(const pm_workbench *bench)
+{
+    const pm_event *events = pm_trace_events(bench->trace);
+    for (size_t i = pm_trace_count(bench->trace); i-- > 0;)
+        if (events[i].kind == PM_EVENT_RECOVERED) return events[i].length;
+    return 0;
+}
+
+/* What a program that only reads sees; it leaves the file alone. */
+static pm_finding read_only(pm_workbench *bench, uint64_t *sequence, uint64_t *hash)
+{
+    pm_store *store;
+    if (open_image(bench, PM_OPEN_READ_ONLY, bench->trace, &store) != PM_OK) return found(PM_CRASH_READER, 0, "a reader can't open it: %s", pm_message());
+    *sequence = pm_sequence(store);
+    *hash = recovered_hash(bench);
+    pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
+    pm_trace_clear(bench->trace);
+    return (pm_finding){.sequence = *sequence};
+}
+
+static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequence, uint64_t hash, uint64_t acknowledged, uint64_t started)
+{
+    if (sequence < acknowledged || sequence > started)
+        return found(PM_CRASH_SEQUENCE, sequence, "recovered to commit %llu; %llu was acknowledged, and %llu had begun",
+                     (unsigned long long)sequence, (unsigned long long)acknowledged, (unsigned long long)started);
+    bool known = false;
+    for (size_t i = 0; i < expected->count; i++) {
+        if (expected->states[i].sequence != sequence) continue;
+        if (expected->states[i].hash == hash) return (pm_finding){.sequence = sequence};
+        known = true;
+    }
+    return found(PM_CRASH_MIXED, sequence, known ? "recovered to commit %llu, but not to its state" : "recovered to commit %llu, which never began",
+                 (unsigned long long)sequence);
+}
+
+pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started, bool reader)
+{
+    uint64_t read_sequence = 0, read_hash = 0;
+    pm_trace_clear(bench->trace);
+    pm_finding finding = {0};
+    if (reader) finding = read_only(bench, &read_sequence, &read_hash);
+    if (finding.problem) return finding;
+    pm_store *store;
+    if (open_image(bench, 0, bench->trace, &store) != PM_OK) return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
+    uint64_t sequence = pm_sequence(store), hash = recovered_hash(bench);
+    finding = judge_recovered(expected, sequence, hash, acknowledged, started);
+    if (!finding.problem) finding = problems_of(store, sequence);
+    if (!finding.problem && reader && (sequence != read_sequence || hash != read_hash))
+        finding = found(PM_CRASH_READER, sequence, "a reader sees commit %llu%s, recovery ends at commit %llu", (unsigned long long)read_sequence,
+                        sequence == read_sequence ? " in another state" : "", (unsigned long long)sequence);
+    pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
+    return finding;
+}
+
+/* ---- going on ----------------------------------------------------------------------------------------------- */
+
+/* Kinds of entries in Python (pmstore/_kinds.py), so that what is added here can be looked at there. */
+enum { ARRAY = 1, INLINE = 2 };
+enum { MOST_CHANGED = 4 };
+
+/* Changes some bytes of an extent in place, as a program would. */
+static pm_status change(pm_store *store, const pm_row *row, unsigned by)
+{
+    pm_buffer *buffer;
+    PM_TRY(pm_buffer_open(store, row->offset, row->length, true, &buffer));
+    uint8_t *bytes = pm_buffer_address(buffer);
+    for (uint64_t at = 0; at < row->length; at += row->length / 3 + 1) bytes[at] = (uint8_t)(bytes[at] + by);
+    bytes[row->length - 1] ^= 1;
+    pm_buffer_release(buffer, bytes);
+    return PM_OK;
+}
+
+/* The same array under another name, or no more of it. */
+static pm_status copy_or_delete(pm_store *store, const pm_row *row, bool copy)
+{
+    uint8_t key[PM_KEY_MAX];
+    const uint8_t *row_key = (const uint8_t *)(row + 1);
+    if (row->key_length == PM_KEY_MAX) return PM_OK;
+    memcpy(key, row_key, row->key_length);
+    key[row->key_length] = '~';
+    if (!copy) return pm_delete(store, key, row->key_length + 1u, NULL, 0);
+    pm_entry entry = {.length = row->length, .kind = row->kind, .flags = row->flags, .meta_length = row->meta_length};
+    uint8_t *contents = malloc(row->length);
+    if (!contents) return pm_fail(PM_NO_MEMORY, "no memory for a copy");
+    pm_status status = pm_read(store, row->offset, row->length, contents);
+    if (status == PM_OK) status = pm_alloc(store, row->length, &entry.offset);
+    if (status == PM_OK) status = pm_write(store, entry.offset, 0, contents, row->length);
+    if (status == PM_OK) status = pm_put(store, key, row->key_length + 1u, &entry, row_key + row->key_length, NULL, 0);
+    free(contents);
+    return status;
+}
+
+static pm_status change_some(pm_store *store, const uint8_t *rows, size_t used, unsigned by)
+{
+    unsigned changed = 0;
+    for (size_t at = 0; at < used && changed < MOST_CHANGED;) {
+        const pm_row *row = (const void *)(rows + at);
+        at += row->row_length;
+        if (row->kind != ARRAY || !row->offset) continue;
+        if (!changed) PM_TRY(copy_or_delete(store, row, by != 2));
+        PM_TRY(change(store, row, by));
+        changed++;
+    }
+    /* A store without arrays: a value of its own. */
+    uint8_t key = '~', value = (uint8_t)by;
+    pm_entry entry = {.kind = INLINE, .meta_length = 1};
+    return changed ? PM_OK : pm_put(store, &key, 1, &entry, &value, NULL, 0);
+}
+
+static pm_status commit_more(pm_store *store)
+{
+    static _Thread_local uint64_t rows[(64 << 10) / 8];
+    size_t used;
+    PM_TRY(pm_scan(store, NULL, 0, false, NULL, 0, (uint8_t *)rows, sizeof rows, &used));
+    for (unsigned by = 1; by <= 2; by++) {
+        PM_TRY(change_some(store, (const uint8_t *)rows, used, by));
+        PM_TRY(pm_commit(store));
+        /* What a rollback leaves must not get into the next commit. */
+        PM_TRY(change_some(store, (const uint8_t *)rows, used, 3));
+        PM_TRY(pm_rollback(store));
+    }
+    return pm_commit(store);
+}
+
+pm_finding pm_go_on(pm_workbench *bench, uint64_t seed)
+{
+    pm_trace *trace = pm_trace_new(seed);
+    if (!trace) return found(PM_CRASH_WRITE, 0, "no memory for a trace");
+    pm_trace_free(bench->trace);
+    bench->trace = trace;
+    pm_store *store; /* it maps the file itself, for it may grow */
+    if (open_image(bench, 0, trace, &store) != PM_OK) return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
+    pm_finding finding = {.sequence = pm_sequence(store)};
+    if (commit_more(store) != PM_OK) finding = found(PM_CRASH_WRITE, pm_sequence(store), "the recovered store can't be written: %s", pm_message());
+    pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
+    pm_trace_lend_view(trace, bench->image, bench->capacity);
+    return finding;
+}

@@ -1,0 +1,34 @@
+"""What `pmstore.testing` raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pmstore._errors import Error
+
+__all__ = ["CrashFailure", "CrashTestError"]
+
+
+class CrashTestError(Error, RuntimeError):
+    """A crash test that can't be made as it stands: the message says why, and what to do."""
+
+
+class CrashFailure(AssertionError):
+    """A crash that loses or mixes data, or that a check does not accept.
+
+    Attributes
+    ----------
+    path : str or None
+        The failure file that was written, for `load_failure` and ``python -m pmstore crash replay``.
+    report : CrashReport or None
+        What had been explored until then.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, report: Any = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.report = report
+
+
+for _public in (CrashTestError, CrashFailure):  # as tracebacks name them
+    _public.__module__ = "pmstore.testing"

@@ -1,0 +1,203 @@
+"""What a store does to its durable bytes, recorded while a program uses it: once, to be crashed many times."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from pmstore import _store
+from pmstore._core import Trace, ffi, lib
+from pmstore.testing._errors import CrashTestError
+
+__all__ = ["Event", "Recorder", "Recording", "from_environment"]
+
+FORMAT = 1
+MEDIA = ("memory", "file")
+VARIABLE = "PMSTORE_CRASH_RECORD"
+
+_EVENT_SIZE: int = ffi.sizeof("pm_event")
+
+
+class Event(NamedTuple):
+    """One event on the durable bytes: see pm_event_kind in csrc/pmstore.h. data: the bytes that were written."""
+
+    kind: int
+    offset: int
+    length: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The durable bytes before the first event, and the events.
+
+    medium: "memory" or "file". events: an array of pm_event. data: the bytes that they wrote.
+    """
+
+    medium: str
+    base: bytes
+    events: bytes
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.events) // _EVENT_SIZE
+
+    def event(self, number: int) -> Event:
+        """Event `number`, counted from 0."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"the recording has {len(self)} events, and no number {number}")
+        raw = ffi.from_buffer("pm_event[]", self.events)[number]
+        return Event(raw.kind, raw.offset, raw.length, self.data[raw.data : raw.data + raw.length * raw.has_data])
+
+    @property
+    def states(self) -> dict[int, int]:
+        """The hash of the state after each commit, by sequence."""
+        raw = ffi.from_buffer("pm_event[]", self.events)
+        ends = (lib.PM_EVENT_COMMIT_END, lib.PM_EVENT_RECOVERED)
+        return {event.offset: event.length for event in raw if event.kind in ends}
+
+    def ends(self) -> dict[int, int]:
+        """The number of events that had happened when each commit was acknowledged, by sequence."""
+        raw = ffi.from_buffer("pm_event[]", self.events)
+        out: dict[int, int] = {}
+        for number, event in enumerate(raw):
+            if event.kind in (lib.PM_EVENT_COMMIT_END, lib.PM_EVENT_RECOVERED):
+                out.setdefault(event.offset, number + 1)
+        return out
+
+    def save(self, file: Any) -> None:
+        """Write it into a file (a path, or an open binary file)."""
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            self.add_to(archive)
+
+    def add_to(self, archive: zipfile.ZipFile) -> None:
+        """Put it into an open archive."""
+        about = {"format": FORMAT, "event_size": _EVENT_SIZE, "medium": self.medium}
+        archive.writestr("recording.json", json.dumps(about))
+        for name in ("base", "events", "data"):
+            archive.writestr(name, getattr(self, name))
+
+    @classmethod
+    def load(cls, file: Any) -> Recording:
+        """What `save` wrote; CrashTestError if it is something else, or of another version."""
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return cls.take_from(archive)
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+            raise CrashTestError(f"{file!s} is no recording, or a damaged one ({error}): record it again") from error
+
+    @classmethod
+    def take_from(cls, archive: zipfile.ZipFile) -> Recording:
+        """What `add_to` put into an archive."""
+        about = json.loads(archive.read("recording.json"))
+        if about.get("format") != FORMAT or about.get("event_size") != _EVENT_SIZE:
+            raise CrashTestError(
+                f"the recording has format {about.get('format')}, and this pmstore reads format {FORMAT}: "
+                "record it again with this version"
+            )
+        if about["medium"] not in MEDIA:
+            raise ValueError(f"a medium {about['medium']!r}")
+        return cls(about["medium"], archive.read("base"), archive.read("events"), archive.read("data"))
+
+
+class Recorder:
+    """While it is entered, what `pmstore.open` does in this process with the store at a path is recorded, over all its
+    lives; `recording` gives it afterwards.
+
+    Parameters
+    ----------
+    path : path-like
+        The store. It is created, empty, if there is none.
+    medium : {"memory", "file"}
+        The memory medium needs a path on a tmpfs, such as one below /dev/shm.
+    seed : int
+        Ids and salts of the store follow from it, so that a deterministic program writes the same bytes every time.
+
+    Raises CrashTestError if another recorder is at work, and, in the recorded program, for openings that can't be
+    recorded: of other stores for writing, and of this one with mode "w" or "x".
+    """
+
+    def __init__(self, path: str | os.PathLike[str], medium: str = "memory", seed: int = 1) -> None:
+        if medium not in MEDIA:
+            raise CrashTestError(f'media is "memory" or "file", not {medium!r}')
+        self.path = Path(os.path.realpath(path))
+        self.medium = medium
+        self._trace = Trace(seed or 1)
+        self._base = b""
+        self._recording: Recording | None = None
+        self.openings = 0
+
+    def __enter__(self) -> Recorder:
+        if _store.recorder is not None:
+            raise CrashTestError("another store is being recorded: let that end first, one explorer at a time")
+        if not self.path.exists():
+            _store.recorder = lambda path, mode, media: (self.medium, self._trace)
+            try:
+                _store.open(self.path, "x").close()
+            except ValueError as error:
+                raise CrashTestError(f"no store on the medium {self.medium!r} at {self.path}: {error}") from error
+            finally:
+                _store.recorder = None
+            self._trace.clear()
+        self._base = self.path.read_bytes()
+        _store.recorder = self._on_open
+        return self
+
+    def _on_open(self, path: str, mode: str, media: str) -> tuple[str, Trace | None]:
+        if os.path.realpath(path) != str(self.path):
+            if mode == "r":
+                return media, None
+            raise CrashTestError(
+                f"the workload opened {path!r} for writing, outside the explorer, which records {str(self.path)!r}: "
+                "use the store that the workload is given"
+            )
+        if mode in ("w", "x"):
+            raise CrashTestError(
+                f'the workload opened its store with mode "{mode}", which replaces the file that is recorded: '
+                'use "a", or "r+"; the store is new and empty'
+            )
+        self.openings += 1
+        return self.medium, self._trace if mode != "r" else None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _store.recorder = None
+        if error is None:
+            self._recording = Recording(self.medium, self._base, *self._trace.raw())
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        if self._recording is None:
+            raise CrashTestError("nothing was recorded: the recorder was not entered and left, or the program failed")
+        return self._recording
+
+    def save(self, file: str | os.PathLike[str] | io.IOBase) -> None:
+        """Write what was recorded into a file."""
+        self.recording.save(file)
+
+
+def from_environment() -> None:
+    """Record in this process what PMSTORE_CRASH_RECORD asks for, as "medium:output:path of the store", and write it to
+    the output when the interpreter exits.
+    """
+    import atexit
+
+    medium, _, rest = os.environ[VARIABLE].partition(":")
+    output, _, path = rest.partition(":")
+    recorder = Recorder(path, medium)
+    recorder.__enter__()
+
+    def finish() -> None:
+        recorder.__exit__(None, None, None)
+        recorder.save(output)
+
+    # Stores that are still open are dropped by a handler that is registered before this one, and so called after it.
+    atexit.register(finish)

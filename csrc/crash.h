@@ -78,7 +78,9 @@ typedef enum {
 } pm_crash_problem;
 
 typedef struct {
-    uint64_t points, judged, distinct, nested, by_kind[10];
+    /* Judged: distinct ones were recovered, pruned ones differ from one of those only in what recovery does not look at, and
+     * the rest have the bytes of one. */
+    uint64_t points, judged, distinct, pruned, nested, by_kind[10];
     double possible; /* log10 of the number of states in the model */
     uint64_t sampled_points; /* points at which not all of them were judged */
     /* what is wrong, and how to get there: levels[0] is a crash of the recording, the next one of its recovery and of what followed */

@@ -152,7 +152,10 @@ pm_status pm_explorer_run(pm_explorer *e)
     for (e->event = 0; !e->stop; e->event++) {
         if (number < e->point_count && e->points[number].event == e->event) {
             PM_TRY(pm_explorer_make_keep(e));
+            e->learns = true;
             if (e->points[number].quota) pm_explorer_judge_point(e, &e->points[number]);
+            e->learns = false;
+            pm_explorer_forget_alike(e);
             number++;
             in_segment = 0;
         }
@@ -190,6 +193,7 @@ pm_status pm_explorer_go_to(pm_explorer *e, uint64_t event)
 
 void pm_explorer_free(pm_explorer *e)
 {
+    pm_explorer_free_alike(e);
     pm_model_free(&e->model);
     pm_workbench_free(&e->bench);
     pm_expectations_free(&e->expected);

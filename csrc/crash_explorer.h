@@ -38,6 +38,8 @@ typedef struct {
     uint64_t random;
     pm_seen_image *seen;
     size_t seen_count, seen_room;
+    struct pm_alike *alike;
+    bool learns;      /* more states of this point are to come */
     uint64_t nested_left;
     double nested_chance;
     bool stop;        /* something is wrong, or the caller wants no more */
@@ -93,6 +95,16 @@ void pm_explorer_unbuild(pm_explorer *explorer, uint32_t stale);
 pm_status pm_explorer_note(const pm_explorer *explorer, pm_crash_kind kind, uint32_t stale, pm_crash_schedule *out);
 void pm_explorer_found(pm_explorer *explorer, const pm_finding *finding, pm_crash_kind kind, uint32_t stale);
 uint64_t pm_explorer_offset(const pm_model *model, const pm_model_cell *cell); /* as schedules have it */
+
+/* ---- crash_prune.c ---- */
+
+/* True if a state was judged at this point that differs from explorer->keep only in what recovery does not look at. */
+bool pm_explorer_alike(pm_explorer *explorer, uint32_t stale);
+
+/* Learns from the state on the bench, which was recovered to `sequence` without fault. Leaves it recovered. */
+void pm_explorer_learn_alike(pm_explorer *explorer, uint32_t stale, uint64_t sequence);
+void pm_explorer_forget_alike(pm_explorer *explorer); /* at the next point */
+void pm_explorer_free_alike(pm_explorer *explorer);
 
 /* ---- crash_replay.c ---- */
 

@@ -103,32 +103,60 @@ static bool refused(pm_explorer *e, pm_finding *finding)
     return true;
 }
 
+/* Recovers and compares the state on the bench, and asks the caller. */
+static pm_finding look_at(pm_explorer *e, uint32_t stale, uint64_t hash)
+{
+    enum { READER_ONE_IN = 4 };
+    pm_finding finding = {0};
+    if (!e->options->raw) {
+        finding = pm_judge(&e->bench, &e->expected, e->acknowledged, e->started, hash % READER_ONE_IN == 0);
+        if (!finding.problem && e->learns) pm_explorer_learn_alike(e, stale, finding.sequence);
+        if (finding.problem || !e->callback) return finding;
+        pm_explorer_unbuild(e, stale);
+        if (e->stop || !pm_explorer_build(e, stale, &hash)) return finding;
+    }
+    refused(e, &finding);
+    return finding;
+}
+
+/* Whether the caller has had enough. */
+static bool goes_on(pm_explorer *e)
+{
+    if (!e->stop && e->progress && e->result->judged % PROGRESS_EVERY == 0 &&
+        !e->progress(e->user, e->result->judged, e->options->budget))
+        e->stop = true;
+    return !e->stop;
+}
+
+static bool nests(pm_explorer *e)
+{
+    return e->nested_left && (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < e->nested_chance;
+}
+
 void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
 {
     uint64_t hash;
-    pm_finding finding = {0};
-    if (e->stop) return;
+    if (!goes_on(e)) return;
     e->result->judged++;
     e->result->by_kind[kind]++;
-    if (e->progress && e->result->judged % PROGRESS_EVERY == 0 && !e->progress(e->user, e->result->judged, e->options->budget)) e->stop = true;
+    if (pm_explorer_alike(e, stale)) {
+        e->result->pruned++;
+        return;
+    }
     pm_explorer_fail(e, seen_grow(e));
     if (e->stop || !pm_explorer_build(e, stale, &hash)) return;
     pm_seen_image *seen = seen_slot(e, hash);
     bool again = seen->sequence_plus_1 && seen->sequence_plus_1 > e->acknowledged && seen->sequence_plus_1 - 1 <= e->started;
+    pm_finding finding = {0};
     if (!again) {
+        finding = look_at(e, stale, hash);
         e->result->distinct++;
-        /* A lost size makes what is beyond it go: put it back before recovery looks. */
-        if (!e->options->raw) finding = pm_judge(&e->bench, &e->expected, e->acknowledged, e->started, hash % 4 == 0);
-        if (e->options->raw || (!finding.problem && e->callback)) {
-            pm_explorer_unbuild(e, stale);
-            if (!e->stop && pm_explorer_build(e, stale, &hash)) refused(e, &finding);
-        }
         if (!seen->sequence_plus_1) e->seen_count++;
         *seen = (pm_seen_image){hash, finding.sequence + 1};
     }
     pm_explorer_unbuild(e, stale);
     if (finding.problem) pm_explorer_found(e, &finding, kind, stale);
-    else if (!again && e->nested_left && (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < e->nested_chance) pm_explorer_nest(e, kind, stale);
+    else if (!again && nests(e)) pm_explorer_nest(e, kind, stale);
 }
 
 /* ---- the states of one crash point -------------------------------------------------------------------------- */
@@ -252,8 +280,9 @@ static void judge_stale(pm_explorer *e, uint64_t wanted)
 {
     bool any = e->model.visible > e->recording->base_size && !e->model.memory;
     for (uint64_t i = 0; any && pm_explorer_wants(e, PM_CRASH_STALE) && i < wanted && !e->stop; i++) {
-        if (i % 2) pm_explorer_keep_none(e);
-        else pm_explorer_keep_all(e);
+        pm_explorer_keep_all(e);
+        for (size_t j = 0; i % 2 && j < e->model.count; j++)
+            if (e->model.cells[j].unit != PM_MODEL_SIZE) e->keep[j] = (pm_model_keep){0};
         pm_explorer_judge(e, PM_CRASH_STALE, 2 + (uint32_t)pm_explorer_below(e, 1 << 12));
     }
 }

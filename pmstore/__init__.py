@@ -11,6 +11,8 @@ durable together, or none of them.
 ...         store["epoch"] = store.get("epoch", 0) + 1
 """
 
+import os as _os
+
 from pmstore._errors import (
     ClosedStoreError,
     CorruptStoreError,
@@ -76,3 +78,8 @@ __all__ = [
     "prune",
     "__version__",
 ]
+
+if "PMSTORE_CRASH_RECORD" in _os.environ:  # set by `python -m pmstore crash run`, for the programs that it runs
+    from pmstore.testing._recording import from_environment as _record
+
+    _record()

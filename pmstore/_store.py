@@ -396,7 +396,8 @@ def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
 
 
 @atexit.register
-def _at_exit() -> None:
+def close_all() -> None:
+    """Close what is open as the interpreter does when it exits: what is pending is dropped, with a ResourceWarning."""
     for store in list(_open_stores):
         with contextlib.suppress(ResourceWarning):  # made an error: the others are to be closed too
             _drop_with_warning(store, exiting=True)

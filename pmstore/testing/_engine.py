@@ -116,9 +116,10 @@ class Found(NamedTuple):
 class Tally(NamedTuple):
     """How much was covered.
 
-    points: crash points. judged: states built. distinct: of them, recovered and compared, as no other had the same
-    bytes. nested: states of crashes in and after recovery. possible: decimal digits of the number of states that the
-    model allows. exhaustive: all of them were judged. by_kind: judged states.
+    points: crash points. judged: states built. distinct: of them, recovered and compared. pruned: not recovered, as they
+    differ from one that was only in what recovery writes over unseen; the rest have the same bytes as another. nested:
+    states of crashes in and after recovery. possible: decimal digits of the number of states that the model allows.
+    exhaustive: all of them were judged. by_kind: judged states.
     """
 
     points: int
@@ -129,6 +130,7 @@ class Tally(NamedTuple):
     exhaustive: bool
     seconds: float
     by_kind: dict[str, int]
+    pruned: int = 0
 
 
 def _raise(status: int) -> None:
@@ -250,6 +252,7 @@ class _Part(NamedTuple):
     judged: int
     distinct: int
     nested: int
+    pruned: int
     possible: float
     sampled: int
     by_kind: tuple[int, ...]
@@ -265,6 +268,7 @@ def _explore_part(recording: Recording, options: Options, calls: _Calls, worker:
         int(result.judged),
         int(result.distinct),
         int(result.nested),
+        int(result.pruned),
         float(result.possible),
         int(result.sampled_points),
         tuple(result.by_kind),
@@ -366,6 +370,7 @@ def explore(
         not found and not any(part.sampled for part in parts),
         time.perf_counter() - started,
         {kind: number for kind, number in kinds.items() if number},
+        sum(part.pruned for part in parts),
     )
     return tally, min(found, key=lambda one: one.schedule.event, default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import atexit
 import json
 import os
 import zipfile
@@ -71,6 +71,13 @@ class Recording:
                 out.setdefault(event.offset, number + 1)
         return out
 
+    def followed_by(self, later: Recording) -> Recording:
+        """This recording and one of later lives of the same store, as one."""
+        events = bytearray(later.events)
+        for event in ffi.from_buffer("pm_event[]", events):
+            event.data += len(self.data) if event.has_data else 0
+        return Recording(self.medium, self.base, self.events + bytes(events), self.data + later.data)
+
     def save(self, file: Any) -> None:
         """Write it into a file (a path, or an open binary file)."""
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -129,23 +136,12 @@ class Recorder:
         self.path = Path(os.path.realpath(path))
         self.medium = medium
         self._trace = Trace(seed or 1)
-        self._base = b""
+        self._base: bytes | None = None
         self._recording: Recording | None = None
-        self.openings = 0
 
     def __enter__(self) -> Recorder:
         if _store.recorder is not None:
             raise CrashTestError("another store is being recorded: let that end first, one explorer at a time")
-        if not self.path.exists():
-            _store.recorder = lambda path, mode, media: (self.medium, self._trace)
-            try:
-                _store.open(self.path, "x").close()
-            except ValueError as error:
-                raise CrashTestError(f"no store on the medium {self.medium!r} at {self.path}: {error}") from error
-            finally:
-                _store.recorder = None
-            self._trace.clear()
-        self._base = self.path.read_bytes()
         _store.recorder = self._on_open
         return self
 
@@ -162,42 +158,63 @@ class Recorder:
                 f'the workload opened its store with mode "{mode}", which replaces the file that is recorded: '
                 'use "a", or "r+"; the store is new and empty'
             )
-        self.openings += 1
-        return self.medium, self._trace if mode != "r" else None
+        if mode == "r":
+            return self.medium, None
+        if self._base is None and (mode == "a" or self.path.exists()):
+            self._base = self._first()
+        return self.medium, self._trace
+
+    def _first(self) -> bytes:
+        """The file before the first life. A new store gets its ids from the trace too."""
+        if not self.path.exists():
+            _store.recorder = lambda path, mode, media: (self.medium, self._trace)
+            try:
+                _store.open(self.path, "x").close()
+            except ValueError as error:
+                raise CrashTestError(f"no store on the medium {self.medium!r} at {self.path}: {error}") from error
+            finally:
+                _store.recorder = self._on_open
+            self._trace.clear()
+        return self.path.read_bytes()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _store.recorder = None
-        if error is None:
+        if error is None and self._base is not None:
             self._recording = Recording(self.medium, self._base, *self._trace.raw())
+
+    @property
+    def opened(self) -> bool:
+        """Whether the program opened the store for writing."""
+        return self._base is not None
 
     @property
     def recording(self) -> Recording:
         """What was recorded."""
         if self._recording is None:
-            raise CrashTestError("nothing was recorded: the recorder was not entered and left, or the program failed")
+            raise CrashTestError(
+                f"nothing was recorded: the program did not open the store at {self.path} for writing, or it failed"
+            )
         return self._recording
-
-    def save(self, file: str | os.PathLike[str] | io.IOBase) -> None:
-        """Write what was recorded into a file."""
-        self.recording.save(file)
 
 
 def from_environment() -> None:
     """Record in this process what PMSTORE_CRASH_RECORD asks for, as "medium:output:path of the store", and write it to
-    the output when the interpreter exits.
+    the output when the interpreter exits, behind what an earlier process wrote there.
     """
-    import atexit
-
     medium, _, rest = os.environ[VARIABLE].partition(":")
     output, _, path = rest.partition(":")
-    recorder = Recorder(path, medium)
+    earlier = Recording.load(output) if os.path.exists(output) else None
+    # Never the ids that an earlier process gave.
+    recorder = Recorder(path, medium, seed=1 + (len(earlier) if earlier is not None else 0))
     recorder.__enter__()
 
     def finish() -> None:
+        _store.close_all()  # what is still open is closed when the interpreter exits, and that is to be recorded too
         recorder.__exit__(None, None, None)
-        recorder.save(output)
+        if recorder.opened:
+            recording = recorder.recording
+            (recording if earlier is None else earlier.followed_by(recording)).save(output)
 
-    # Stores that are still open are dropped by a handler that is registered before this one, and so called after it.
     atexit.register(finish)

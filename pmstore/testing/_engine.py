@@ -116,8 +116,8 @@ class Found(NamedTuple):
 class Tally(NamedTuple):
     """How much was covered.
 
-    points: crash points. judged: states built. distinct: of them, recovered and compared. pruned: not recovered, as they
-    differ from one that was only in what recovery writes over unseen; the rest have the same bytes as another. nested:
+    points: crash points. judged: states built. distinct: of them, recovered and compared. pruned: not recovered, as
+    they differ from one that was only in what recovery writes over unseen; the rest equal one of them. nested:
     states of crashes in and after recovery. possible: decimal digits of the number of states that the model allows.
     exhaustive: all of them were judged. by_kind: judged states.
     """

@@ -171,6 +171,24 @@ static void feed_size(pm_model *model, uint64_t size)
     drop_settled(model);
 }
 
+/* A page that is written again is written back whole. */
+static void reclaim_page(pm_model *model, uint64_t offset)
+{
+    uint64_t end = (offset / PM_PAGE + 1) * PM_PAGE / model->unit_size;
+    for (uint64_t unit = offset / PM_PAGE * PM_PAGE / model->unit_size; unit < end && unit < model->units - 1; unit++)
+        if (model->index[unit]) model->cells[model->index[unit] - 1].abandoned = false;
+}
+
+static void feed_failed_sync(pm_model *model, const pm_event *event)
+{
+    for (size_t i = 0; i < model->count; i++) {
+        pm_model_cell *cell = &model->cells[i];
+        uint64_t at = cell->unit * model->unit_size;
+        bool inside = !event->length || (cell->unit != PM_MODEL_SIZE && at + model->unit_size > event->offset && at < event->offset + event->length);
+        if (inside) cell->abandoned = cell->unit != PM_MODEL_SIZE;
+    }
+}
+
 static void feed_write(pm_model *model, const pm_event *event, const uint8_t *data)
 {
     uint64_t end = event->offset + event->length;
@@ -181,6 +199,7 @@ static void feed_write(pm_model *model, const pm_event *event, const uint8_t *da
         if (stop > end) stop = end;
         pm_model_cell *cell = add_write(model, unit, (pm_model_write){at, data + (at - event->offset), (uint32_t)(stop - at)});
         if (!cell) return;
+        if (!model->memory) reclaim_page(model, at);
         if (event->kind == PM_EVENT_STREAM) cell->handed = cell->count;
         if (settles) settle(model, cell, cell->count);
         at = stop;
@@ -201,7 +220,8 @@ static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
 
 static void feed_fence(pm_model *model)
 {
-    for (size_t i = 0; i < model->count; i++) settle(model, &model->cells[i], model->cells[i].handed);
+    for (size_t i = 0; i < model->count; i++)
+        if (!model->cells[i].abandoned) settle(model, &model->cells[i], model->cells[i].handed);
     drop_settled(model);
 }
 
@@ -234,6 +254,9 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
     case PM_EVENT_SYNC:
         for (size_t i = 0; i < model->count; i++) model->cells[i].handed = model->cells[i].count;
         feed_fence(model);
+        break;
+    case PM_EVENT_SYNC_FAILED:
+        feed_failed_sync(model, event);
         break;
     case PM_EVENT_GROW:
         feed_size(model, event->offset);

@@ -6,6 +6,7 @@
  * M2  Memory: of the first write that is not kept, any of its 8-byte pieces may be kept.
  * M3  A fence (a flush of the disk) makes durable what was streamed, or flushed (handed to the disk) before it.
  * M4  Files: a size that was not synced may be lost, and with it what lies beyond.
+ * M5  Files: what was written before a sync that failed is covered by no later sync, unless its page is written again.
  */
 #ifndef PM_CRASH_MODEL_H
 #define PM_CRASH_MODEL_H
@@ -25,6 +26,7 @@ typedef struct {
 typedef struct {
     uint64_t unit;
     uint32_t count, handed, room; /* writes; those that the next fence makes durable; allocated */
+    bool abandoned; /* a sync failed, and the kernel takes the page for clean */
     pm_model_write *writes;
 } pm_model_cell;
 

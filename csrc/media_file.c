@@ -7,10 +7,22 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* As a sync that fails on the disk: the bytes are in the page cache, and nobody will write them back. */
+static ssize_t fail_to_sync(pm_media *media, uint64_t offset, const void *source, size_t length)
+{
+    int error = errno;
+    ssize_t done = pwrite(media->fd, source, length, (off_t)offset);
+    if (done > 0) pm_trace_add(media->trace, PM_EVENT_WRITE, offset, (uint64_t)done, source);
+    pm_trace_add(media->trace, PM_EVENT_SYNC_FAILED, offset, length, NULL);
+    errno = error;
+    return -1;
+}
+
 /* pwrite that tells the trace what it did. flags: RWF_DSYNC, or 0. */
 static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
 {
     if (media->trace && !(length = pm_trace_allows_write(media->trace, length))) return -1;
+    if (media->trace && flags && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return fail_to_sync(media, offset, source, length);
     struct iovec part = {(void *)(uintptr_t)source, length};
     ssize_t done = flags ? pwritev2(media->fd, &part, 1, (off_t)offset, flags) : pwrite(media->fd, source, length, (off_t)offset);
     if (media->trace && done > 0) {
@@ -23,9 +35,9 @@ static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, 
 /* fdatasync or fsync that tells the trace. Not 0: it failed. */
 static int sync_all(pm_media *media, int (*sync)(int fd))
 {
-    if (media->trace && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return -1;
-    int result = sync(media->fd);
-    if (media->trace && !result) pm_trace_add(media->trace, PM_EVENT_SYNC, 0, 0, NULL);
+    bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
+    int result = allowed ? sync(media->fd) : -1;
+    if (media->trace) pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_SYNC, 0, 0, NULL);
     return result;
 }
 

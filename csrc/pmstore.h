@@ -189,6 +189,8 @@ typedef enum {
     PM_EVENT_SYNC_RANGE,   /* the bytes of offset, length are durable now, and so is what was handed to the disk before */
     PM_EVENT_SYNC,         /* everything is durable now, size included */
     PM_EVENT_GROW,         /* the file is now `offset` bytes long; new bytes are zeros. File: durable at the next sync */
+    PM_EVENT_SYNC_FAILED,  /* of the bytes of offset, length, or of all if length is 0: no later sync covers what was written
+                              before, unless its page is written again */
     PM_EVENT_OPEN,         /* a life begins: all that stands in the file is what was written before */
     PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get; length: the hash of that state (pm_state_hash) */
     PM_EVENT_COMMIT_END,   /* the same, of the commit that is acknowledged now */

@@ -53,6 +53,7 @@ def grow(size: int) -> Step:
     return Step(lib.PM_EVENT_GROW, size, 0, None)
 
 
+SYNC_FAILED = Step(lib.PM_EVENT_SYNC_FAILED, 0, 0, None)
 FENCE = Step(lib.PM_EVENT_FENCE, 0, 0, None)
 SYNC = Step(lib.PM_EVENT_SYNC, 0, 0, None)
 DONE = Step(lib.PM_EVENT_COMMIT_END, 1, 0, None)
@@ -201,6 +202,19 @@ FILE: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] = 
         {(1,)},
     ),
     "a write behind the end": ((write(SIZE, 1),), (SIZE,), {(None,), (0,), (1,)}, {(None,), (0,), (1,)}),
+    "a sync that failed, and one that did not": ((write(A, 1), SYNC_FAILED, SYNC), (A,), {(0,), (1,)}, {(0,), (1,)}),
+    "written again after a sync that failed": (
+        (write(A, 1), SYNC_FAILED, write(A, 1), SYNC),
+        (A,),
+        {(0,), (1,)},
+        {(1,)},
+    ),
+    "its page written again after a sync that failed": (
+        (write(A, 1), write(C, 1), SYNC_FAILED, write(B, 1), SYNC),
+        (A, B, C),
+        every((0, 1), (0, 1), (0, 1)),
+        {(1, 1, 0), (1, 1, 1)},
+    ),
     "a message, passed with a sync": (
         (write(A, 1), SYNC, write(C, 1), SYNC),
         (A, C),

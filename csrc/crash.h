@@ -61,6 +61,8 @@ typedef struct {
 typedef struct {
     uint64_t event; /* so many events have happened */
     uint32_t kind, stale;
+    uint32_t killed; /* only the process: recovery finds everything, and what is on its way still is. Another level follows, of the
+                        recording of this life and that recovery's as one */
     uint64_t cell_count;
     pm_crash_cell *cells; /* ascending */
     uint64_t acknowledged, started;

@@ -77,7 +77,7 @@ static pm_status find_points(pm_explorer *e)
     PM_TRY(start_walk(e));
     for (e->event = 0; e->event <= e->recording->count; e->event++) {
         const pm_event *event = e->event < e->recording->count ? &e->recording->events[e->event] : NULL;
-        if ((!event || pm_model_orders(&e->model, event)) && news) {
+        if (e->event >= e->skip && (!event || pm_model_orders(&e->model, event)) && news) {
             PM_TRY(add_point(e, writes));
             writes = 0;
             news = false;
@@ -162,7 +162,7 @@ pm_status pm_explorer_run(pm_explorer *e)
         if (e->event == e->recording->count || e->stop) break;
         const pm_event *event = &e->recording->events[e->event];
         feed(e, event);
-        if (!event->has_data || number == e->point_count || e->stop) continue;
+        if (!event->has_data || number == e->point_count || e->stop || e->event < e->skip) continue;
         /* What a process leaves that is killed between two writes: of each point's writes a part of its quota. */
         const pm_crash_point *p = &e->points[number];
         uint64_t wanted = p->quota * 15 / 100 + (p->quota > 4);

@@ -35,13 +35,15 @@ typedef struct {
     pm_model_keep *keep;
     size_t keep_room;
     uint64_t event;   /* of the states that are being judged */
+    uint64_t skip;    /* so many events are walked over, and not crashed */
     uint64_t random;
     pm_seen_image *seen;
     size_t seen_count, seen_room;
     struct pm_alike *alike;
     bool learns;      /* more states of this point are to come */
     uint64_t nested_left;
-    double nested_chance;
+    double nested_chance; /* after a state */
+    double kill_chance;   /* at a crash point */
     bool stop;        /* something is wrong, or the caller wants no more */
     pm_status status;
 } pm_explorer;
@@ -110,5 +112,7 @@ void pm_explorer_free_alike(pm_explorer *explorer);
 
 /* Recovers the state that explorer->keep describes, commits more, and explores the crashes of that. */
 void pm_explorer_nest(pm_explorer *explorer, pm_crash_kind kind, uint32_t stale);
+/* The same after a kill: recovery finds all that was written, and the crash comes later. */
+void pm_explorer_nest_killed(pm_explorer *explorer);
 
 #endif

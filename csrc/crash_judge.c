@@ -228,15 +228,16 @@ static pm_status change_some(pm_store *store, const uint8_t *rows, size_t used, 
     for (size_t at = 0; at < used && changed < MOST_CHANGED;) {
         const pm_row *row = (const void *)(rows + at);
         at += row->row_length;
-        if (row->kind != ARRAY || !row->offset) continue;
+        const uint8_t *key = (const uint8_t *)(row + 1);
+        if (row->kind != ARRAY || !row->offset || key[row->key_length - 1] == '~') continue;
         if (!changed) PM_TRY(copy_or_delete(store, row, by != 2));
         PM_TRY(change(store, row, by));
         changed++;
     }
     /* A store without arrays: a value of its own. */
-    uint8_t key = '~', value = (uint8_t)by;
+    uint8_t own = '~', value = (uint8_t)by;
     pm_entry entry = {.kind = INLINE, .meta_length = 1};
-    return changed ? PM_OK : pm_put(store, &key, 1, &entry, &value, NULL, 0);
+    return changed ? PM_OK : pm_put(store, &own, 1, &entry, &value, NULL, 0);
 }
 
 static pm_status commit_more(pm_store *store)

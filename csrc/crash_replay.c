@@ -11,16 +11,60 @@ enum { NESTED_BUDGET = 60, NESTED_SHARE = 4, NESTED_LEAST = 4 };
 
 /* ---- crashes inside recovery, and after it ------------------------------------------------------------------ */
 
-/* The recording of a recovery of the state on e's bench, and of what follows it. `base`: room for e->bench.size bytes. */
-static pm_finding record_nested(pm_explorer *e, uint64_t image, uint8_t *base, pm_recording *recording)
+/* The recording of a recovery, and of what follows it. */
+typedef struct {
+    pm_recording recording;
+    uint64_t skip;   /* events of it that belong to the life before */
+    uint8_t *base;
+    pm_event *events;
+    uint8_t *data;
+} second_life;
+
+static void second_life_free(second_life *life)
+{
+    free(life->base);
+    free(life->events);
+    free(life->data);
+}
+
+/* The machine crashed: what is on e's bench is all that there is. */
+static pm_status after_crash(pm_explorer *e, uint64_t size, second_life *life)
+{
+    life->recording = (pm_recording){.base = life->base, .base_size = size, .events = pm_trace_events(e->bench.trace),
+                                     .count = pm_trace_count(e->bench.trace), .data = pm_trace_data(e->bench.trace),
+                                     .data_size = pm_trace_bytes(e->bench.trace), .acknowledged = e->acknowledged, .started = e->started};
+    return PM_OK;
+}
+
+/* Only the process was killed: what is on its way still is, behind what recovery finds in the cache. */
+static pm_status after_kill(pm_explorer *e, second_life *life)
+{
+    const pm_recording *outer = e->recording;
+    uint64_t count = pm_trace_count(e->bench.trace), data_size = pm_trace_bytes(e->bench.trace);
+    life->skip = e->event;
+    life->events = malloc((e->event + count + 1) * sizeof *life->events);
+    life->data = malloc(outer->data_size + data_size + 1);
+    if (!life->events || !life->data) return pm_fail(PM_NO_MEMORY, "no memory to explore");
+    memcpy(life->events, outer->events, e->event * sizeof *life->events);
+    if (outer->data_size) memcpy(life->data, outer->data, outer->data_size);
+    if (count) memcpy(life->events + e->event, pm_trace_events(e->bench.trace), count * sizeof *life->events);
+    if (data_size) memcpy(life->data + outer->data_size, pm_trace_data(e->bench.trace), data_size);
+    for (uint64_t i = e->event; i < e->event + count; i++) life->events[i].data += outer->data_size;
+    life->recording = *outer;
+    life->recording.events = life->events, life->recording.count = e->event + count;
+    life->recording.data = life->data, life->recording.data_size = outer->data_size + data_size;
+    return PM_OK;
+}
+
+/* Recovers the state on e's bench and commits more, under a recorder. */
+static pm_status live_again(pm_explorer *e, uint64_t image, bool killed, second_life *life, pm_finding *finding)
 {
     uint64_t size = e->bench.size;
-    memcpy(base, e->bench.image, size);
-    pm_finding finding = pm_go_on(&e->bench, (image ^ e->options->seed) | 1);
-    *recording = (pm_recording){.base = base, .base_size = size, .events = pm_trace_events(e->bench.trace),
-                                .count = pm_trace_count(e->bench.trace), .data = pm_trace_data(e->bench.trace),
-                                .data_size = pm_trace_bytes(e->bench.trace), .acknowledged = e->acknowledged, .started = e->started};
-    return finding;
+    life->base = malloc(size + 1);
+    if (!life->base) return pm_fail(PM_NO_MEMORY, "no memory to explore");
+    memcpy(life->base, e->bench.image, size);
+    *finding = pm_go_on(&e->bench, (image ^ e->options->seed) | 1);
+    return killed ? after_kill(e, life) : after_crash(e, size, life);
 }
 
 static pm_status copy_expected(pm_explorer *inner, const pm_explorer *e)
@@ -42,33 +86,63 @@ static void take_inner_result(pm_explorer *e, const pm_crash_result *inner, pm_c
     memcpy(&e->result->levels[1], inner->levels, inner->level_count * sizeof inner->levels[0]);
 }
 
-void pm_explorer_nest(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
+/* Half of the nested explorations begin with a kill. */
+static void allow_nesting(pm_explorer *e, uint64_t most)
 {
-    uint64_t image;
-    e->nested_left--;
-    if (!pm_explorer_build(e, stale, &image)) return;
-    uint8_t *base = malloc(e->bench.size + 1);
-    pm_recording recording;
+    if (!e->options->depth || e->options->raw) return;
+    e->nested_left = most;
+    e->nested_chance = (double)most * 2 / (double)(e->options->budget + 1);
+    e->kill_chance = (double)most / 2;
+}
+
+static void explore_inside(pm_explorer *e, uint64_t image, bool killed, pm_finding *finding, pm_crash_result *result)
+{
+    second_life life = {.skip = 0};
     pm_crash_options options = *e->options;
     options.depth--, options.budget = NESTED_BUDGET, options.worker = options.workers = 0, options.seed ^= image;
     options.kinds |= 1 << PM_CRASH_PREFIX;
-    pm_crash_result result = {0};
-    pm_explorer inner = {.recording = &recording, .options = &options, .result = &result, .random = image};
-    pm_finding finding = {0};
-    if (!base) pm_explorer_fail(e, pm_fail(PM_NO_MEMORY, "no memory to explore"));
-    else finding = record_nested(e, image, base, &recording);
-    if (base && !finding.problem) {
-        pm_status status = copy_expected(&inner, e);
+    pm_explorer inner = {.recording = &life.recording, .options = &options, .result = result, .random = image};
+    allow_nesting(&inner, 1);
+    pm_status status = live_again(e, image, killed, &life, finding);
+    inner.skip = life.skip;
+    if (status == PM_OK && !finding->problem) {
+        status = copy_expected(&inner, e);
         if (status == PM_INVALID) {
-            finding = (pm_finding){.problem = PM_CRASH_WRITE, .sequence = finding.sequence};
-            strncpy(finding.text, pm_message(), sizeof finding.text - 1);
-        } else pm_explorer_fail(e, status != PM_OK ? status : pm_explorer_run(&inner));
+            *finding = (pm_finding){.problem = PM_CRASH_WRITE, .sequence = finding->sequence};
+            strncpy(finding->text, pm_message(), sizeof finding->text - 1);
+            status = PM_OK;
+        } else if (status == PM_OK) {
+            status = pm_explorer_run(&inner);
+        }
     }
+    pm_explorer_fail(e, status);
+    pm_explorer_free(&inner);
+    second_life_free(&life);
+}
+
+static void nest(pm_explorer *e, pm_crash_kind kind, uint32_t stale, bool killed)
+{
+    uint64_t image;
+    pm_finding finding = {0};
+    pm_crash_result result = {0};
+    if (!pm_explorer_build(e, stale, &image)) return;
+    explore_inside(e, image, killed, &finding, &result);
     pm_explorer_unbuild(e, stale);
     if (finding.problem) pm_explorer_found(e, &finding, kind, stale);
     else take_inner_result(e, &result, kind, stale);
-    pm_explorer_free(&inner);
-    free(base);
+    e->result->levels[0].killed = killed;
+}
+
+void pm_explorer_nest(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
+{
+    e->nested_left--;
+    nest(e, kind, stale, false);
+}
+
+void pm_explorer_nest_killed(pm_explorer *e)
+{
+    pm_explorer_keep_all(e);
+    nest(e, PM_CRASH_PREFIX, 0, true);
 }
 
 /* ---- the C face --------------------------------------------------------------------------------------------- */
@@ -93,10 +167,7 @@ pm_status pm_crash_explore(const pm_recording *recording, const pm_crash_options
     *result = (pm_crash_result){0};
     pm_explorer e = {.recording = recording, .options = options, .callback = callback, .progress = progress, .user = user, .result = result};
     pm_status status = begin(&e);
-    if (options->depth && !options->raw) {
-        e.nested_left = options->budget / NESTED_SHARE / NESTED_BUDGET + NESTED_LEAST;
-        e.nested_chance = (double)e.nested_left * 2 / (double)(options->budget + 1);
-    }
+    allow_nesting(&e, options->budget / NESTED_SHARE / NESTED_BUDGET + NESTED_LEAST);
     if (status == PM_OK) status = pm_explorer_run(&e);
     pm_explorer_free(&e);
     return status;
@@ -139,17 +210,17 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
         return PM_OK;
     }
     if (!pm_explorer_build(e, levels->stale, &hash)) return e->status;
-    pm_recording recording;
-    uint8_t *base = malloc(e->bench.size + 1);
-    if (!base) return pm_fail(PM_NO_MEMORY, "no memory for a crash image");
-    pm_finding finding = record_nested(e, hash, base, &recording);
+    second_life life = {.skip = 0};
+    pm_finding finding = {0};
     pm_crash_options options = *e->options;
     options.depth = options.depth ? options.depth - 1 : 0, options.seed ^= hash;
-    pm_explorer inner = {.recording = &recording, .options = &options, .result = e->result, .random = hash};
-    pm_status status = finding.problem ? pm_fail(PM_INVALID, "%s", finding.text) : copy_expected(&inner, e);
+    pm_explorer inner = {.recording = &life.recording, .options = &options, .result = e->result, .random = hash};
+    pm_status status = live_again(e, hash, levels->killed, &life, &finding);
+    if (status == PM_OK && finding.problem) status = pm_fail(PM_INVALID, "%s", finding.text);
+    if (status == PM_OK) status = copy_expected(&inner, e);
     if (status == PM_OK) status = replay(&inner, levels + 1, level_count - 1, NULL, NULL, image, size);
     pm_explorer_free(&inner);
-    free(base);
+    second_life_free(&life);
     return status;
 }
 

@@ -128,9 +128,9 @@ static bool goes_on(pm_explorer *e)
     return !e->stop;
 }
 
-static bool nests(pm_explorer *e)
+static bool by_chance(pm_explorer *e, double chance)
 {
-    return e->nested_left && (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < e->nested_chance;
+    return (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < chance;
 }
 
 void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
@@ -156,7 +156,7 @@ void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
     }
     pm_explorer_unbuild(e, stale);
     if (finding.problem) pm_explorer_found(e, &finding, kind, stale);
-    else if (!again && nests(e)) pm_explorer_nest(e, kind, stale);
+    else if (!again && e->nested_left && by_chance(e, e->nested_chance)) pm_explorer_nest(e, kind, stale);
 }
 
 /* ---- the states of one crash point -------------------------------------------------------------------------- */
@@ -295,6 +295,7 @@ static bool few(const pm_explorer *e, const pm_crash_point *p)
 
 void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
 {
+    if (e->kill_chance && by_chance(e, e->kill_chance / (double)e->point_count)) pm_explorer_nest_killed(e);
     if (few(e, p)) {
         judge_every(e);
         judge_stale(e, 2);

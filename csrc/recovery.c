@@ -5,6 +5,8 @@
 typedef struct {
     const uint8_t *body;
     uint64_t length;
+    uint64_t place, record; /* of the record: where in the file, and how many bytes */
+    uint64_t spill;         /* file offset of the body, if it does not stand in the record */
 } found_body;
 
 typedef struct {
@@ -46,7 +48,7 @@ static bool follow_spill(pm_store *store, found_body *body)
     uint64_t place = PM_REGION_START + item.offset;
     const uint8_t *spilled = store->media.view + place;
     if (pm_body_hash(spilled, item.length, place, store->log.header.salt) != direct_of(&item).hash) return false;
-    *body = (found_body){spilled, item.length};
+    body->body = spilled, body->length = item.length, body->spill = place;
     return items_sound(&store->region, spilled, item.length, true);
 }
 
@@ -66,7 +68,7 @@ static bool directs_sound(pm_store *store, const found_body *body)
     return true;
 }
 
-static pm_status add_body(found_log *found, const uint8_t *body, uint64_t length)
+static pm_status add_body(found_log *found, const pm_record *record, uint64_t place)
 {
     if (found->count == found->room) {
         size_t room = found->room ? 2 * found->room : 64;
@@ -74,7 +76,8 @@ static pm_status add_body(found_log *found, const uint8_t *body, uint64_t length
         if (!bodies) return pm_fail(PM_NO_MEMORY, "no memory to recover the store");
         found->bodies = bodies, found->room = room;
     }
-    found->bodies[found->count++] = (found_body){body, length};
+    found->bodies[found->count++] = (found_body){.body = (const uint8_t *)(record + 1), .length = record->body,
+                                                 .place = place, .record = record->length};
     return PM_OK;
 }
 
@@ -88,7 +91,7 @@ static pm_status scan(pm_store *store, found_log *found)
         if (!items_sound(&store->region, body, record->body, false))
             return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu points outside the store",
                            (unsigned long long)record->sequence);
-        PM_TRY(add_body(found, body, record->body));
+        PM_TRY(add_body(found, record, log->header.log_offset + at));
         log->sequence++;
         at += record->length;
     }
@@ -148,18 +151,31 @@ static pm_status apply_run(pm_store *store, const found_log *found, size_t recor
     return PM_OK;
 }
 
-/* Contents that the newest record declares may be in the page cache only, on pages that the kernel takes for clean after a
- * failed write: like the runs they are written again (I4). */
-static pm_status write_again(pm_store *store, const pm_log_item *item)
+/* Bytes of the file that are only in the page cache, perhaps on pages that the kernel takes for clean after a failed write. */
+static pm_status write_again(pm_store *store, uint64_t place, uint64_t length)
 {
-    uint64_t end = item->offset + pm_extent_size(item->length);
     uint8_t copy[PM_PAGE];
-    for (uint64_t at = item->offset; at < end; at += PM_PAGE) {
+    for (uint64_t at = place, end = place + length; at < end; at += PM_PAGE) {
         size_t bytes = end - at < PM_PAGE ? end - at : PM_PAGE;
-        memcpy(copy, store->media.view + PM_REGION_START + at, bytes);
-        PM_TRY(pm_home_write(&store->region, at, copy, bytes, PM_WRITE_STREAM));
+        memcpy(copy, store->media.view + at, bytes);
+        PM_TRY(pm_media_write(&store->media, at, copy, bytes, PM_WRITE_STREAM));
     }
     return PM_OK;
+}
+
+/* The newest record may be that of a process which died, or whose sync failed, before it was durable. Now that it is adopted it has
+ * to be, with all that it declares: older ones were, before the next began. */
+static pm_status make_durable(pm_store *store, const found_body *newest)
+{
+    pm_log_item item;
+    for (uint64_t cursor = 0; pm_log_next(newest->body, newest->length, &cursor, &item);)
+        if (item.kind == PM_ITEM_DIRECT) PM_TRY(write_again(store, PM_REGION_START + item.offset, pm_extent_size(item.length)));
+    if (newest->spill) PM_TRY(write_again(store, newest->spill, newest->length));
+    PM_TRY(write_again(store, newest->place, newest->record));
+    /* durable: the record and what it declares → then: home. Otherwise a power cut, after a process was killed in a commit, finds half of
+     * its home and no record (I3). */
+    PM_TRY(store->media.operations->fence(&store->media));
+    return pm_log_witness(&store->log);
 }
 
 static pm_status apply(pm_store *store, const found_log *found)
@@ -168,7 +184,6 @@ static pm_status apply(pm_store *store, const found_log *found)
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
             if (item.kind == PM_ITEM_RUN) PM_TRY(apply_run(store, found, i, &item));
-            else if (i + 1 == found->count && !store->media.read_only) PM_TRY(write_again(store, &item));
         store->statistics.records_replayed++;
     }
     return PM_OK;
@@ -184,6 +199,7 @@ pm_status pm_recover(pm_store *store)
     found_log found = {0};
     pm_status status = scan(store, &found);
     if (status == PM_OK) status = note_declared(store, &found);
+    if (status == PM_OK && found.count && !store->media.read_only) status = make_durable(store, &found.bodies[found.count - 1]);
     if (status == PM_OK) status = apply(store, &found);
     free(found.bodies);
     free(found.declared);

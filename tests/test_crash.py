@@ -5,7 +5,11 @@ PMSTORE_CRASH_BUDGET sets how many crash states a test judges; PMSTORE_CRASH_SEE
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ import pytest
 import pmstore
 from pmstore._core import ffi, lib
 from pmstore.testing._engine import Found
-from pmstore.testing._recording import Recording
+from pmstore.testing._recording import Recorder, Recording
 
 from .conftest import Medium
 from .crashes import BUDGET, SEED, WORKLOADS, Workload, arrays, explored, growth, names, record, reuse, spill
@@ -63,6 +67,29 @@ def test_I1_over_several_lives(medium: Medium, workload: Workload) -> None:
         store.commit()
 
     assert_survives(record(medium.directory / "store.pm", medium.name, workload, again, closed, again))
+
+
+@pytest.mark.parametrize("workload", [arrays, reuse], ids=lambda workload: workload.__name__)
+def test_I3_recovery_makes_durable_what_it_adopts(tmp_path: Path, workload: Workload) -> None:
+    """Found by the explorer: a process died in a commit, with the record in the page cache only; the next one took it
+    for durable and copied it home; a power cut then left half of home, and no record. Here every sync fails once (M5).
+    """
+    for number in itertools.count(1):
+        path = tmp_path / f"{number}.pm"
+        with Recorder(path, "file") as recorder:
+            store = pmstore.open(path)
+            recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
+            with contextlib.suppress(pmstore.Error):
+                workload(store)
+            _, failed = recorder.trace.operations()
+            recorder.trace.fail(0, 0, 0)
+            store._drop(discard=True)
+            with pmstore.open(path) as store:
+                store["after"] = number
+        if not failed:
+            assert number > 5
+            break
+        assert_survives(recorder.recording, budget=150, depth=0)
 
 
 # ---- the explorer itself: what it must notice

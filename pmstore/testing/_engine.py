@@ -44,7 +44,9 @@ class Schedule(NamedTuple):
     """A crash state. Of cells that are not listed everything is kept.
 
     event: so many events have happened. kind: one of KINDS. stale: not 0 if space never written holds something else
-    than zeros. then: a crash in the recovery of this one, or after the commits that follow it.
+    than zeros. then: a crash in the recovery of this one, or after the commits that follow it. killed: it was only the
+    process that died, so that recovery finds everything, and what is on its way still is; `then` is a crash of the
+    machine, whose events are counted from the first of this recording.
     """
 
     event: int
@@ -52,6 +54,7 @@ class Schedule(NamedTuple):
     cells: tuple[Cell, ...] = ()
     stale: int = 0
     then: Schedule | None = None
+    killed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -60,6 +63,7 @@ class Schedule(NamedTuple):
             out["stale"] = self.stale
         if self.then is not None:
             out["then"] = self.then.to_json()
+            out["killed"] = self.killed
         return out
 
     @classmethod
@@ -72,6 +76,7 @@ class Schedule(NamedTuple):
             tuple(Cell(*map(int, cell)) for cell in value["cells"]),
             int(value.get("stale", 0)),
             None if then is None else cls.from_json(then),
+            bool(value.get("killed", False)),
         )
 
     def levels(self) -> list[Schedule]:
@@ -234,7 +239,7 @@ def _found(result: Any, calls: _Calls) -> Found | None:
     for i in reversed(range(result.level_count)):
         level = result.levels[i]
         listed = tuple(Cell(c.offset, c.kept, c.torn, c.of) for c in level.cells[0 : level.cell_count])
-        schedule = Schedule(level.event, KINDS[level.kind], listed, level.stale, schedule)
+        schedule = Schedule(level.event, KINDS[level.kind], listed, level.stale, schedule, bool(level.killed))
     assert schedule is not None
     last = result.levels[result.level_count - 1]
     problem = PROBLEMS[result.problem]
@@ -388,6 +393,7 @@ def _levels(schedule: Schedule) -> Iterator[tuple[Any, int]]:
             listed[i] = {"offset": cell.offset, "kept": cell.kept, "torn": cell.torn, "of": cell.of}
         kept.append(listed)
         level.event, level.kind, level.stale = step.event, KINDS.index(step.kind), step.stale
+        level.killed = step.killed
         level.cells, level.cell_count = listed, len(step.cells)
     yield levels, len(steps)
     del kept

@@ -126,6 +126,8 @@ class Recorder:
     seed : int
         Ids and salts of the store follow from it, so that a deterministic program writes the same bytes every time.
 
+    trace: records it; its `fail` makes operations of the store fail.
+
     Raises CrashTestError if another recorder is at work, and, in the recorded program, for openings that can't be
     recorded: of other stores for writing, and of this one with mode "w" or "x".
     """
@@ -135,7 +137,7 @@ class Recorder:
             raise CrashTestError(f'media is "memory" or "file", not {medium!r}')
         self.path = Path(os.path.realpath(path))
         self.medium = medium
-        self._trace = Trace(seed or 1)
+        self.trace = Trace(seed or 1)
         self._base: bytes | None = None
         self._recording: Recording | None = None
 
@@ -162,19 +164,19 @@ class Recorder:
             return self.medium, None
         if self._base is None and (mode == "a" or self.path.exists()):
             self._base = self._first()
-        return self.medium, self._trace
+        return self.medium, self.trace
 
     def _first(self) -> bytes:
         """The file before the first life. A new store gets its ids from the trace too."""
         if not self.path.exists():
-            _store.recorder = lambda path, mode, media: (self.medium, self._trace)
+            _store.recorder = lambda path, mode, media: (self.medium, self.trace)
             try:
                 _store.open(self.path, "x").close()
             except ValueError as error:
                 raise CrashTestError(f"no store on the medium {self.medium!r} at {self.path}: {error}") from error
             finally:
                 _store.recorder = self._on_open
-            self._trace.clear()
+            self.trace.clear()
         return self.path.read_bytes()
 
     def __exit__(
@@ -182,7 +184,7 @@ class Recorder:
     ) -> None:
         _store.recorder = None
         if error is None and self._base is not None:
-            self._recording = Recording(self.medium, self._base, *self._trace.raw())
+            self._recording = Recording(self.medium, self._base, *self.trace.raw())
 
     @property
     def opened(self) -> bool:

@@ -5,6 +5,7 @@
 typedef struct {
     const uint8_t *body;
     uint64_t length;
+    pm_digest digest; /* of the state after it */
 } found_body;
 
 typedef struct {
@@ -46,7 +47,7 @@ static bool follow_spill(pm_store *store, found_body *body)
     uint64_t place = PM_REGION_START + item.offset;
     const uint8_t *spilled = store->media.view + place;
     if (pm_body_hash(spilled, item.length, place, store->log.header.salt) != direct_of(&item).hash) return false;
-    *body = (found_body){spilled, item.length};
+    body->body = spilled, body->length = item.length;
     return items_sound(&store->region, spilled, item.length, true);
 }
 
@@ -66,7 +67,7 @@ static bool directs_sound(pm_store *store, const found_body *body)
     return true;
 }
 
-static pm_status add_body(found_log *found, const uint8_t *body, uint64_t length)
+static pm_status add_body(found_log *found, const uint8_t *body, const pm_record *record)
 {
     if (found->count == found->room) {
         size_t room = found->room ? 2 * found->room : 64;
@@ -74,7 +75,7 @@ static pm_status add_body(found_log *found, const uint8_t *body, uint64_t length
         if (!bodies) return pm_fail(PM_NO_MEMORY, "no memory to recover the store");
         found->bodies = bodies, found->room = room;
     }
-    found->bodies[found->count++] = (found_body){body, length};
+    found->bodies[found->count++] = (found_body){body, record->body, record->digest};
     return PM_OK;
 }
 
@@ -88,7 +89,7 @@ static pm_status scan(pm_store *store, found_log *found)
         if (!items_sound(&store->region, body, record->body, false))
             return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu points outside the store",
                            (unsigned long long)record->sequence);
-        PM_TRY(add_body(found, body, record->body));
+        PM_TRY(add_body(found, body, record));
         log->sequence++;
         at += record->length;
     }
@@ -106,6 +107,7 @@ static pm_status scan(pm_store *store, found_log *found)
         found->count--;
         log->sequence--;
     }
+    if (found->count) log->digest = found->bodies[found->count - 1].digest;
     return PM_OK;
 }
 

@@ -52,7 +52,7 @@ static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t b
 
 static const pm_key no_key = {NULL, 0};
 
-#define LOST_WRITE "a write was lost or went astray"
+#define LOST_WRITE "(or were not when last changed): a write was lost or went astray"
 
 /* ---- pages --------------------------------------------------------------------------------------------------- */
 
@@ -72,7 +72,7 @@ static void count_page(checker *c, uint64_t offset, uint32_t type)
 {
     pm_digest_add(&c->digest, offset, pm_page_term(c->image, offset));
     if (offset == c->suspect)
-        add_problem(c, offset, pm_page_bytes(type), 0, no_key, "the %s page at region offset %llu is an older version, or was when it was last changed: " LOST_WRITE,
+        add_problem(c, offset, pm_page_bytes(type), 0, no_key, "the %s page at region offset %llu is not the one that was committed last " LOST_WRITE,
                     page_name(type), (unsigned long long)offset);
 }
 
@@ -141,7 +141,7 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
                     (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
     else if (c->suspect >= cell->offset && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
         add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
-                    "its contents in block %llu (bytes %llu and following) are an older version, or were when they were last changed: " LOST_WRITE,
+                    "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
                     (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
 }
 
@@ -268,11 +268,11 @@ static void check_digest(checker *c, pm_digest committed)
     if (c->report->count) return;
     if (c->suspect != UINT64_MAX)
         add_problem(c, c->suspect, PM_LINE, 0, no_key,
-                    "what stood at region offset %llu was damaged, or an older version, when it was deleted: " LOST_WRITE,
+                    "what stood at region offset %llu until it was deleted was not what had been committed: a write was lost or went astray, or it was damaged",
                     (unsigned long long)c->suspect);
     else
         add_problem(c, 0, c->region->size, 0, no_key,
-                    "the store as a whole does not match its digest: several pages or small extents are older versions: " LOST_WRITE);
+                    "the store does not match its digest: several pages or small extents are not those that were committed last " LOST_WRITE);
 }
 
 pm_status pm_verify(pm_store *store, pm_report **out)

@@ -422,8 +422,8 @@ def test_what_was_damaged_can_be_deleted(medium: Medium, table: bool) -> None:
 
 
 def test_home_that_knows_more_than_the_log_is_found(medium: Medium) -> None:
-    """The newest record is lost, and the witness with it: the store opens at the commit before, and check() sees that there
-    was another one."""
+    """The newest record is lost, and the witness with it: the store opens at the commit before, and check() sees that
+    there was another one."""
     path = medium.directory / "home.pm"
     store = pmstore.open(path, media=medium.name)
     store["x"] = np.zeros(50)

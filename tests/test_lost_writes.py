@@ -18,8 +18,8 @@ import pytest
 import pmstore
 
 from .conftest import Medium
-from .crashes import Snapshot, snapshot
 from .images import META, NODE, PAGE, REGION, SLAB, SLAB_PAGE, WORD, Image
+from .snapshots import Snapshot, snapshot
 
 SECTOR = 512
 

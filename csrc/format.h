@@ -30,6 +30,11 @@ enum {
 
 #define PM_REGION_LIMIT (UINT64_C(1) << 42) /* bytes; bounds every offset that is read from a file */
 
+/* Over all hashes of a state; see pm_digest_term. */
+typedef struct {
+    uint64_t sum, moment;
+} pm_digest;
+
 /* ---- header: two copies, each written and made durable by itself -------------------------------------------- */
 
 static const uint8_t PM_MAGIC[8] = {'P', 'M', 'S', 'T', 'O', 'R', 'E', 0x1a};
@@ -47,12 +52,13 @@ typedef struct {
     uint64_t region_size;
     uint64_t log_offset;
     uint64_t log_size;
+    pm_digest digest; /* of the state that home holds durably (I12) */
     uint32_t flags;
     uint32_t crc; /* CRC-32C of all bytes before */
 } pm_header;
 
-_Static_assert(sizeof(pm_header) == 80, "header");
-_Static_assert(offsetof(pm_header, crc) == 76, "header.crc");
+_Static_assert(sizeof(pm_header) == 96, "header");
+_Static_assert(offsetof(pm_header, crc) == 92, "header.crc");
 
 /* A witness in the page of header copy A: the log held this record durably. Written once it did and before home changes, with
  * no order or sync of its own; where it is found, the record must be found too. */
@@ -76,16 +82,16 @@ typedef struct {
     uint16_t reserved;
     uint64_t sequence;
     uint64_t salt;
-    uint64_t length;  /* of the record with header and padding; a multiple of 64 */
-    uint64_t body;    /* bytes of items behind the header */
-    uint64_t durable; /* the highest sequence known to be durable when this record was built (D6) */
-    uint64_t hash;    /* of the body, see pm_body_hash */
-    uint32_t crc;     /* CRC-32C of all bytes before, started with the low half of the record's file offset */
-    uint32_t reserved2;
+    uint32_t length; /* of the record with header and padding; a multiple of 64 */
+    uint32_t body;   /* bytes of items behind the header */
+    uint64_t hash;   /* of the body, see pm_body_hash */
+    pm_digest digest; /* of the state after this commit (I12) */
+    uint32_t behind; /* sequence - behind was known to be durable when this record was built (D6); 1 to sequence */
+    uint32_t crc;    /* CRC-32C of all bytes before, started with the low half of the record's file offset */
 } pm_record;
 
 _Static_assert(sizeof(pm_record) == 64, "record");
-_Static_assert(offsetof(pm_record, crc) == 56, "record.crc");
+_Static_assert(offsetof(pm_record, crc) == 60, "record.crc");
 
 /* An item is a pm_item and its bytes, padded to 16. */
 enum {
@@ -190,6 +196,37 @@ static inline uint64_t pm_seal(uint64_t hash, uint64_t place, uint64_t key)
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
     return hash ^ x ^ x >> 31;
+}
+
+/* ---- the digest of a state ------------------------------------------------------------------------------------ */
+
+/* A state's digest has a term for each hash at rest that the state uses, with the place that the hash is sealed with: the pages
+ * of metadata, the headers of slabs, and every block of contents that an entry owns. What is hashed verifies by itself also if
+ * it is an older version, as after a write that the disk lost; then the digest does not. The terms commute, so a commit
+ * changes those that it touches. If one term alone is wrong, moment / sum is its place. */
+static inline uint64_t pm_digest_term(uint64_t place, uint64_t hash)
+{
+    uint64_t x = hash + place * UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 32) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 29) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 32;
+}
+static inline void pm_digest_add(pm_digest *digest, uint64_t place, uint64_t term) /* or a difference of two terms */
+{
+    digest->sum += term;
+    digest->moment += term * (place / PM_LINE);
+}
+static inline pm_digest pm_digest_plus(pm_digest a, pm_digest b)
+{
+    return (pm_digest){a.sum + b.sum, a.moment + b.moment};
+}
+static inline pm_digest pm_digest_minus(pm_digest a, pm_digest b)
+{
+    return (pm_digest){a.sum - b.sum, a.moment - b.moment};
+}
+static inline int pm_digest_equal(pm_digest a, pm_digest b)
+{
+    return a.sum == b.sum && a.moment == b.moment;
 }
 
 static inline uint64_t pm_round_up(uint64_t x, uint64_t to)

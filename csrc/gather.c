@@ -8,6 +8,7 @@
 typedef struct {
     pm_region *region;
     pm_writer *writer;
+    pm_digest changed; /* by what the state's digest differs */
     uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
     uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
 } composer;
@@ -125,11 +126,24 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
         }
         hashes[dirty++] = (struct block_hash){block, hash};
     }
-    for (uint64_t i = 0; i < dirty; i++)
-        compose(c, offset + pm_extent_table(length) + 8 * hashes[i].block, &hashes[i].hash, sizeof hashes[i].hash);
+    for (uint64_t i = 0; i < dirty; i++) {
+        uint64_t place = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
+        memcpy(&old, region->home + entry, sizeof old);
+        pm_digest_add(&c->changed, place, pm_digest_term(place, hashes[i].hash) - (fresh ? 0 : pm_digest_term(place, old)));
+        compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash);
+    }
     if (hashes != few) free(hashes);
     *dense = blocks >= 4 && whole >= blocks - blocks / 4;
     return PM_OK;
+}
+
+/* The page's old term goes, if it was metadata at the last commit. */
+static void gather_term(composer *c, uint64_t offset, bool gone)
+{
+    const pm_region *region = c->region;
+    unsigned was = pm_map_kind(region, region->home, offset / PM_PAGE);
+    if (was == PM_PAGE_META || was == PM_PAGE_SLAB) pm_digest_add(&c->changed, offset, -pm_page_term(region->home, offset));
+    if (!gone) pm_digest_add(&c->changed, offset, pm_page_term(region->live, offset));
 }
 
 static int by_offset(const void *a, const void *b)
@@ -151,11 +165,12 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
     return false;
 }
 
-pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count)
+pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count, pm_digest *digest)
 {
     composer c;
     c.region = region;
     c.writer = writer;
+    c.changed = (pm_digest){0};
     c.offset = UINT64_MAX;
     for (size_t i = 0; i < count && !writer->overflow && writer->status == PM_OK; i++) {
         const pm_candidate *next = &list[i];
@@ -171,14 +186,20 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *li
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);
+            gather_term(&c, next->offset, false);
             gather_page(&c, next->offset, false, NULL);
             break;
         case PM_META_SLAB:
             pm_page_seal(region, live);
+            gather_term(&c, next->offset, false);
             compose(&c, next->offset, live, PM_LINE);
+            break;
+        case PM_META_GONE:
+            gather_term(&c, next->offset, true);
             break;
         }
     }
     compose_flush(&c);
+    *digest = c.changed;
     return writer->status;
 }

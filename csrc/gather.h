@@ -2,7 +2,8 @@
  * What a commit carries: the changed bytes of extents and of metadata, found by comparing them with home, as runs of whole
  * granules in a writer.
  *
- * I6  A page is copied once; its copy is compared, hashed and written.
+ * I6   A page is copied once; its copy is compared, hashed and written.
+ * I12  Each term of the digest that changes is exchanged where the hash changes.
  */
 #ifndef PM_GATHER_H
 #define PM_GATHER_H
@@ -12,7 +13,8 @@
 
 typedef struct {
     uint64_t offset, length;
-    enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB } what; /* new: a small one that home knows nothing of */
+    /* New: a small one that home knows nothing of. Gone: a page that is no longer metadata. */
+    enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB, PM_META_GONE } what;
     pm_buffer *buffer; /* PM_EXTENT: over it */
 } pm_candidate;
 
@@ -22,7 +24,8 @@ void pm_gather_sort(pm_candidate *list, size_t count);
 /* True if anything differs from home, as far as bytes are concerned that programs may write. */
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count);
 
-/* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed. */
-pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count);
+/* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
+ * *digest: by what the state's digest changes. */
+pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count, pm_digest *digest);
 
 #endif

@@ -444,3 +444,10 @@ pm_status pm_heap_format(uint8_t *image, uint64_t store_id)
     pm_page_seal(&region, map);
     return PM_OK;
 }
+
+pm_digest pm_heap_digest(const uint8_t *image)
+{
+    pm_digest digest = {0};
+    for (uint64_t page = 0; page < PM_HEAP_FIRST_PAGES; page++) pm_digest_add(&digest, page * PM_PAGE, pm_page_term(image, page * PM_PAGE));
+    return digest;
+}

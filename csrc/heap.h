@@ -13,6 +13,7 @@
 
 pm_status pm_heap_format(uint8_t *image, uint64_t store_id); /* an empty region's first pages; see PM_HEAP_FIRST_PAGES */
 enum { PM_HEAP_FIRST_PAGES = 4 /* root, map list, map, and the catalog's root node */ };
+pm_digest pm_heap_digest(const uint8_t *image); /* of an empty region, all its pages sealed */
 
 pm_root *pm_root_read(pm_region *region, pm_status *status);
 

@@ -84,10 +84,11 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     log->half_written = memcmp(&copies[0], &copies[1], sizeof copies[0]) != 0;
     log->header = *best;
     log->sequence = best->sequence;
+    log->digest = best->digest;
     return PM_OK;
 }
 
-pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id)
+pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id, pm_digest digest)
 {
     pm_header header = {.version = PM_FORMAT_VERSION,
                         .store_id = store_id,
@@ -96,6 +97,7 @@ pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size
                         .region_size = region_size,
                         .log_offset = PM_REGION_START + region_size,
                         .log_size = log_size,
+                        .digest = digest,
                         .flags = PM_HEADER_CLEAN};
     memcpy(header.magic, PM_MAGIC, sizeof PM_MAGIC);
     return header_write(media, &header, 1);
@@ -106,6 +108,7 @@ pm_status pm_log_reset(pm_log *log, pm_header next)
     next.generation = log->header.generation + 1;
     next.salt = pm_new_id(log->media);
     next.sequence = log->sequence;
+    next.digest = log->digest;
     next.log_offset = PM_REGION_START + next.region_size;
     PM_TRY(header_write(log->media, &next, log->copy));
     log->header = next;
@@ -279,7 +282,7 @@ uint64_t pm_log_room(const pm_log *log)
     return taken < log->header.log_size ? log->header.log_size - taken : 0;
 }
 
-pm_status pm_log_append(pm_log *log, pm_writer *writer, bool alone)
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool alone)
 {
     PM_TRY(writer->status);
     PM_CHECK(!writer->overflow && !writer->counting && pm_writer_length(writer) <= pm_log_room(log));
@@ -288,8 +291,8 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, bool alone)
     uint64_t place = log->header.log_offset + log->head;
     uint64_t length = pm_round_up(sizeof(pm_record) + body, media->granule);
     pm_record record = {.magic = PM_RECORD_MAGIC, .kind = PM_RECORD_COMMIT, .sequence = log->sequence + 1,
-                        .salt = log->header.salt, .length = length, .body = body, .durable = log->sequence,
-                        .hash = writer_hash(writer)};
+                        .salt = log->header.salt, .length = (uint32_t)length, .body = (uint32_t)body,
+                        .hash = writer_hash(writer), .digest = digest, .behind = 1};
     record.crc = pm_crc32c(&record, offsetof(pm_record, crc), (uint32_t)place);
     memcpy(writer->stage, &record, sizeof record);
     size_t padding = length - sizeof record - body;
@@ -307,6 +310,7 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, bool alone)
     }
     log->head += length;
     log->sequence++;
+    log->digest = digest;
     return PM_OK;
 }
 
@@ -331,7 +335,8 @@ static const pm_record *header_at(const pm_log *log, uint64_t at)
     if (record->magic != PM_RECORD_MAGIC || record->salt != log->header.salt) return NULL;
     if (record->crc != pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)place)) return NULL;
     if (record->kind != PM_RECORD_COMMIT || record->length % PM_LINE || record->length < sizeof *record ||
-        record->length > log->header.log_size - at || record->body > record->length - sizeof *record)
+        record->length > log->header.log_size - at || record->body > record->length - sizeof *record ||
+        !record->behind || record->behind > record->sequence)
         return NULL;
     return record;
 }
@@ -356,7 +361,7 @@ bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence)
     uint64_t left = log->header.log_size; /* bytes to hash: true records do not overlap, so they have no more */
     for (uint64_t at = from; at + sizeof(pm_record) <= log->header.log_size; at += PM_LINE) {
         const pm_record *record = header_at(log, at);
-        if (!record || record->durable < sequence || record->body > left) continue;
+        if (!record || record->sequence - record->behind < sequence || record->body > left) continue;
         if (body_sound(log, record, at)) return true;
         left -= record->body;
     }

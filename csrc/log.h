@@ -16,6 +16,7 @@ typedef struct {
     pm_header header;  /* as it is durable */
     uint64_t head;     /* where the next record goes, from log_offset */
     uint64_t sequence; /* of the last record, or of the header */
+    pm_digest digest;  /* of the same */
     bool read_only;
     unsigned copy;     /* of the header: the one that was read, 0 for A and 1 for B */
     bool half_written; /* the copies differ: a crash between them, or damage to one */
@@ -27,7 +28,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media);
 uint64_t pm_new_id(const pm_media *media); /* random, not 0 */
 
 /* Writes the first header of an empty store. */
-pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id);
+pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id, pm_digest digest);
 
 /* Empties the log: both header copies, one after the other, with a new salt. Home must be durable (I3). Changes of layout and
  * flags in `next` become durable with it. */
@@ -88,8 +89,8 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
 }
 
 /* The commit point: on return the record, and everything streamed before it, is durable. `alone`: nothing but the
- * record needs to become durable. The body is in the writer, begun at pm_log_body(log). */
-pm_status pm_log_append(pm_log *log, pm_writer *writer, bool alone);
+ * record needs to become durable. The body is in the writer, begun at pm_log_body(log). digest: of the new state. */
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool alone);
 
 /* Notes that the last record is durable, so that later damage to it can be told from a crash that tore it. */
 pm_status pm_log_witness(pm_log *log);

@@ -7,6 +7,7 @@ typedef struct {
     uint64_t length;
     uint64_t place, record; /* of the record: where in the file, and how many bytes */
     uint64_t spill;         /* file offset of the body, if it does not stand in the record */
+    pm_digest digest; /* of the state after it */
 } found_body;
 
 typedef struct {
@@ -77,7 +78,7 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
         found->bodies = bodies, found->room = room;
     }
     found->bodies[found->count++] = (found_body){.body = (const uint8_t *)(record + 1), .length = record->body,
-                                                 .place = place, .record = record->length};
+                                                 .place = place, .record = record->length, .digest = record->digest};
     return PM_OK;
 }
 
@@ -109,6 +110,7 @@ static pm_status scan(pm_store *store, found_log *found)
         found->count--;
         log->sequence--;
     }
+    if (found->count) log->digest = found->bodies[found->count - 1].digest;
     return PM_OK;
 }
 

@@ -113,6 +113,13 @@ bool pm_page_sound(const pm_region *region, const uint8_t *image, uint64_t offse
     return head.type == type && head.self == offset && head.hash == page_hash(region, image + offset, offset, type);
 }
 
+uint64_t pm_page_term(const uint8_t *image, uint64_t offset)
+{
+    pm_page_head head;
+    memcpy(&head, image + offset, sizeof head);
+    return pm_digest_term(offset, head.hash);
+}
+
 void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status *status)
 {
     if (offset % PM_PAGE || offset >= region->size) {
@@ -141,11 +148,17 @@ void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status 
 }
 
 /* Can't fail: a change of metadata that stopped half-way for want of memory could not be taken back. */
-static void mark_edited(pm_region *region, uint64_t offset, uint32_t type)
+static void list_edited(pm_region *region, uint64_t offset)
 {
     uint8_t *flags = &region->flags[offset / PM_PAGE];
     if (!(*flags & PM_FLAG_LISTED)) region->edited[region->edited_count++] = offset;
-    *flags |= PM_FLAG_LISTED | (type == PM_TYPE_SLAB ? PM_FLAG_EDITED_SLAB : PM_FLAG_EDITED);
+    *flags |= PM_FLAG_LISTED;
+}
+
+static void mark_edited(pm_region *region, uint64_t offset, uint32_t type)
+{
+    list_edited(region, offset);
+    region->flags[offset / PM_PAGE] |= type == PM_TYPE_SLAB ? PM_FLAG_EDITED_SLAB : PM_FLAG_EDITED;
 }
 
 void pm_page_edit(pm_region *region, void *page)
@@ -167,7 +180,9 @@ void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t le
 
 void pm_page_forget(pm_region *region, uint64_t offset)
 {
-    /* It stays in the list of edited pages: a rollback must bring its committed bytes back. */
+    /* It stands in the list of edited pages: a rollback must bring its committed bytes back, and a commit takes its term out of
+     * the digest. */
+    list_edited(region, offset);
     region->flags[offset / PM_PAGE] &= (uint8_t)~(PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
 }
 
@@ -205,6 +220,15 @@ uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_
         if (pm_block_hash(region, image + offset + at, bytes, offset + at) != expected) return block;
     }
     return UINT64_MAX;
+}
+
+void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, uint64_t length)
+{
+    for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
+        uint64_t hash;
+        memcpy(&hash, table + 8 * block, sizeof hash);
+        pm_digest_add(digest, offset + block * PM_PAGE, pm_digest_term(offset + block * PM_PAGE, hash));
+    }
 }
 
 void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length)

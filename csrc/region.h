@@ -85,6 +85,7 @@ void pm_region_take(pm_region *region, uint64_t offset, uint64_t length);
 
 void pm_page_seal(const pm_region *region, void *page); /* sets the hash */
 bool pm_page_sound(const pm_region *region, const uint8_t *image, uint64_t offset, uint32_t type);
+uint64_t pm_page_term(const uint8_t *image, uint64_t offset); /* of the digest */
 static inline size_t pm_page_bytes(uint32_t type)
 {
     return type == PM_TYPE_SLAB ? PM_LINE : PM_PAGE;
@@ -104,6 +105,9 @@ uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t byte
 
 /* Checks an extent of an image against its hashes; the first bad block, or UINT64_MAX. */
 uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length);
+
+/* Adds the terms of an extent's blocks, from its table of hashes. */
+void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, uint64_t length);
 
 /* Drops the private pages of a range of whole pages: home shows through. */
 void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length);

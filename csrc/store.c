@@ -84,7 +84,7 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
     }
     /* durable: an empty region and log → then: the header that vouches for them. */
     if (status == PM_OK) status = media.operations->fence(&media);
-    if (status == PM_OK) status = pm_log_format(&media, FIRST_REGION, log_size, header.store_id);
+    if (status == PM_OK) status = pm_log_format(&media, FIRST_REGION, log_size, header.store_id, pm_heap_digest(image));
     free(image);
     media.fd = -1; /* the caller's */
     pm_media_close(&media);

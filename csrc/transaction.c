@@ -145,12 +145,15 @@ pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offse
 pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
 {
     /* Whether or not its space can be had back, nobody owns it any more. */
-    pm_region_detach(&store->region, offset);
+    pm_region *region = &store->region;
+    pm_region_detach(region, offset);
     if (pm_transaction_fresh(store, offset)) {
         size_t at = fresh_at(store, offset);
         memmove(&store->fresh[at], &store->fresh[at + 1], (--store->fresh_count - at) * sizeof *store->fresh);
+    } else if (length <= PM_REGION_LIMIT && pm_region_holds(region, offset, pm_extent_size(length))) {
+        pm_extent_digest(&store->freed, region->home + offset + pm_extent_table(length), offset, length);
     }
-    return pm_heap_free(&store->region, offset, length);
+    return pm_heap_free(region, offset, length);
 }
 
 /* ---- what a commit may carry --------------------------------------------------------------------------------- */
@@ -166,6 +169,7 @@ static pm_status list_candidates(pm_store *store, pm_candidate **list, size_t *c
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
         if (flags & PM_FLAG_EDITED) all[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL};
         else if (flags & PM_FLAG_EDITED_SLAB) all[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL};
+        else all[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
@@ -206,6 +210,8 @@ static pm_status finish_direct(pm_store *store, pm_fresh *extent)
     uint64_t place = extent->offset + pm_extent_table(extent->length);
     if (status == PM_OK) status = pm_home_write(region, place, table, size, PM_WRITE_STREAM);
     extent->table_hash = pm_table_hash(region, table, size, place);
+    extent->digest = (pm_digest){0};
+    pm_extent_digest(&extent->digest, (const uint8_t *)table, extent->offset, extent->length);
     free(table);
     return failed_if_io(store, status);
 }
@@ -225,13 +231,14 @@ static pm_status free_unowned(pm_store *store)
     return PM_OK;
 }
 
-static bool declare_directs(pm_store *store)
+static bool declare_directs(pm_store *store, pm_digest *digest)
 {
     bool any = false;
     for (size_t i = 0; i < store->fresh_count; i++) {
         const pm_fresh *extent = &store->fresh[i];
         if (pm_extent_is_small(extent->length)) continue;
         pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, extent->table_hash);
+        *digest = pm_digest_plus(*digest, extent->digest);
         any = true;
     }
     return any;
@@ -256,24 +263,35 @@ static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t lengt
     return PM_OK;
 }
 
+/* What goes into a commit record besides the body. */
+typedef struct {
+    uint64_t spill; /* where the body stands instead; 0: in the log */
+    bool directs;
+    pm_digest digest; /* of the new state (I12) */
+} pending_commit;
+
 /* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
-static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t count, uint64_t spill, uint64_t spill_pages,
-                             bool *directs)
+static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t count, uint64_t spill_pages, pending_commit *next)
 {
+    uint64_t spill = next->spill;
     bool large = store->last_body > store->media.stage;
     uint64_t place = spill ? PM_REGION_START + spill : pm_log_body(&store->log);
     uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
     pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
-    *directs = declare_directs(store);
-    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count)));
+    next->digest = pm_digest_minus(store->log.digest, store->freed);
+    next->directs = declare_directs(store, &next->digest);
+    pm_digest changed;
+    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count, &changed)));
+    next->digest = pm_digest_plus(next->digest, changed);
     if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
     return PM_OK;
 }
 
 static pm_status count_bytes(pm_store *store, const pm_candidate *list, size_t count, uint64_t *bytes)
 {
+    pm_digest changed;
     pm_writer_count(&store->writer);
-    PM_TRY(pm_gather(&store->region, &store->writer, list, count));
+    PM_TRY(pm_gather(&store->region, &store->writer, list, count, &changed));
     *bytes = pm_writer_length(&store->writer) + 32 * store->fresh_count;
     return PM_OK;
 }
@@ -289,23 +307,23 @@ static pm_status find_spill(pm_store *store, uint64_t bytes, uint64_t *offset, u
     return status;
 }
 
-/* The body of the commit in the writer, in the log or in *spill. */
-static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t count, uint64_t *spill, bool *directs)
+/* The body of the commit in the writer, in the log or in next->spill. */
+static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t count, pending_commit *next)
 {
     uint64_t spill_pages = 0;
-    *spill = 0;
+    next->spill = 0;
     /* Commits resemble each other: one that will not fit is better known before it is gathered. */
     if (store->last_body > pm_log_room(&store->log) && pm_gather_finds_any(&store->region, list, count))
         PM_TRY(make_log_room(store, 0));
-    PM_TRY(gather_into(store, list, count, 0, 0, directs));
+    PM_TRY(gather_into(store, list, count, 0, next));
     for (uint64_t attempt = 0; store->writer.overflow; attempt++) {
         uint64_t bytes;
         PM_TRY(count_bytes(store, list, count, &bytes));
         bytes += bytes / 4 * attempt;
         PM_TRY(make_log_room(store, bytes));
-        *spill = 0;
-        if (bytes > pm_log_room(&store->log)) PM_TRY(find_spill(store, bytes, spill, &spill_pages));
-        PM_TRY(gather_into(store, list, count, *spill, spill_pages, directs));
+        next->spill = 0;
+        if (bytes > pm_log_room(&store->log)) PM_TRY(find_spill(store, bytes, &next->spill, &spill_pages));
+        PM_TRY(gather_into(store, list, count, spill_pages, next));
     }
     return PM_OK;
 }
@@ -320,8 +338,9 @@ pm_status pm_transaction_mark(pm_store *store, pm_event_kind kind, uint64_t sequ
 }
 
 /* From the gathered body to the acknowledged commit. */
-static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
+static pm_status write_commit(pm_store *store, const pending_commit *next)
 {
+    uint64_t spill = next->spill;
     pm_writer *writer = &store->writer;
     uint64_t length = pm_writer_length(writer), payload = writer->payload;
     const uint8_t *body = pm_writer_body(writer);
@@ -333,7 +352,7 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
         pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, false);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, hash);
     }
-    PM_TRY(failed(store, pm_log_append(&store->log, writer, !spill && !directs)));
+    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->statistics.dirty_bytes = payload;
@@ -349,22 +368,22 @@ static pm_status write_commit(pm_store *store, uint64_t spill, bool directs)
 
 static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t count)
 {
-    uint64_t spill;
-    bool directs;
+    pending_commit next;
     PM_TRY(finish_directs(store));
-    PM_TRY(gather_body(store, list, count, &spill, &directs));
+    PM_TRY(gather_body(store, list, count, &next));
     if (pm_writer_length(&store->writer)) {
         if (store->log.header.flags & PM_HEADER_CLEAN) {
             /* durable: "not clean" → then: the first record. Otherwise recovery would not look for it. The body is gathered
              * again, for the salt is new. */
             PM_TRY(pm_transaction_checkpoint(store, false));
-            PM_TRY(gather_body(store, list, count, &spill, &directs));
+            PM_TRY(gather_body(store, list, count, &next));
         }
-        PM_TRY(write_commit(store, spill, directs));
+        PM_TRY(write_commit(store, &next));
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
     }
     pm_region_settle(&store->region);
     store->fresh_count = 0;
+    store->freed = (pm_digest){0};
     return PM_OK;
 }
 
@@ -384,4 +403,5 @@ void pm_transaction_rollback(pm_store *store)
 {
     pm_region_restore(&store->region);
     store->fresh_count = 0;
+    store->freed = (pm_digest){0};
 }

@@ -21,6 +21,7 @@ typedef struct {
     uint64_t offset, length;
     bool owned;          /* by an entry of the catalog; if not, a commit frees it */
     uint64_t table_hash; /* of one with pages of its own, once its contents and hashes are in their place */
+    pm_digest digest;    /* of its blocks, likewise */
 } pm_fresh;
 
 struct pm_store {
@@ -36,6 +37,7 @@ struct pm_store {
     uint64_t max_size;
     pm_fresh *fresh; /* by offset */
     size_t fresh_count, fresh_room;
+    pm_digest freed; /* terms of extents that the last commit has, and that nobody owns any more */
     uint64_t commits_since_reset, last_body;
     pm_statistics statistics;
     pm_store *next; /* list of open stores, for forks */

@@ -18,6 +18,8 @@ typedef struct {
     uint8_t *kinds;    /* per page: what the catalog and the map itself say it is */
     uint64_t *blocks;  /* per page of kind slab: the blocks that entries own */
     uint64_t keys;
+    pm_digest digest;  /* of what was found */
+    uint64_t suspect;  /* the place whose term is not the one that was committed; UINT64_MAX: not known */
     bool no_memory;
 } checker;
 
@@ -50,6 +52,8 @@ static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t b
 
 static const pm_key no_key = {NULL, 0};
 
+#define LOST_WRITE "(or were not when last changed): a write was lost or went astray"
+
 /* ---- pages --------------------------------------------------------------------------------------------------- */
 
 static const char *page_name(uint32_t type)
@@ -61,6 +65,15 @@ static const char *page_name(uint32_t type)
     case PM_TYPE_NODE: return "catalog node";
     default: return "slab";
     }
+}
+
+/* A page or a slab's header that is sound by itself. */
+static void count_page(checker *c, uint64_t offset, uint32_t type)
+{
+    pm_digest_add(&c->digest, offset, pm_page_term(c->image, offset));
+    if (offset == c->suspect)
+        add_problem(c, offset, pm_page_bytes(type), 0, no_key, "the %s page at region offset %llu is not the one that was committed last " LOST_WRITE,
+                    page_name(type), (unsigned long long)offset);
 }
 
 /* Takes a page for `kind`; false if it is taken already or lies outside. */
@@ -87,6 +100,7 @@ static const void *metadata(checker *c, uint64_t offset, uint32_t type)
                     (unsigned long long)offset);
         return NULL;
     }
+    count_page(c, offset, type);
     return c->image + offset;
 }
 
@@ -120,10 +134,15 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
         for (uint64_t page = 0; page < pm_extent_pages(cell->length); page++)
             if (!claim(c, cell->offset + page * PM_PAGE, PM_PAGE_DATA, key)) return;
     }
-    uint64_t block = pm_extent_damage(c->region, c->image, cell->offset, cell->length);
+    pm_extent_digest(&c->digest, c->image + cell->offset + pm_extent_table(cell->length), cell->offset, cell->length);
+    uint64_t block = pm_extent_damage(c->region, c->image, cell->offset, cell->length), distance = c->suspect - cell->offset;
     if (block != UINT64_MAX)
         add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
                     (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
+    else if (c->suspect >= cell->offset && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
+        add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
+                    "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
+                    (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
 }
 
 /* A subtree whose keys lie in [from, to); no bound if the key is empty. */
@@ -171,6 +190,7 @@ static void check_slab(checker *c, uint64_t page)
         add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu is damaged", (unsigned long long)offset);
         return;
     }
+    count_page(c, offset, PM_TYPE_SLAB);
     const pm_slab *slab = (const void *)(c->image + offset);
     if (slab->used != c->blocks[page])
         add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu counts other blocks than the catalog uses",
@@ -200,29 +220,71 @@ static void check_headers(checker *c, const pm_media *media)
     }
 }
 
+static void check_state(checker *c)
+{
+    const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
+    if (root) {
+        check_map_pages(c, root);
+        bool inside = !(root->tree % PM_PAGE) && root->tree < c->region->size;
+        const pm_page_head *top = (const void *)(c->image + (inside ? root->tree : 0));
+        if (!inside || top->level >= PM_TREE_HEIGHT)
+            add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
+        else
+            check_tree(c, root->tree, top->level, no_key, no_key);
+        if (!c->report->count && c->keys != root->keys)
+            add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
+                        (unsigned long long)root->keys, (unsigned long long)c->keys);
+    }
+    /* After damage above, pages that could not be reached would only repeat it. */
+    if (!c->report->count) check_space(c);
+}
+
+/* If one term differs, the place that it belongs to: differences of the two sums are x and x * line, so the line is their
+ * quotient, up to the bits that x has at its end as zeros. With several terms it is hardly ever a line of the region. */
+static uint64_t wrong_place(const pm_region *region, pm_digest difference)
+{
+    if (!difference.sum) return UINT64_MAX;
+    unsigned zeros = (unsigned)__builtin_ctzll(difference.sum);
+    uint64_t odd = difference.sum >> zeros, inverse = odd; /* of odd, to 3 bits; each step doubles them */
+    for (int i = 0; i < 5; i++) inverse *= 2 - odd * inverse;
+    uint64_t line = (difference.moment >> zeros) * inverse & UINT64_MAX >> zeros;
+    return line < region->size / PM_LINE && difference.sum * line == difference.moment ? line * PM_LINE : UINT64_MAX;
+}
+
+/* All may be sound by itself: it is the state that was committed if the digest says so too (I12). */
+static void check_digest(checker *c, pm_digest committed)
+{
+    if (pm_digest_equal(c->digest, committed)) return;
+    c->suspect = wrong_place(c->region, pm_digest_minus(committed, c->digest));
+    if (c->suspect != UINT64_MAX) {
+        /* Once more, now to name what stands there. */
+        uint64_t pages = c->region->size / PM_PAGE;
+        c->report->count = 0;
+        memset(c->kinds, 0, pages);
+        memset(c->blocks, 0, pages * sizeof *c->blocks);
+        c->keys = 0;
+        check_state(c);
+    }
+    if (c->report->count) return;
+    if (c->suspect != UINT64_MAX)
+        add_problem(c, c->suspect, PM_LINE, 0, no_key,
+                    "what stood at region offset %llu until it was deleted was not what had been committed: a write was lost or went astray, or it was damaged",
+                    (unsigned long long)c->suspect);
+    else
+        add_problem(c, 0, c->region->size, 0, no_key,
+                    "the store does not match its digest: several pages or small extents are not those that were committed last " LOST_WRITE);
+}
+
 pm_status pm_verify(pm_store *store, pm_report **out)
 {
     pm_region *region = &store->region;
     uint64_t pages = region->size / PM_PAGE;
     checker c = {.region = region, .image = region->home, .report = calloc(1, sizeof *c.report), .kinds = calloc(pages, 1),
-                 .blocks = calloc(pages, sizeof *c.blocks)};
+                 .blocks = calloc(pages, sizeof *c.blocks), .suspect = UINT64_MAX};
     if (c.report && c.kinds && c.blocks) {
+        check_state(&c);
+        check_digest(&c, store->log.digest);
         check_headers(&c, &store->media);
-        const pm_root *root = metadata(&c, 0, PM_TYPE_ROOT);
-        if (root) {
-            check_map_pages(&c, root);
-            bool inside = !(root->tree % PM_PAGE) && root->tree < region->size;
-            const pm_page_head *top = (const void *)(c.image + (inside ? root->tree : 0));
-            if (!inside || top->level >= PM_TREE_HEIGHT)
-                add_problem(&c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
-            else
-                check_tree(&c, root->tree, top->level, no_key, no_key);
-            if (!c.report->count && c.keys != root->keys)
-                add_problem(&c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
-                            (unsigned long long)root->keys, (unsigned long long)c.keys);
-        }
-        /* After damage above, pages that could not be reached would only repeat it. */
-        if (!c.report->count) check_space(&c);
     } else {
         c.no_memory = true;
     }

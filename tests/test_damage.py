@@ -19,7 +19,7 @@ import pytest
 import pmstore
 
 from .conftest import Medium
-from .crashes import Snapshot, snapshot
+from .snapshots import Snapshot, snapshot
 
 ROUNDS = int(os.environ.get("PMSTORE_DAMAGE_ROUNDS", "1200"))
 

@@ -27,7 +27,7 @@ import pytest
 import pmstore
 
 from .conftest import MEMORY
-from .crashes import Snapshot, difference, snapshot
+from .snapshots import Snapshot, difference, snapshot
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 

@@ -511,12 +511,12 @@ def many_false_records(path: Path) -> None:
     del image.bytes[image.log_offset :]
     image.bytes += bytes(size)
     image.set_header(clean=False, log_size=size, salt=77)
-    whole = struct.Struct("<IHHQQQQQQ")
+    whole = struct.Struct("<IHHQQIIQQQI")
     for at in range(64, size, 64):
         place = image.log_offset + at
-        record = whole.pack(RECORD_MAGIC, 1, 0, 5, 77, size - at, size - at - 64, 1 << 40, 1)
-        image.bytes[place : place + 56] = record
-        struct.pack_into("<I", image.bytes, place + 56, crc32c(record, place & 0xFFFFFFFF))
+        record = whole.pack(RECORD_MAGIC, 1, 0, 1 << 40, 77, size - at, size - at - 64, 1, 0, 0, 1)
+        image.bytes[place : place + 60] = record
+        struct.pack_into("<I", image.bytes, place + 60, crc32c(record, place & 0xFFFFFFFF))
     image.save()
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     with pmstore.open(path, "r+", media="file") as store:

@@ -6,6 +6,7 @@ PYTHON ?= python3
 CC ?= cc
 JOBS ?= 2
 SEEDS ?= $(shell seq 1 40)
+RUNS ?= 1000000
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
@@ -16,7 +17,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize bench torture wheel check clean
+.PHONY: help demo test build strict lint sanitize bench torture fuzz wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -25,6 +26,7 @@ help:
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
 	@echo 'make torture   the crash tests, for 40 seeds; SEEDS=7 for one'
+	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make bench     the benchmarks of benchmarks/README.md'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     removes all that make has made'
@@ -82,6 +84,10 @@ sanitize: build
 torture: build
 	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
 		$(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py tests/test_kill.py $(ARGS) || exit 1; done
+
+# Without clang and libFuzzer it says so, and goes on without guidance by coverage. A failure prints the command that replays it.
+fuzz:
+	@$(PYTHON) fuzz/run.py --runs $(RUNS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 bench: build
 	@for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done

@@ -301,6 +301,7 @@ void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
         judge_stale(e, 2);
         return;
     }
+    uint64_t end = e->result->judged + p->quota;
     e->result->sampled_points++;
     pm_explorer_keep_all(e);
     if (pm_explorer_wants(e, PM_CRASH_ALL)) pm_explorer_judge(e, PM_CRASH_ALL, 0);
@@ -313,5 +314,5 @@ void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
     judge_pairs(e, left * 10 / 100);
     if (e->model.memory) judge_singles(e, PM_CRASH_TORN, left * 10 / 100);
     judge_stale(e, 1 + left * 5 / 100);
-    judge_random(e, left * 15 / 100);
+    judge_random(e, end > e->result->judged ? end - e->result->judged : 0);
 }

@@ -484,8 +484,8 @@ static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, b
                           .writable = writable, .owned = true, .owned_at_commit = !pm_transaction_fresh(store, offset)};
     atomic_store(&buffer->living, 1);
     pm_status status = pm_region_add_buffer(&store->region, buffer);
-    if (status != PM_OK) free(buffer);
-    *out = buffer;
+    if (status == PM_OK) *out = buffer;
+    else free(buffer);
     return status;
 }
 

@@ -1,6 +1,6 @@
 """The command line: ``python -m pmstore info|ls|check|dump PATH``, also installed as ``pmstore``.
 
-A store is opened for reading only, and never changed.
+A store is opened for reading only, and never changed. ``crash`` is in ``testing/_command.py``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        chosen = _parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        chosen = _parser(words).parse_args(words)
         command: Command = chosen.command
         status = command(chosen)
         sys.stdout.flush()
@@ -74,10 +75,11 @@ def _complain(text: str, status: int) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """For these words: the commands of ``crash`` are there only if it is called, as they load the crash explorer."""
     parser = argparse.ArgumentParser(
         prog="pmstore",
-        description="Looks into a store of pmstore, without changing it.",
+        description="Looks into a store of pmstore, without changing it; and finds crashes that a program fails in.",
         epilog=EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -116,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
     dump.add_argument("--npy", metavar="FILE", help="write the one array that is named to FILE, for numpy.load")
+
+    if words[:1] == ["crash"]:
+        from pmstore.testing._command import add_parser
+
+        add_parser(commands, words)
+    else:
+        commands.add_parser("crash", help="find the crashes that a program does not survive: run, replay, open")
     return parser
 
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 C_FILES = sorted((ROOT / "csrc").glob("*.[ch]"))
 PACKAGE = sorted((ROOT / "pmstore").rglob("*.py"))
-FOLDERS = ("csrc", "pmstore", "tests", "examples", "benchmarks", "docs", ".ci")
+FOLDERS = ("csrc", "pmstore", "tests", "examples", "benchmarks", "docs", "fuzz", ".ci")
 TEXTS = sorted(
     path
     for folder in FOLDERS
@@ -29,6 +29,7 @@ C_RANKS = {
     "pmstore": 0,  # the declarations of the C face; store.c defines most of them
     "format": 1,
     "trace": 1,
+    "tracer": 0,  # stops other programs at their calls; knows nothing of stores
     "hash": 2,
     "media": 3,
     "log": 4,

@@ -1,0 +1,33 @@
+"""Crash tests: record what a program does to a store, build what a crash could leave of it, recover and judge that.
+
+>>> import pmstore.testing
+>>> def conserved(store):
+...     assert store.get("a", 100) + store.get("b", 0) == 100
+>>> @pmstore.testing.crash_test(check=conserved, budget=50)
+... def test_transfer(store):
+...     with store.transaction():
+...         store["a"] = 70
+...         store["b"] = 30
+>>> test_transfer()
+
+docs/crash-testing.md is the tutorial. In pytest there are the fixtures ``crash_explorer`` and ``crash_files``, and the
+options ``--crash-budget`` and ``--crash-seed``; on the command line ``python -m pmstore crash run|replay|open``.
+"""
+
+from pmstore.testing._check import Crash
+from pmstore.testing._coverage import CrashReport
+from pmstore.testing._decorator import crash_test
+from pmstore.testing._errors import CrashFailure, CrashTestError
+from pmstore.testing._explorer import CrashExplorer
+from pmstore.testing._failure import Failure, load_failure
+
+__all__ = [
+    "crash_test",
+    "CrashExplorer",
+    "CrashReport",
+    "Crash",
+    "CrashFailure",
+    "CrashTestError",
+    "Failure",
+    "load_failure",
+]

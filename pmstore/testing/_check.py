@@ -1,0 +1,167 @@
+"""The user's check: what it is called with, and what it says."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore.testing._describe import Workshop
+from pmstore.testing._errors import CrashTestError
+
+__all__ = ["Check", "Crash", "CheckRunner", "callable_text", "require_check"]
+
+Check = Callable[..., Any]
+
+MOST_LINES = 12
+PACKAGE = os.path.dirname(__file__) + os.sep
+
+
+class Crash(NamedTuple):
+    """What a check may know of the crash.
+
+    Attributes
+    ----------
+    acknowledged : int
+        The last commit that had returned; the store has to be there at least.
+    started : int
+        The last commit that had begun; the store can't be further.
+    sequence : int
+        The commit that the store was recovered to.
+    when : str
+        In words.
+    """
+
+    acknowledged: int
+    started: int
+    sequence: int
+    when: str
+
+
+def callable_text(function: Any) -> str:
+    """What to call a function in a message."""
+    return str(getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function))
+
+
+def require_check(check: Any) -> None:
+    """CrashTestError if a check can't be one."""
+    if check is None:
+        return
+    if not callable(check):
+        raise CrashTestError(
+            f"check is a function that gets the recovered store, not {check!r:.80}"
+            + (": pass the function itself, without calling it" if not isinstance(check, str) else "")
+        )
+    if inspect.iscoroutinefunction(check) or inspect.isgeneratorfunction(check):
+        raise CrashTestError(
+            f"the check {callable_text(check)} is async or has a yield: nothing of it would run, so make "
+            "it a plain function"
+        )
+    wants_crash(check)
+
+
+def wants_crash(check: Check) -> bool:
+    """Whether a check takes the crash as its second argument. CrashTestError if it takes no store."""
+    try:
+        signature = inspect.signature(check)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind("store")
+    except TypeError:
+        try:
+            signature.bind("store", "crash")
+        except TypeError:
+            raise CrashTestError(
+                f"the check {callable_text(check)}{signature} can't be called as check(store) or as check(store, crash)"
+            ) from None
+        return True
+    second = list(signature.parameters.values())[1:2]
+    return bool(second) and second[0].name == "crash" and second[0].kind is not inspect.Parameter.KEYWORD_ONLY
+
+
+class CheckRunner:
+    """Calls a check with the store in an image, and gives what it says: None, or a sentence.
+
+    error: the exception of the last call. CrashTestError if the check can't be one, by what it returns.
+    """
+
+    def __init__(self, check: Check, medium: str, workshop: Workshop) -> None:
+        require_check(check)
+        self._check = check
+        self._crash = wants_crash(check)
+        self._medium = medium
+        self._workshop = workshop
+        self.error: BaseException | None = None
+
+    def __call__(self, image: bytes, acknowledged: int, started: int) -> str | None:
+        __tracebackhide__ = True
+        self.error = None
+        try:
+            with self._workshop.store(image, self._medium, "r+") as store:
+                arguments: tuple[Any, ...] = (store,)
+                if self._crash:
+                    arguments += (Crash(acknowledged, started, store.sequence, when(acknowledged, started)),)
+                answer = self._check(*arguments)
+        except Exception as error:
+            self.error = error
+            return self._said(error)
+        except BaseException as error:  # pytest.fail is no Exception
+            if type(error).__name__ != "Failed":
+                raise
+            self.error = error
+            return self._said(error)
+        if answer is None or answer is True or (isinstance(answer, np.bool_) and answer):
+            return None
+        if isinstance(answer, bool | np.bool_):
+            hint = "it has to raise: write `assert condition, what_is_wrong` rather than `return condition`"
+        else:
+            hint = "it has to raise if something is wrong, and to return None if not"
+        raise CrashTestError(f"the check {callable_text(self._check)} returned {answer!r:.60}: {hint}")
+
+    def _said(self, error: BaseException) -> str:
+        frame = self._frame(error)
+        text = str(error).strip()
+        # What pytest explains of an assertion is in the traceback that it shows.
+        lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("+  ")]
+        if not lines:
+            source = linecache.getline(frame.filename, frame.lineno).strip() if frame and frame.lineno else ""
+            lines = [source or type(error).__name__]
+        if not isinstance(error, AssertionError) and type(error).__name__ != "Failed":
+            lines[0] = f"{type(error).__name__}: {lines[0]}"
+        if frame is not None and not frame.filename.startswith(PACKAGE):
+            lines[0] += f"  ({_file(frame.filename)}:{frame.lineno})"
+        return "\n".join(lines[:MOST_LINES])
+
+    def _frame(self, error: BaseException) -> traceback.FrameSummary | None:
+        """Where in the check's own file it was raised, or in what it called."""
+        frames = traceback.extract_tb(error.__traceback__)
+        code = getattr(inspect.unwrap(self._check), "__code__", None)
+        own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+        return own[-1] if own else (frames[-1] if frames else None)
+
+
+def _file(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def when(acknowledged: int, started: int) -> str:
+    """The moment of a crash as far as commits tell it."""
+    if started > acknowledged:
+        return f"after commit {started} began, before it was acknowledged"
+    return f"after commit {acknowledged} was acknowledged" if acknowledged else "before the first commit began"
+
+
+def hint(sequence: int | None, first: int) -> str:
+    """What a newcomer has overlooked, or ""."""
+    if sequence != first:
+        return ""
+    return (
+        "the workload's first commit is not there: a check has to accept the store as it was before, as with "
+        '`store.get("name", 0)` or `if "name" not in store: return`'
+    )

@@ -1,0 +1,97 @@
+"""What an exploration covered, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pmstore._display import count_text
+from pmstore.testing._engine import Tally
+
+__all__ = ["CrashReport"]
+
+
+@dataclass(frozen=True)
+class CrashReport:
+    """What was covered: given by `CrashExplorer.run`, printed in two or three lines.
+
+    Attributes
+    ----------
+    media : dict of str to Tally
+        For each medium: points (moments to crash at), judged and distinct states, nested (crashes inside recovery, and
+        after it), possible (log10 of how many states there are), exhaustive, seconds, by_kind.
+    commits : int
+        That the workload made, on each medium.
+    checked : bool
+        Whether a check of the user's was asked too.
+    seed : int
+        Of the random choices.
+    """
+
+    media: Mapping[str, Tally] = field(default_factory=dict)
+    commits: int = 0
+    checked: bool = False
+    seed: int = 1
+
+    @property
+    def points(self) -> int:
+        """Moments at which a crash was tried, over all media."""
+        return sum(tally.points for tally in self.media.values())
+
+    @property
+    def judged(self) -> int:
+        """States that were recovered and judged, over all media."""
+        return sum(tally.judged for tally in self.media.values())
+
+    @property
+    def distinct(self) -> int:
+        """Distinct images among them."""
+        return sum(tally.distinct for tally in self.media.values())
+
+    @property
+    def nested(self) -> int:
+        """Among them, those of a second crash: inside recovery, or after it."""
+        return sum(tally.nested for tally in self.media.values())
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether every state of the model was judged, on every medium."""
+        return bool(self.media) and all(tally.exhaustive for tally in self.media.values())
+
+    @property
+    def seconds(self) -> float:
+        """Spent in exploring."""
+        return sum(tally.seconds for tally in self.media.values())
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """States by kind: nothing, all, lost-one, …"""
+        kinds: dict[str, int] = {}
+        for tally in self.media.values():
+            for kind, count in tally.by_kind.items():
+                kinds[kind] = kinds.get(kind, 0) + count
+        return kinds
+
+    def __str__(self) -> str:
+        judges = "recovery and the check" if self.checked else "recovery (no check was given)"
+        lines = [f"explored the crashes of {count_text(self.commits, 'commit')}, judged by {judges}, seed {self.seed}"]
+        lines += [f"  {medium + ':':<8}{_tally_text(tally)}" for medium, tally in self.media.items()]
+        kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
+        if kinds:
+            lines.append("  of the kinds " + ", ".join(f"{kind} {count:,}" for kind, count in kinds))
+        return "\n".join(lines)
+
+
+def _tally_text(tally: Tally) -> str:
+    if tally.exhaustive:
+        how = "exhaustive: these are all"
+    elif tally.possible < 4:
+        how = f"sampled: of about {round(10**tally.possible):,}"
+    else:
+        how = f"sampled: of about 10^{tally.possible:.0f}"
+    rate = tally.judged / tally.seconds if tally.seconds > 0 else 0.0
+    nested = f", {tally.nested:,} of them in or after recovery" if tally.nested else ""
+    return (
+        f"{count_text(tally.judged, 'state')} at {count_text(tally.points, 'moment')}, {tally.distinct:,} distinct"
+        f"{nested}; {how}; {rate:,.0f} a second"
+    )

@@ -1,0 +1,409 @@
+"""`CrashExplorer`: records a workload, explores its crashes, and says what is wrong in the user's terms."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pmstore
+from pmstore import _store
+from pmstore.testing import _describe, _engine, _session
+from pmstore.testing._check import Check, CheckRunner, require_check
+from pmstore.testing._coverage import CrashReport
+from pmstore.testing._describe import MEMORY, Workshop
+from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, Verdict
+from pmstore.testing._errors import CrashFailure, CrashTestError
+from pmstore.testing._failure import SUFFIX, Failure, place_of, save
+from pmstore.testing._message import commands, describe
+from pmstore.testing._progress import terminal
+from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._same import require_same
+from pmstore.testing._shrink import shrink
+from pmstore.testing._workload import passes, raised, require_commits, require_lives
+
+__all__ = ["MEDIA", "CrashExplorer", "Plan"]
+
+MEDIA = ("memory", "file")
+SECTORS = (512, 4096)
+
+Life = Callable[[pmstore.Store], Any]
+ProgressCall = Callable[[int, int], None]
+
+_busy = threading.Lock()  # the recording of opened stores is the process's, not an explorer's
+
+
+class Plan(NamedTuple):
+    """What to explore and how, checked."""
+
+    check: Check | None
+    media: tuple[str, ...]
+    options: Options
+
+
+def plan(
+    check: Check | None,
+    budget: int | None,
+    seed: int | None,
+    media: Sequence[str] | str,
+    depth: int,
+    sector: int,
+    eadr: bool,
+    kinds: Iterable[str] | None,
+) -> Plan:
+    """The arguments that every way to explore takes. CrashTestError says which of them is wrong."""
+    require_check(check)
+    budget = _session.budget() if budget is None else _whole("budget", budget)
+    if budget < 1:
+        raise CrashTestError(f"budget is how many crash states to judge on each medium, at least 1, not {budget}")
+    seed = _session.seed() if seed is None else _whole("seed", seed)
+    if not 0 <= seed < 1 << 64:
+        raise CrashTestError(f"seed is a number from 0 to 2**64 - 1, not {seed}")
+    if _whole("depth", depth) < 0:
+        raise CrashTestError(f"depth is how many crashes may follow one another, 0 or more, not {depth}")
+    if sector not in SECTORS:
+        raise CrashTestError(f"sector is 512 or 4096 bytes, not {sector!r}")
+    chosen = (media,) if isinstance(media, str) else tuple(media)
+    if not chosen or any(medium not in MEDIA for medium in chosen):
+        raise CrashTestError(f'media is any of "memory" and "file", not {media!r}')
+    wanted = None
+    if kinds is not None:
+        wanted = frozenset((kinds,) if isinstance(kinds, str) else kinds)
+        unknown = sorted(str(kind) for kind in wanted if kind not in KINDS)
+        if unknown or not wanted:
+            raise CrashTestError(f"kinds is any of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
+    return Plan(check, chosen, Options(budget, seed, int(depth), sector, bool(eadr), wanted))
+
+
+def _whole(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise CrashTestError(f"{what} is a whole number, not {value!r:.60}")
+    return int(value.__index__())
+
+
+def _remove(places: dict[str, str]) -> None:
+    for place in places.values():
+        shutil.rmtree(place, ignore_errors=True)
+    places.clear()
+
+
+class CrashExplorer:
+    """Runs code that uses a store, and crashes it in every way that its medium allows.
+
+    The pytest fixture ``crash_explorer`` is one of these; it can be used without pytest too, in a with statement.
+
+    Parameters
+    ----------
+    name : str
+        For failure files and messages.
+    directory : path, optional
+        Where failure files go; ``.pmstore-crash`` unless given.
+    """
+
+    def __init__(self, name: str = "crash", *, directory: str | os.PathLike[str] | None = None) -> None:
+        self.name = name
+        self._directory = None if directory is None else Path(directory)
+        self._places: dict[str, str] = {}
+        weakref.finalize(self, _remove, self._places)
+        self._path: str | None = None
+
+    def __enter__(self) -> CrashExplorer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        _remove(self._places)
+
+    @property
+    def path(self) -> str:
+        """The store's file, while a workload runs."""
+        if self._path is None:
+            raise CrashTestError(
+                "path is known while a workload runs: `with explorer.recording(...) as path:`, or store.path"
+            )
+        return self._path
+
+    # ---- running
+
+    def run(
+        self,
+        *lives: Life,
+        check: Check | None = None,
+        budget: int | None = None,
+        seed: int | None = None,
+        media: Sequence[str] | str = MEDIA,
+        depth: int = 1,
+        sector: int = 512,
+        eadr: bool = False,
+        kinds: Iterable[str] | None = None,
+        progress: ProgressCall | None = None,
+    ) -> CrashReport:
+        """Record the lives of a store, twice, and explore what crashes could leave of it.
+
+        Parameters
+        ----------
+        *lives : callable
+            Functions of the open store. Each is a process's life: the store is opened for it (recovered, if need be),
+            and unless the function closes it, the process is taken to be killed at the function's end. The next life
+            opens the same file. They run several times, and have to do the same each time.
+        check : callable, optional
+            check(store) or check(store, crash), called with the store recovered from each crash, open for writing. It
+            raises if something is wrong (AssertionError or anything). Without it, the explorer judges only what it
+            knows itself: a whole commit, none lost, and nothing damaged.
+        budget : int, optional
+            How many crash states to judge on each medium; of pytest's ``--crash-budget`` unless given, which is 2000.
+        seed : int, optional
+            Of all random choices; ``--crash-seed`` unless given, which is 1.
+        media : sequence of {"memory", "file"}
+            Models of media: lines of persistent memory, and sectors of a disk.
+        depth : int
+            How many crashes may follow one another: inside recovery, or after it.
+        sector : {512, 4096}
+            Bytes that a disk writes as one.
+        eadr : bool
+            Whether the memory's caches survive a power cut too.
+        kinds : iterable of str, optional
+            Only these kinds of states.
+        progress : callable, optional
+            Called with the number of states judged, and how many there are to be. Unless given, progress shows on a
+            terminal.
+
+        Returns
+        -------
+        CrashReport
+            What was covered.
+
+        Raises
+        ------
+        CrashFailure
+            An AssertionError: a crash was found that loses or mixes data, or that the check refuses. It was shrunk,
+            written to a failure file, and the message has the command that replays it.
+        CrashTestError
+            The test can't be run as it stands: the message says what to change.
+        """
+        __tracebackhide__ = True  # in pytest, what the user wrote is the traceback
+        chosen = plan(check, budget, seed, media, depth, sector, eadr, kinds)
+        require_lives(lives)
+        with self._alone():
+            tallies: dict[str, Tally] = {}
+            count = 0
+            for medium in chosen.media:
+                recording = self._record_twice(lives, medium, chosen.options)
+                count = self._explore(recording, chosen, tallies, progress)
+        return self._reported(chosen, tallies, count)
+
+    @contextlib.contextmanager
+    def recording(
+        self,
+        check: Check | None = None,
+        *,
+        medium: str = "file",
+        budget: int | None = None,
+        seed: int | None = None,
+        depth: int = 1,
+        sector: int = 512,
+        eadr: bool = False,
+        kinds: Iterable[str] | None = None,
+        progress: ProgressCall | None = None,
+    ) -> Iterator[str]:
+        """For code that opens the store itself: a with statement that gives the path to open it at, records what it
+        does, and explores it at the end::
+
+            with crash_explorer.recording(check) as path:
+                KMeans(n_clusters=3, n_init=1, random_state=0, store=path).fit(X)
+
+        The parameters are those of `run`, on one medium. The code runs once, so that nobody notices if it would do
+        something else the next time.
+        """
+        chosen = plan(check, budget, seed, medium, depth, sector, eadr, kinds)
+        with self._alone():
+            path = self._fresh(chosen.media[0])
+            with self._recorded(path, chosen.media[0], chosen.options.seed) as recorder:
+                yield path
+                self._drop_left_open(path)
+            tallies: dict[str, Tally] = {}
+            require_commits(recorder.recording)
+            count = self._explore(recorder.recording, chosen, tallies, progress)
+        self._reported(chosen, tallies, count)
+
+    def explore(self, recording: Recording, chosen: Plan, progress: ProgressCall | None = None) -> CrashReport:
+        """Explore what was recorded elsewhere, as by a process of its own."""
+        with self._alone():
+            tallies: dict[str, Tally] = {}
+            require_commits(recording)
+            count = self._explore(recording, chosen, tallies, progress)
+        return self._reported(chosen, tallies, count)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not _busy.acquire(blocking=False):
+            raise CrashTestError(
+                "two crash explorers at once: another one is recording or exploring in this process. Let it end first, "
+                "and don't explore inside a workload or a check"
+            )
+        try:
+            yield
+        finally:
+            self._path = None
+            _busy.release()
+
+    def _reported(self, chosen: Plan, tallies: dict[str, Tally], count: int) -> CrashReport:
+        report = CrashReport(tallies, count, chosen.check is not None, chosen.options.seed)
+        _session.keep_report(str(report))
+        return report
+
+    # ---- recording
+
+    def _fresh(self, medium: str) -> str:
+        """A path for a store on a medium where nothing is yet: the same path each time."""
+        if medium not in self._places:
+            base = None
+            if medium == "memory":
+                if not os.access(MEMORY, os.W_OK):
+                    raise CrashTestError(
+                        f'the medium "memory" needs a tmpfs, and {MEMORY} is none that can be written: run with '
+                        'media=("file",), or mount one'
+                    )
+                base = MEMORY
+            self._places[medium] = tempfile.mkdtemp(prefix="pmstore-crash-", dir=base)
+        place = self._places[medium]
+        shutil.rmtree(place, ignore_errors=True)
+        os.mkdir(place, 0o700)
+        self._path = os.path.join(place, "store.pm")
+        return self._path
+
+    @contextlib.contextmanager
+    def _recorded(self, path: str, medium: str, seed: int) -> Iterator[Recorder]:
+        recorder = Recorder(path, medium, seed)
+        others = {store: store.sequence for store in list(_store._open_stores) if store._usable}
+        with recorder:
+            try:
+                yield recorder
+            except BaseException:
+                self._drop_left_open(path)
+                raise
+        for store, sequence in others.items():
+            if store._usable and store.sequence != sequence:
+                raise CrashTestError(
+                    f"the workload committed to the store {store.path!r}, which was opened outside the explorer, and "
+                    "nothing of that was recorded: use the store that the workload is given"
+                )
+
+    @staticmethod
+    def _drop_left_open(path: str) -> None:
+        """The process is killed: what it left open is gone, and what it didn't commit too."""
+        for store in list(_store._open_stores):
+            if store.path == path and not store.closed:
+                store._drop(discard=True)
+
+    def _record(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+        path = self._fresh(medium)
+        with self._recorded(path, medium, options.seed) as recorder:
+            for life in lives:
+                store = pmstore.open(path)  # held, as the end of an open store would checkpoint
+                life(store)
+                self._drop_left_open(path)
+        return recorder.recording
+
+    def _record_twice(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+        try:
+            first = self._record(lives, medium, options)
+        except Exception as error:
+            raise raised(error, lives) from error
+        require_commits(first)
+        try:
+            second = self._record(lives, medium, options)
+        except Exception as error:
+            if passes(error):
+                raise
+            raise CrashTestError(
+                f"the workload is not deterministic: its second run raised {type(error).__name__}: {error}; the first "
+                "did not. A workload runs twice, each time on a new store: what it keeps elsewhere has to be made anew"
+            ) from error
+        with Workshop() as workshop:
+            require_same(first, second, options, workshop)
+        return first
+
+    # ---- exploring
+
+    def _explore(
+        self, recording: Recording, chosen: Plan, tallies: dict[str, Tally], progress: ProgressCall | None
+    ) -> int:
+        """Adds to the tallies. Returns the number of commits."""
+        __tracebackhide__ = True
+        medium, options = recording.medium, chosen.options
+        count = len(_describe.commits(recording))
+        shown = None if progress is not None else terminal(f"{self.name}, {medium}")
+        with Workshop() as workshop:
+            runner = None if chosen.check is None else CheckRunner(chosen.check, medium, workshop)
+            if runner is not None:
+                self._require_check_passes(recording, options, runner)
+            try:
+                tally, found = _engine.explore(recording, options, runner, progress or shown)
+            finally:
+                if shown is not None:
+                    shown.close()
+            tallies[medium] = tally
+            if found is not None:
+                report = CrashReport(dict(tallies), count, runner is not None, options.seed)
+                self._fail(recording, chosen, found, report, runner, workshop)
+        return count
+
+    def _require_check_passes(self, recording: Recording, options: Options, runner: CheckRunner) -> None:
+        last = max(recording.states)
+        schedule = Schedule(len(recording), "all")
+        text = runner(_engine.image(recording, schedule, options), last, last)
+        if text is not None:
+            raise CrashTestError(
+                "the check fails without any crash, on what the workload leaves at its end: so the check is wrong, or "
+                f"the workload, and no crash was tried. It said: {text}"
+            ) from runner.error
+
+    def _fail(
+        self,
+        recording: Recording,
+        chosen: Plan,
+        found: Found,
+        report: CrashReport,
+        runner: CheckRunner | None,
+        workshop: Workshop,
+    ) -> None:
+        __tracebackhide__ = True
+
+        def judge(schedule: Schedule) -> Verdict | None:
+            try:
+                return _engine.judge(recording, schedule, chosen.options, runner)
+            except CrashTestError:  # a schedule that this recording doesn't have
+                return None
+
+        # A check that refuses what a commit leaves is best told by that commit.
+        whole = []
+        if found.verdict.problem == "check":
+            event = recording.ends().get(found.verdict.sequence or 0)
+            whole = [Schedule(event, "all")] if event is not None else []
+        found = shrink(found, judge, whole)
+        again = judge(found.schedule)  # for the check's exception
+        file = (self._directory or _session.directory()) / f"{self.name}{SUFFIX}"
+        text = describe(recording, found, chosen.options, workshop, runner)
+        if again is None:
+            text.append("  note: judged once more, this state passed: the check is not deterministic")
+        message = "\n".join(
+            [*text, *commands(file, chosen.options), *(f"  {line}" for line in str(report).splitlines())]
+        )
+        place = None if chosen.check is None else place_of(chosen.check)
+        checked = found.verdict.problem == "check"
+        save(
+            Failure(self.name, message, recording, found.schedule, chosen.options, place, checked, pmstore.__version__),
+            file,
+        )
+        cause = runner.error if runner is not None and checked else None
+        raise CrashFailure(message, path=os.fspath(file), report=report) from cause

@@ -1,0 +1,260 @@
+"""Failure files: a crash that was found, with all that is needed to judge it again; and the crash image beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pmstore
+from pmstore.testing import _engine
+from pmstore.testing._engine import Options, Schedule, Verdict
+from pmstore.testing._errors import CrashTestError
+from pmstore.testing._recording import Recording
+
+__all__ = ["CheckPlace", "Failure", "load_failure", "place_of", "save"]
+
+VERSION = 1
+SUFFIX = ".crash"
+
+
+class CheckPlace(NamedTuple):
+    """Where a check is found again: a function of a module or of a file, or a command with ``{store}`` in it."""
+
+    module: str = ""
+    name: str = ""
+    file: str = ""
+    command: str = ""
+
+    def __str__(self) -> str:
+        return self.command or f"{self.module or self.file}:{self.name}"
+
+    def load(self) -> Callable[..., Any]:
+        """The check. CrashTestError if it can't be had."""
+        if self.command:
+            return command_check(self.command)
+        problem: Exception | None = None
+        for load in (self._by_module, self._by_file):
+            try:
+                found: Any = load()
+                for part in self.name.split("."):
+                    found = getattr(found, part)
+            except Exception as error:  # a module's own code runs, and may raise anything
+                problem = problem or error
+            else:
+                if callable(found):
+                    return found  # type: ignore[no-any-return]
+        raise CrashTestError(f"the check {self} can't be imported: {type(problem).__name__}: {problem}")
+
+    def _by_module(self) -> Any:
+        if not self.module or self.module == "__main__":
+            raise ImportError("no module is named")
+        return importlib.import_module(self.module)
+
+    def _by_file(self) -> Any:
+        if not self.file or not os.path.isfile(self.file):
+            raise ImportError(f"no file {self.file!r}")
+        return load_script(self.file)
+
+
+def load_script(file: str) -> Any:
+    """A Python file as a module, with its directory first on the path, as if it were run."""
+    path = os.path.abspath(file)
+    name = f"pmstore_crash_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CrashTestError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    directory = os.path.dirname(path)
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def place_of(check: Any) -> CheckPlace | None:
+    """Where a check can be imported from; None if only the running process has it, as a lambda or a closure."""
+    place = getattr(check, "crash_check_place", None)
+    if isinstance(place, CheckPlace):
+        return place
+    module, name = getattr(check, "__module__", None), getattr(check, "__qualname__", None)
+    if not module or not name or "<" in name:
+        return None
+    try:
+        file = os.path.abspath(inspect.getsourcefile(check) or "")
+    except TypeError:
+        file = ""
+    return CheckPlace(module, name, file)
+
+
+def command_check(command: str) -> Callable[..., Any]:
+    """A check that runs a command, with ``{store}`` replaced by the path of the recovered store; it passes with exit
+    status 0.
+    """
+    if "{store}" not in command:
+        raise CrashTestError(f"the check {command!r} is neither module:function nor a command with {{store}} in it")
+    parts = shlex.split(command)
+
+    def check(store: pmstore.Store) -> None:
+        path = store.path
+        store.close()  # one process at a time; recovered and closed, it holds the same
+        done = subprocess.run([part.replace("{store}", path) for part in parts], capture_output=True, text=True)
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise AssertionError(
+                f"the check's command ended with {done.returncode}" + (f": {said[-1]}" if said else "")
+            )
+
+    check.crash_check_place = CheckPlace(command=command)  # type: ignore[attr-defined]
+    return check
+
+
+class Failure(NamedTuple):
+    """A crash that was found.
+
+    Attributes
+    ----------
+    name : str
+        Of the test or workload.
+    message : str
+        What was said when it was found.
+    recording : Recording
+        What the workload did to the durable bytes.
+    schedule : Schedule
+        When it crashes, and what is lost.
+    options : Options
+        The model of the media that it belongs to.
+    check : CheckPlace or None
+        The user's check, if it can be imported.
+    checked : bool
+        Whether it was a check that refused the state, rather than the explorer itself.
+    pmstore_version : str
+        That wrote the file.
+    """
+
+    name: str
+    message: str
+    recording: Recording
+    schedule: Schedule
+    options: Options
+    check: CheckPlace | None
+    checked: bool
+    pmstore_version: str
+
+    def image(self) -> bytes:
+        """The bytes of the store's file after the crash."""
+        return _engine.image(self.recording, self.schedule, self.options)
+
+    def judge(self, check: Callable[[bytes, int, int], str | None] | None = None) -> Verdict | None:
+        """What is wrong with it, judged anew; None if nothing is any more."""
+        return _engine.judge(self.recording, self.schedule, self.options, check)
+
+
+def save(failure: Failure, file: Path) -> Path:
+    """Write the failure file, whole or not at all, and the crash image beside it; returns the image's path."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ignore = file.parent / ".gitignore"
+        if not ignore.exists() and file.parent.name == ".pmstore-crash":
+            ignore.write_text("# made by pmstore.testing\n*\n")
+        image = file.with_suffix(".pm")
+        _replace(image, failure.image())
+        temporary = file.with_name(f".{secrets.token_hex(8)}")
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            archive.writestr("schedule.json", json.dumps(_described(failure), indent=1, ensure_ascii=False))
+            failure.recording.add_to(archive)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise CrashTestError(
+            f"a crash was found, but {error.filename or file} can't be written ({error.strerror}); what was found:\n"
+            f"{failure.message}"
+        ) from error
+    return image
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def _described(failure: Failure) -> dict[str, Any]:
+    options = failure.options._asdict()
+    options["kinds"] = sorted(failure.options.kinds) if failure.options.kinds is not None else None
+    return {
+        "what": "a crash found by pmstore.testing",
+        "version": VERSION,
+        "pmstore": failure.pmstore_version,
+        "name": failure.name,
+        "message": failure.message,
+        "schedule": failure.schedule.to_json(),
+        "options": options,
+        "check": None if failure.check is None else failure.check._asdict(),
+        "checked": failure.checked,
+    }
+
+
+def load_failure(path: str | os.PathLike[str]) -> Failure:
+    """Read a failure file.
+
+    Raises
+    ------
+    CrashTestError
+        There is no such file, it is something else, it is damaged, or of another version.
+    """
+    shown = os.fspath(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            about = json.loads(archive.read("schedule.json"))
+            _require_version(about, shown)
+            recording = Recording.take_from(archive)
+        options = dict(about["options"])
+        options["kinds"] = None if options["kinds"] is None else frozenset(options["kinds"])
+        return Failure(
+            name=str(about["name"]),
+            message=str(about["message"]),
+            recording=recording,
+            schedule=Schedule.from_json(about["schedule"]),
+            options=Options(**options),
+            check=None if about["check"] is None else CheckPlace(**about["check"]),
+            checked=bool(about["checked"]),
+            pmstore_version=str(about["pmstore"]),
+        )
+    except CrashTestError:
+        raise
+    except FileNotFoundError:
+        raise CrashTestError(f"{shown}: there is no such file") from None
+    except OSError as error:
+        raise CrashTestError(f"{shown}: {error.strerror}") from error
+    except Exception as error:  # whatever a damaged file makes of its reader
+        hint = ""
+        with contextlib.suppress(OSError):
+            if Path(shown).read_bytes()[:7] == b"PMSTORE":
+                hint = f" (it is a store: look at it with `python -m pmstore ls {shown}`)"
+        raise CrashTestError(f"{shown} is no failure file of pmstore.testing, or it is damaged{hint}") from error
+
+
+def _require_version(about: Any, shown: str) -> None:
+    if not isinstance(about, dict) or not isinstance(about.get("version"), int):
+        raise ValueError("no version")
+    if about["version"] != VERSION:
+        raise CrashTestError(
+            f"{shown} has version {about['version']} of failure files, written by pmstore {about.get('pmstore')}; this "
+            f"is pmstore {pmstore.__version__}, which reads version {VERSION}: run the test again, or use that pmstore"
+        )

@@ -1,0 +1,86 @@
+"""What is printed when a crash was found: what happened, what was lost, how to see it again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pmstore.testing import _describe, _engine, _session
+from pmstore.testing._check import CheckRunner, hint
+from pmstore.testing._describe import States, Workshop
+from pmstore.testing._engine import Found, Options
+from pmstore.testing._places import file_map, lost_text
+from pmstore.testing._recording import Recording
+
+__all__ = ["commands", "describe", "shown_path"]
+
+MOST_PIECES = 8
+
+
+def describe(
+    recording: Recording, found: Found, options: Options, workshop: Workshop, runner: CheckRunner | None
+) -> list[str]:
+    """What happened, in lines."""
+    schedule, verdict = found
+    states = States(recording, options, workshop)
+    image = _engine.image(recording, schedule, options)
+    state = _describe.read(image, recording.medium, workshop) if verdict.problem != "open" else None
+    # What was committed between two crashes is in no recording that could be compared with.
+    until = max((n for n, end in recording.ends().items() if end <= schedule.event), default=0)
+    known_here = schedule.then is None or (verdict.sequence is not None and verdict.sequence <= until)
+    said = _describe.verdict_text(verdict, state if known_here else None, states)
+    lines = [f"{_describe.when_text(recording, schedule, verdict)}: {said[0]}"]
+    lines += [f"    {line}" for line in said[1:]]
+    advice = ""
+    if runner is not None and verdict.problem == "check":
+        advice = hint(verdict.sequence, min(recording.states))
+        if advice:
+            lines.append(f"  hint: {advice}")
+    if state is not None and verdict.sequence is not None:
+        lines.append(
+            f"  the store recovered to commit {verdict.sequence} (acknowledged {verdict.acknowledged}, begun "
+            f"{verdict.started}): {_describe.contents_text(state)}"
+        )
+    known = [states.image(n) for n in dict.fromkeys((verdict.acknowledged, verdict.started)) if n is not None]
+    places = file_map([recording.base, *(i for i in known if i is not None)], recording.medium, workshop)
+    losses = [lost_text(level, recording.medium, options.sector, places) for level in schedule.levels()]
+    if not any(losses):
+        lines.append(f"  on {recording.medium}, nothing that was written is lost: the moment alone does it")
+        between = verdict.sequence == verdict.started == verdict.acknowledged
+        if verdict.problem == "check" and not advice and between:
+            lines.append(
+                f"  hint: commit {verdict.sequence} alone leaves this; what belongs together has to change in one "
+                "`with store.transaction():`"
+            )
+    for number, lost in enumerate(losses, 1):
+        if lost:
+            which = "" if len(losses) == 1 else f" by crash {number}"
+            lines += _indented(f"  on {recording.medium}, lost{which}: ", lost)
+    if any(level.stale for level in schedule.levels()):
+        lines.append("  space that was never written holds other bytes than zeros there")
+    return lines
+
+
+def _indented(first: str, lost: list[str]) -> list[str]:
+    shown = lost[:MOST_PIECES]
+    if len(lost) > len(shown):
+        shown.append(f"and {len(lost) - len(shown)} more pieces")
+    return [f"{' ' * len(first) if i else first}{line}" for i, line in enumerate(shown)]
+
+
+def commands(file: Path, options: Options) -> list[str]:
+    shown = shown_path(file)
+    lines = [
+        f"  replay: python -m pmstore crash replay {shown}",
+        f"  look:   python -m pmstore ls -l {shown_path(file.with_suffix('.pm'))}",
+    ]
+    again = _session.test_line(options.budget, options.seed)
+    return [*lines, f"  again:  {again}"] if again else lines
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the current directory, if it is below it."""
+    try:
+        return os.fspath(path.resolve().relative_to(Path.cwd().resolve()))
+    except ValueError:
+        return os.fspath(path.resolve())

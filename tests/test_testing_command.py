@@ -1,0 +1,317 @@
+"""Failure files, and ``pmstore crash run|replay|open``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pmstore
+from pmstore import _cli
+from pmstore.testing import CrashExplorer, CrashFailure, CrashTestError, _session, load_failure
+from pmstore.testing._failure import VERSION, CheckPlace, command_check, place_of
+
+BANK = """\
+import pmstore
+
+def conserved(store):
+    assert store.get("a", 100) + store.get("b", 0) == 100, "money is lost"
+
+def good(store):
+    with store.transaction():
+        store["a"] = 70
+        store["b"] = 30
+
+def bad(store):
+    store["a"] = 70
+    store.commit()
+    store["b"] = 30
+    store.commit()
+
+def raises(store):
+    raise LookupError("nothing there")
+
+number = 5
+
+if __name__ == "__main__":
+    with pmstore.open("bank.pm") as store:
+        bad(store)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with a script in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_session, "_config", lambda: None)
+    (tmp_path / "bank.py").write_text(BANK)
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.endswith("bank"):
+            del sys.modules[name]
+
+
+def crash(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    status = _cli.main(["crash", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+# ---- run
+
+
+def test_run_a_sound_workload(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = crash(capsys, "run", "--check", "bank.py:conserved", "--budget", 100, "bank.py:good")
+    assert (status, err) == (0, "")
+    assert out.startswith("explored the crashes of 1 commit, judged by recovery and the check, seed 1\n  memory: ")
+
+
+@pytest.mark.parametrize("check", ["bank.py:conserved", "bank:conserved"])
+def test_run_and_replay(here: Path, capsys: pytest.CaptureFixture[str], check: str) -> None:
+    status, out, _ = crash(capsys, "run", "--check", check, "--media", "file", "bank.py:bad")
+    assert status == 1
+    assert out.startswith("crash after commit 1 was acknowledged, before commit 2 began: money is lost  (bank.py:4)\n")
+    line = next(line for line in out.splitlines() if "replay:" in line)
+    command = line.split("pmstore ", 1)[1].split()
+    assert command == ["crash", "replay", ".pmstore-crash/bad.crash"]
+    status, again, err = crash(capsys, *command[1:])
+    assert (status, err) == (1, "")
+    assert again.splitlines() == out.splitlines()[: len(again.splitlines())]
+
+
+def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "check.py").write_text(
+        "import pmstore, sys\nfrom bank import conserved\n"
+        "with pmstore.open(sys.argv[1], 'r') as store:\n    conserved(store)\n"
+    )
+    root = Path(pmstore.__file__).parent.parent
+    check = f"env PYTHONPATH={root}:{here} {sys.executable} check.py {{store}}"
+    options = ("--kinds", "prefix", "--media", "file", "--depth", 0)
+    status, out, _ = crash(capsys, "run", "--check", check, *options, "bank.py:bad")
+    assert status == 1
+    assert "the check's command ended with 1: AssertionError: money is lost" in out.splitlines()[0]
+    assert crash(capsys, "replay", ".pmstore-crash/bad.crash")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run",), "give SCRIPT.py:FUNCTION"),
+        (("run", "bank.py"), "the workload is SCRIPT.py:FUNCTION or module:function, not 'bank.py'"),
+        (("run", "missing.py:x"), "the workload: there is no file missing.py"),
+        (("run", "bank.py:missing"), "the workload: module .* has no attribute 'missing'"),
+        (("run", "no_such_module:x"), "the workload no_such_module:x can't be loaded: ModuleNotFoundError"),
+        (("run", "bank.py:number"), "a life is a function of the open store, not 5"),
+        (("run", "bank.py:raises"), "the workload raises raised LookupError, without any crash: nothing there"),
+        (("run", "--check", "bank.py:number", "bank.py:good"), "check is a function"),
+        (
+            ("run", "--check", "python check.py", "bank.py:good"),
+            "is neither module:function nor a command with {store}",
+        ),
+        (("run", "--budget", "0", "bank.py:good"), "at least 1, not 0"),
+        (("run", "--media", "disk", "bank.py:good"), 'media is any of "memory" and "file"'),
+        (("run", "--kinds", "some", "bank.py:good"), "kinds is any of"),
+        (("run", "--store", "bank.pm"), "--store takes the command that uses the store"),
+        (("run", "--store", "bank.pm", "--media", "memory,file", "--", "true"), "runs once, on one medium"),
+        (("run", "--store", "bank.pm", "--", "no-such-command"), "no-such-command can't be run: No such file"),
+        (("run", "--store", "bank.pm", "--", "false"), "the command ended with status 1, without any crash"),
+        (("run", "--store", "bank.pm", "--", "true"), "the command did not open the store bank.pm for writing"),
+        (("replay", "missing.crash"), "missing.crash: there is no such file"),
+        (("open", "bank.py"), "bank.py is no failure file"),
+    ],
+)
+def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str], arguments: Any, message: str) -> None:
+    import re
+
+    status, out, err = crash(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("pmstore: ")
+    assert re.search(message, err), err
+
+
+def test_a_whole_program(here: Path) -> None:
+    """The child opens the store itself, and is recorded."""
+    root = Path(pmstore.__file__).parent.parent
+    command = [sys.executable, "-m", "pmstore", "crash", "run", "--store", "bank.pm", "--check", "bank:conserved"]
+    done = subprocess.run(
+        [*command, "--", sys.executable, "bank.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("crash after commit 1 was acknowledged, before commit 2 began: money is lost")
+    with pmstore.open("bank.pm", "r") as store:  # it ran for real
+        assert dict(store) == {"a": 70, "b": 30}
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["crash", "--help"], ["crash", "run", "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            _cli.main(arguments)
+        assert caught.value.code == 0
+        assert "crash" in capsys.readouterr().out
+
+
+# ---- failure files
+
+
+@pytest.fixture
+def failure(here: Path) -> Path:
+    """A failure file, of a check that replay can import."""
+    from pmstore.testing._failure import load_script
+
+    script = load_script("bank.py")
+    with CrashExplorer("bad") as explorer, pytest.raises(CrashFailure) as caught:
+        explorer.run(script.bad, check=script.conserved, media="file")
+    assert caught.value.path is not None
+    return Path(caught.value.path)
+
+
+def test_a_failure_file_holds_what_is_needed(failure: Path) -> None:
+    loaded = load_failure(failure)
+    assert loaded.name == "bad"
+    assert loaded.checked
+    assert loaded.pmstore_version == pmstore.__version__
+    assert loaded.message.startswith("crash after commit 1 was acknowledged")
+    assert loaded.schedule.cells == ()
+    assert loaded.options.budget == 2000
+    assert loaded.check is not None
+    assert loaded.check.load()
+    assert loaded.judge() is None  # the core finds nothing wrong
+    assert loaded.image() == failure.with_suffix(".pm").read_bytes()
+    with pmstore.open(failure.with_suffix(".pm"), "r") as store:
+        assert dict(store) == {"a": 70}
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """The same file with other fields in its schedule.json."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["schedule.json"] = json.dumps({**json.loads(parts["schedule.json"]), **changes}).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def test_a_failure_file_of_another_version(failure: Path) -> None:
+    rewritten(failure, version=VERSION + 1, pmstore="9.9")
+    with pytest.raises(CrashTestError, match=rf"has version {VERSION + 1} of failure files, written by pmstore 9.9"):
+        load_failure(failure)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"version": None}, {"schedule": 5}, {"options": {"budgets": 1}}, {"check": {"a": 1}}, {"schedule": {}}]
+)
+def test_a_failure_file_with_nonsense_in_it(failure: Path, changes: Any) -> None:
+    rewritten(failure, **changes)
+    with pytest.raises(CrashTestError, match="is no failure file of pmstore.testing, or it is damaged"):
+        load_failure(failure)
+
+
+def test_what_is_no_failure_file(failure: Path, tmp_path: Path) -> None:
+    whole = failure.read_bytes()
+    for length in (0, 10, len(whole) // 2, len(whole) - 1):
+        failure.write_bytes(whole[:length])
+        with pytest.raises(CrashTestError, match="is no failure file"):
+            load_failure(failure)
+    with pytest.raises(CrashTestError, match="it is a store: look at it with `python -m pmstore ls"):
+        load_failure(failure.with_suffix(".pm"))
+    with pytest.raises(CrashTestError, match="there is no such file"):
+        load_failure("missing")
+    with pytest.raises(CrashTestError, match="directory"):
+        load_failure(tmp_path)
+
+
+def test_a_flipped_byte_is_noticed(failure: Path) -> None:
+    """By the zip's checksums; what they don't cover changes nothing."""
+    whole = failure.read_bytes()
+    want = load_failure(failure)
+    for at in range(0, len(whole), max(1, len(whole) // 97)):
+        failure.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            assert load_failure(failure) == want
+        except CrashTestError:
+            pass
+
+
+def test_replay_without_its_check(failure: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewritten(failure, check=None)
+    status, out, err = crash(capsys, "replay", failure)
+    assert status == 2
+    assert "it was found by the check, and said:" in out
+    assert "its check is no function that can be imported; judged by recovery alone" in err
+    status, out, _ = crash(capsys, "replay", "--check", "bank.py:conserved", failure)
+    assert status == 1
+    assert "money is lost" in out
+
+
+def test_replay_with_a_check_that_is_gone(failure: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewritten(failure, check=CheckPlace("gone", "check", "gone.py")._asdict())
+    status, _, err = crash(capsys, "replay", failure)
+    assert status == 2
+    assert "the check gone:check can't be imported: ModuleNotFoundError" in err
+
+
+def test_replay_of_what_is_right(failure: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bank.py").write_text("def conserved(store):\n    pass\n")
+    status, out, _ = crash(capsys, "replay", "--check", "bank.py:conserved", failure)
+    assert status == 0
+    assert "nothing is wrong with this state any more" in out
+
+
+# ---- open
+
+
+def test_open_shows_the_crash(failure: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = crash(capsys, "open", failure)
+    assert status == 0
+    assert out.splitlines()[0].startswith("crash after commit 1 was acknowledged, before commit 2 began (event ")
+    assert "  the store is at commit 1\n  a = 70\n" in out
+
+
+def test_open_travels_in_time(failure: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, out, _ = crash(capsys, "open", "--events", failure)
+    assert status == 0
+    events = [line.split()[0].partition("–")[0] for line in out.splitlines()[1:]]
+    shown = [crash(capsys, "open", "--event", event, failure)[1] for event in events]
+    assert "the store is at commit 0" in shown[0]
+    assert "  a = 70\n  b = 30\n" in shown[-1]
+    status, _, _ = crash(capsys, "open", "--event", events[-1], "--export", tmp_path / "end.pm", failure)
+    assert status == 0
+    with pmstore.open(tmp_path / "end.pm", "r") as store:
+        assert dict(store) == {"a": 70, "b": 30}
+    assert "  the store is at commit 1\n  a = 70\n" in crash(capsys, "open", "--commit", 1, failure)[1]
+    status, _, err = crash(capsys, "open", "--commit", 9, failure)
+    assert status == 2
+    assert "the recording has the commits 0, 1, 2, and no 9" in err
+    status, _, err = crash(capsys, "open", "--event", 99999, failure)
+    assert status == 2
+    assert "the recording has events 0 to " in err
+    status, _, err = crash(capsys, "open", "--export", tmp_path / "no" / "where", failure)
+    assert status == 2
+    assert "can't be written: No such file or directory" in err
+
+
+# ---- checks and their places
+
+
+def test_places_of_checks() -> None:
+    assert place_of(lambda store: None) is None
+    assert place_of(test_places_of_checks.__get__(1)) is not None
+    place = place_of(test_places_of_checks)
+    assert place is not None
+    assert place.load() is test_places_of_checks
+    assert str(place) == f"{__name__}:test_places_of_checks"
+    assert str(place_of(command_check("cat {store}"))) == "cat {store}"
+    with pytest.raises(CrashTestError, match="neither module:function nor a command"):
+        command_check("cat")

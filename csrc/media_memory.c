@@ -108,9 +108,10 @@ void pm_media_memory_choose(pm_media *media)
     media->flush_lines = b >> 24 & 1 ? flush_clwb : b >> 23 & 1 ? flush_clflushopt : flush_clflush;
 }
 
-static void memory_order(void)
+static void memory_order(pm_media *media)
 {
     _mm_sfence();
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
 }
 #else
 /* Without known flush instructions this medium promises what tmpfs can give: that the bytes outlive the process. */
@@ -130,9 +131,10 @@ void pm_media_memory_choose(pm_media *media)
     media->stream = stream_plain;
     media->flush_lines = flush_none;
 }
-static void memory_order(void)
+static void memory_order(pm_media *media)
 {
     __sync_synchronize();
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
 }
 #endif
 
@@ -156,9 +158,8 @@ static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
 
 static pm_status memory_fence(pm_media *media)
 {
-    memory_order();
+    memory_order(media);
     media->fences++;
-    if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
     return PM_OK;
 }
 

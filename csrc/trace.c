@@ -53,7 +53,8 @@ static bool make_room(pm_trace *trace, size_t bytes)
 
 void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data)
 {
-    size_t bytes = data ? length : 0;
+    /* Whoever lends the view knows what was there before, and wants to know where something was written, not what. */
+    size_t bytes = data && !trace->view ? length : 0;
     if (trace->incomplete || !make_room(trace, bytes)) {
         trace->incomplete = true;
         return;

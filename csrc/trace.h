@@ -16,7 +16,7 @@
 void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data);
 
 /* Stores under this trace are to use `view`, where the caller has mapped their file, instead of mapping it themselves: the crash
- * explorer opens the same file thousands of times a second. They can't grow then. */
+ * explorer opens the same file thousands of times a second. They can't grow then, and the bytes that they write are not kept. */
 void pm_trace_lend_view(pm_trace *trace, uint8_t *view, uint64_t size);
 uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size); /* NULL: there is none */
 

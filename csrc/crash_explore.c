@@ -1,6 +1,6 @@
 /*
- * Which crash points, and how much of the budget for each. A first walk over the recording counts what could be judged; a second
- * one judges. All choices follow from the seed.
+ * Which crash points, and how much of the budget for each. A first walk over the recording counts what could be judged;
+ * a second one judges. All choices follow from the seed.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,8 @@
 static void move_bounds(pm_explorer *e, const pm_event *event)
 {
     if (event->kind == PM_EVENT_COMMIT_BEGIN && event->offset > e->started) e->started = event->offset;
-    if (event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED) e->acknowledged = e->started = event->offset;
+    if (event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED)
+        e->acknowledged = e->started = event->offset;
 }
 
 pm_status pm_explorer_make_keep(pm_explorer *e)
@@ -64,12 +65,13 @@ static pm_status add_point(pm_explorer *e, uint64_t writes)
     }
     double digits = 0;
     for (size_t i = 0; i < e->model.count; i++) digits += log10(pm_model_ways(&e->model, &e->model.cells[i]));
-    e->points[e->point_count++] = (pm_crash_point){.event = e->event, .writes = writes, .cells = e->model.count, .digits = digits};
+    e->points[e->point_count++] =
+        (pm_crash_point){.event = e->event, .writes = writes, .cells = e->model.count, .digits = digits};
     return PM_OK;
 }
 
-/* Finds the crash points. Right before an event that orders writes, what is on its way is all that could be lost since the one
- * before: states of crashes in between are among its states, but for the bounds, which move at marks only. */
+/* Finds the crash points. Right before an event that orders writes, what is on its way is all that could be lost since
+ * the one before: states of crashes in between are among its states, but for the bounds, which move at marks only. */
 static pm_status find_points(pm_explorer *e)
 {
     uint64_t writes = 0;
@@ -133,7 +135,9 @@ static void divide_budget(pm_explorer *e)
         if (mine(e, i) && !e->points[i].quota) {
             /* Less than one each: some points are left out. */
             double share = left / (double)open--;
-            uint64_t quota = share >= 4 ? (uint64_t)share : (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < share / 4 ? 4 : 0;
+            uint64_t quota = share >= 4                                                    ? (uint64_t)share
+                             : (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < share / 4 ? 4
+                                                                                           : 0;
             e->points[i].quota = quota;
             left -= (double)quota;
             if (left < 0) left = 0;
@@ -183,7 +187,8 @@ pm_status pm_explorer_go_to(pm_explorer *e, uint64_t event)
     PM_TRY(start_walk(e));
     PM_TRY(show_base(e));
     if (event > e->recording->count)
-        return pm_fail(PM_INVALID, "the schedule is of another recording: it has only %llu events", (unsigned long long)e->recording->count);
+        return pm_fail(PM_INVALID, "the schedule is of another recording: it has only %llu events",
+                       (unsigned long long)e->recording->count);
     for (; e->event < event && !e->stop; e->event++) feed(e, &e->recording->events[e->event]);
     PM_TRY(e->status);
     PM_TRY(pm_explorer_make_keep(e));

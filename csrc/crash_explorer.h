@@ -1,6 +1,7 @@
 /*
  * The parts of the explorer share this: one walk over one recording. crash_explore.c walks and divides the budget,
- * crash_states.c chooses the states of a crash point and has them judged, crash_replay.c crashes recoveries, and replays.
+ * crash_states.c chooses the states of a crash point and has them judged, crash_replay.c crashes recoveries, and
+ * replays.
  */
 #ifndef PM_CRASH_EXPLORER_H
 #define PM_CRASH_EXPLORER_H
@@ -8,10 +9,10 @@
 #include "crash_judge.h"
 
 typedef struct {
-    uint64_t event;   /* the crash is right before it */
-    uint64_t writes;  /* since the point before */
+    uint64_t event;  /* the crash is right before it */
+    uint64_t writes; /* since the point before */
     uint64_t cells;
-    double digits;    /* decimal ones, of the number of ways to keep them */
+    double digits; /* decimal ones, of the number of ways to keep them */
     uint64_t quota;
 } pm_crash_point;
 
@@ -34,17 +35,17 @@ typedef struct {
     size_t point_count, point_room;
     pm_model_keep *keep;
     size_t keep_room;
-    uint64_t event;   /* of the states that are being judged */
-    uint64_t skip;    /* so many events are walked over, and not crashed */
+    uint64_t event; /* of the states that are being judged */
+    uint64_t skip;  /* so many events are walked over, and not crashed */
     uint64_t random;
     pm_seen_image *seen;
     size_t seen_count, seen_room;
     struct pm_alike *alike;
-    bool learns;      /* more states of this point are to come */
+    bool learns; /* more states of this point are to come */
     uint64_t nested_left;
     double nested_chance; /* after a state */
     double kill_chance;   /* at a crash point */
-    bool stop;        /* something is wrong, or the caller wants no more */
+    bool stop;            /* something is wrong, or the caller wants no more */
     pm_status status;
 } pm_explorer;
 
@@ -54,7 +55,8 @@ typedef struct {
 pm_status pm_explorer_run(pm_explorer *explorer);
 void pm_explorer_free(pm_explorer *explorer);
 
-/* Goes to where `event` events have happened: then explorer->model holds what is on its way, and explorer->keep all of it. */
+/* Goes to where `event` events have happened: then explorer->model holds what is on its way, and explorer->keep all of
+ * it. */
 pm_status pm_explorer_go_to(pm_explorer *explorer, uint64_t event);
 pm_status pm_explorer_make_keep(pm_explorer *explorer); /* room for what is kept of each cell */
 

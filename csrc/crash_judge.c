@@ -32,7 +32,8 @@ pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
         if (known && event->kind != PM_EVENT_COMMIT_BEGIN)
             return pm_fail(PM_INVALID, "commit %llu began with one state and ended with another: %s",
                            (unsigned long long)event->offset,
-                           event->kind == PM_EVENT_RECOVERED ? "recovery changed it" : "memory changed while it was written");
+                           event->kind == PM_EVENT_RECOVERED ? "recovery changed it"
+                                                             : "memory changed while it was written");
         if (expected->count == expected->room) {
             size_t room = expected->room ? 2 * expected->room : 64;
             pm_expected *states = realloc(expected->states, room * sizeof *states);
@@ -76,7 +77,8 @@ void pm_workbench_free(pm_workbench *bench)
 pm_status pm_workbench_fit(pm_workbench *bench, uint64_t size, const uint8_t *source)
 {
     if (size == bench->size) return PM_OK;
-    if (size > bench->capacity || ftruncate(bench->fd, (off_t)size)) return pm_fail_errno("cannot set the size of a crash image");
+    if (size > bench->capacity || ftruncate(bench->fd, (off_t)size))
+        return pm_fail_errno("cannot set the size of a crash image");
     if (size > bench->size) memcpy(bench->image + bench->size, source + bench->size, size - bench->size);
     bench->size = size;
     return PM_OK;
@@ -98,7 +100,8 @@ void pm_workbench_restore(pm_workbench *bench, uint64_t size, const uint8_t *sou
 
 /* ---- judging ------------------------------------------------------------------------------------------------ */
 
-__attribute__((format(printf, 3, 4))) static pm_finding found(pm_crash_problem problem, uint64_t sequence, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static pm_finding found(pm_crash_problem problem, uint64_t sequence,
+                                                              const char *format, ...)
 {
     pm_finding finding = {.problem = problem, .sequence = sequence};
     va_list arguments;
@@ -123,8 +126,8 @@ static pm_finding problems_of(pm_store *store, uint64_t sequence)
     size_t count = pm_report_count(report);
     if (count) {
         const pm_problem *first = pm_report_get(report, 0);
-        finding = found(PM_CRASH_UNSOUND, sequence, "check finds %zu problem%s, the first at region offset %llu: %s", count,
-                        count == 1 ? "" : "s", (unsigned long long)first->offset, first->text);
+        finding = found(PM_CRASH_UNSOUND, sequence, "check finds %zu problem%s, the first at region offset %llu: %s",
+                        count, count == 1 ? "" : "s", (unsigned long long)first->offset, first->text);
     }
     pm_report_free(report);
     return finding;
@@ -142,7 +145,8 @@ static uint64_t recovered_hash(const pm_workbench *bench)
 static pm_finding read_only(pm_workbench *bench, uint64_t *sequence, uint64_t *hash)
 {
     pm_store *store;
-    if (open_image(bench, PM_OPEN_READ_ONLY, bench->trace, &store) != PM_OK) return found(PM_CRASH_READER, 0, "a reader can't open it: %s", pm_message());
+    if (open_image(bench, PM_OPEN_READ_ONLY, bench->trace, &store) != PM_OK)
+        return found(PM_CRASH_READER, 0, "a reader can't open it: %s", pm_message());
     *sequence = pm_sequence(store);
     *hash = recovered_hash(bench);
     pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
@@ -150,7 +154,8 @@ static pm_finding read_only(pm_workbench *bench, uint64_t *sequence, uint64_t *h
     return (pm_finding){.sequence = *sequence};
 }
 
-static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequence, uint64_t hash, uint64_t acknowledged, uint64_t started)
+static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequence, uint64_t hash,
+                                  uint64_t acknowledged, uint64_t started)
 {
     if (sequence < acknowledged || sequence > started)
         return found(PM_CRASH_SEQUENCE, sequence, "recovered to commit %llu; %llu was acknowledged, and %llu had begun",
@@ -161,11 +166,14 @@ static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequ
         if (expected->states[i].hash == hash) return (pm_finding){.sequence = sequence};
         known = true;
     }
-    return found(PM_CRASH_MIXED, sequence, known ? "recovered to commit %llu, but not to its state" : "recovered to commit %llu, which never began",
+    return found(PM_CRASH_MIXED, sequence,
+                 known ? "recovered to commit %llu, but not to its state"
+                       : "recovered to commit %llu, which never began",
                  (unsigned long long)sequence);
 }
 
-pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started, bool reader)
+pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started,
+                    bool reader)
 {
     uint64_t read_sequence = 0, read_hash = 0;
     pm_trace_clear(bench->trace);
@@ -173,13 +181,15 @@ pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64
     if (reader) finding = read_only(bench, &read_sequence, &read_hash);
     if (finding.problem) return finding;
     pm_store *store;
-    if (open_image(bench, 0, bench->trace, &store) != PM_OK) return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
+    if (open_image(bench, 0, bench->trace, &store) != PM_OK)
+        return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
     uint64_t sequence = pm_sequence(store), hash = recovered_hash(bench);
     finding = judge_recovered(expected, sequence, hash, acknowledged, started);
     if (!finding.problem) finding = problems_of(store, sequence);
     if (!finding.problem && reader && (sequence != read_sequence || hash != read_hash))
-        finding = found(PM_CRASH_READER, sequence, "a reader sees commit %llu%s, recovery ends at commit %llu", (unsigned long long)read_sequence,
-                        sequence == read_sequence ? " in another state" : "", (unsigned long long)sequence);
+        finding = found(PM_CRASH_READER, sequence, "a reader sees commit %llu%s, recovery ends at commit %llu",
+                        (unsigned long long)read_sequence, sequence == read_sequence ? " in another state" : "",
+                        (unsigned long long)sequence);
     pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
     return finding;
 }
@@ -262,9 +272,11 @@ pm_finding pm_go_on(pm_workbench *bench, uint64_t seed)
     pm_trace_free(bench->trace);
     bench->trace = trace;
     pm_store *store; /* it maps the file itself, for it may grow */
-    if (open_image(bench, 0, trace, &store) != PM_OK) return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
+    if (open_image(bench, 0, trace, &store) != PM_OK)
+        return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
     pm_finding finding = {.sequence = pm_sequence(store)};
-    if (commit_more(store) != PM_OK) finding = found(PM_CRASH_WRITE, pm_sequence(store), "the recovered store can't be written: %s", pm_message());
+    if (commit_more(store) != PM_OK)
+        finding = found(PM_CRASH_WRITE, pm_sequence(store), "the recovered store can't be written: %s", pm_message());
     pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
     pm_trace_lend_view(trace, bench->image, bench->capacity);
     return finding;

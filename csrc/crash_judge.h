@@ -1,6 +1,6 @@
 /*
- * Recovers a crash image, as a program that opens it would, and says what is wrong with it. The image is an anonymous file in
- * memory that is there for all states: no process, no file and no copy of the store per state.
+ * Recovers a crash image, as a program that opens it would, and says what is wrong with it. The image is an anonymous
+ * file in memory that is there for all states: no process, no file and no copy of the store per state.
  */
 #ifndef PM_CRASH_JUDGE_H
 #define PM_CRASH_JUDGE_H
@@ -17,7 +17,8 @@ typedef struct {
     size_t count, room;
 } pm_expectations;
 
-/* Takes what the events tell. PM_INVALID if they contradict each other: a commit began with one state and ended with another. */
+/* Takes what the events tell. PM_INVALID if they contradict each other: a commit began with one state and ended with
+ * another. */
 pm_status pm_expect(pm_expectations *expected, const pm_recording *recording);
 void pm_expectations_free(pm_expectations *expected);
 
@@ -45,7 +46,8 @@ typedef struct {
 } pm_finding;
 
 /* Recovers the image and compares. reader: also as a reader would. */
-pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started, bool reader);
+pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started,
+                    bool reader);
 
 /* Recovers the image, and commits twice more, under bench->trace with this seed. The file is left as a kill would. */
 pm_finding pm_go_on(pm_workbench *bench, uint64_t seed);

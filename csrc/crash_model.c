@@ -20,7 +20,9 @@ static uint64_t largest_size(const pm_recording *recording)
     uint64_t size = recording->base_size;
     for (uint64_t i = 0; i < recording->count; i++) {
         const pm_event *event = &recording->events[i];
-        uint64_t end = event->kind == PM_EVENT_GROW ? event->offset : is_write(event->kind) ? event->offset + event->length : 0;
+        uint64_t end = event->kind == PM_EVENT_GROW ? event->offset
+                       : is_write(event->kind)      ? event->offset + event->length
+                                                    : 0;
         if (end > size) size = end;
     }
     return size;
@@ -33,7 +35,8 @@ static bool events_sound(const pm_recording *recording)
         bool places = is_write(event->kind) || event->kind == PM_EVENT_FLUSH || event->kind == PM_EVENT_SYNC_RANGE;
         if (places && (event->offset > PM_REGION_LIMIT || event->length > PM_REGION_LIMIT)) return false;
         if (event->kind == PM_EVENT_GROW && event->offset > PM_REGION_LIMIT) return false;
-        if (is_write(event->kind) && (!event->has_data || event->data > recording->data_size || event->length > recording->data_size - event->data))
+        if (is_write(event->kind) && (!event->has_data || event->data > recording->data_size ||
+                                      event->length > recording->data_size - event->data))
             return false;
     }
     return true;
@@ -43,7 +46,8 @@ pm_status pm_model_init(pm_model *model, const pm_recording *recording, const pm
 {
     *model = (pm_model){.memory = options->media == PM_MEDIA_MEMORY, .eadr = options->eadr};
     model->unit_size = model->memory ? PM_LINE : options->sector;
-    if (!model->memory && (model->unit_size < 64 || model->unit_size > 1 << 16 || model->unit_size & (model->unit_size - 1)))
+    if (!model->memory &&
+        (model->unit_size < 64 || model->unit_size > 1 << 16 || model->unit_size & (model->unit_size - 1)))
         return pm_fail(PM_INVALID, "a sector has 512 or 4096 bytes");
     if (!events_sound(recording)) return pm_fail(PM_CORRUPT, "the recording is damaged: an event points outside it");
     model->capacity = pm_round_up(largest_size(recording), PM_PAGE);
@@ -131,7 +135,8 @@ static void settle(pm_model *model, pm_model_cell *cell, uint32_t count)
     } else {
         uint8_t *bytes = model->durable + cell->unit * model->unit_size;
         model->hash ^= hash_of(model, cell->unit, bytes);
-        for (uint32_t i = 0; i < count; i++) memcpy(model->durable + cell->writes[i].offset, cell->writes[i].data, cell->writes[i].length);
+        for (uint32_t i = 0; i < count; i++)
+            memcpy(model->durable + cell->writes[i].offset, cell->writes[i].data, cell->writes[i].length);
         model->hash ^= hash_of(model, cell->unit, bytes);
         model->never[cell->unit] = 0;
         if (model->mirror) copy_unit(model, cell->unit, model->durable, model->mirror);
@@ -162,7 +167,8 @@ static void drop_settled(pm_model *model)
 static void feed_size(pm_model *model, uint64_t size)
 {
     if (size <= model->visible) return;
-    for (uint64_t unit = pm_round_up(model->visible, model->unit_size) / model->unit_size; unit * model->unit_size < size; unit++)
+    for (uint64_t unit = pm_round_up(model->visible, model->unit_size) / model->unit_size;
+         unit * model->unit_size < size; unit++)
         model->never[unit] = 1;
     model->visible = size;
     pm_model_cell *cell = add_write(model, PM_MODEL_SIZE, (pm_model_write){.offset = size});
@@ -184,7 +190,8 @@ static void feed_failed_sync(pm_model *model, const pm_event *event)
     for (size_t i = 0; i < model->count; i++) {
         pm_model_cell *cell = &model->cells[i];
         uint64_t at = cell->unit * model->unit_size;
-        bool inside = !event->length || (cell->unit != PM_MODEL_SIZE && at + model->unit_size > event->offset && at < event->offset + event->length);
+        bool inside = !event->length || (cell->unit != PM_MODEL_SIZE && at + model->unit_size > event->offset &&
+                                         at < event->offset + event->length);
         if (inside) cell->abandoned = cell->unit != PM_MODEL_SIZE;
     }
 }
@@ -197,7 +204,8 @@ static void feed_write(pm_model *model, const pm_event *event, const uint8_t *da
     for (uint64_t at = event->offset; at < end;) {
         uint64_t unit = at / model->unit_size, stop = (unit + 1) * model->unit_size;
         if (stop > end) stop = end;
-        pm_model_cell *cell = add_write(model, unit, (pm_model_write){at, data + (at - event->offset), (uint32_t)(stop - at)});
+        pm_model_cell *cell =
+            add_write(model, unit, (pm_model_write){at, data + (at - event->offset), (uint32_t)(stop - at)});
         if (!cell) return;
         if (!model->memory) reclaim_page(model, at);
         if (event->kind == PM_EVENT_STREAM) cell->handed = cell->count;
@@ -246,7 +254,8 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
         feed_fence(model);
         break;
     case PM_EVENT_SYNC_RANGE:
-        /* The range and what is needed to read it back; the flush of the disk takes along what was handed to it before. */
+        /* The range and what is needed to read it back; the flush of the disk takes along what was handed to it before.
+         */
         feed_flush(model, event->offset, event->length);
         hand_size(model, event->offset + event->length);
         feed_fence(model);
@@ -349,7 +358,8 @@ static bool is_stale(const pm_model *model, uint64_t unit)
     return model->never[unit] && unit * model->unit_size < model->visible;
 }
 
-uint64_t pm_model_build(const pm_model *model, const pm_model_keep *keep, uint32_t stale, uint8_t *image, uint64_t *size)
+uint64_t pm_model_build(const pm_model *model, const pm_model_keep *keep, uint32_t stale, uint8_t *image,
+                        uint64_t *size)
 {
     uint64_t hash = model->hash ^ stale;
     *size = model->size;
@@ -362,7 +372,8 @@ uint64_t pm_model_build(const pm_model *model, const pm_model_keep *keep, uint32
             continue;
         }
         if (!keep[i].kept && !keep[i].torn) continue;
-        for (uint32_t j = 0; j < keep[i].kept; j++) memcpy(image + cell->writes[j].offset, cell->writes[j].data, cell->writes[j].length);
+        for (uint32_t j = 0; j < keep[i].kept; j++)
+            memcpy(image + cell->writes[j].offset, cell->writes[j].data, cell->writes[j].length);
         if (keep[i].torn && keep[i].kept < cell->count) write_torn(&cell->writes[keep[i].kept], keep[i].torn, image);
         hash ^= hash_of(model, cell->unit, model->durable + cell->unit * model->unit_size);
         hash ^= hash_of(model, cell->unit, image + cell->unit * model->unit_size);

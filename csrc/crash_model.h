@@ -1,6 +1,7 @@
 /*
- * What is surely durable at some point of a recording, and what is on its way: cells (lines of memory, sectors of a disk) with
- * writes of which a crash keeps some first ones. docs/crash-model.md states the rules and where they come from.
+ * What is surely durable at some point of a recording, and what is on its way: cells (lines of memory, sectors of a
+ * disk) with writes of which a crash keeps some first ones. docs/crash-model.md states the rules and where they come
+ * from.
  *
  * M1  Of a cell, a crash keeps any number of its first writes; cells are independent of each other.
  * M2  Memory: of the first write that is not kept, any of its 8-byte pieces may be kept.
@@ -26,7 +27,7 @@ typedef struct {
 typedef struct {
     uint64_t unit;
     uint32_t count, handed, room; /* writes; those that the next fence makes durable; allocated */
-    bool abandoned; /* a sync failed, and the kernel takes the page for clean */
+    bool abandoned;               /* a sync failed, and the kernel takes the page for clean */
     pm_model_write *writes;
 } pm_model_cell;
 
@@ -39,14 +40,14 @@ typedef struct {
 typedef struct {
     uint64_t unit_size, capacity, units;
     bool memory, eadr;
-    uint8_t *durable; /* capacity bytes, of which the file has `size` for sure */
-    uint8_t *mirror;  /* of the caller's: what becomes durable is written there too; NULL: none */
+    uint8_t *durable;       /* capacity bytes, of which the file has `size` for sure */
+    uint8_t *mirror;        /* of the caller's: what becomes durable is written there too; NULL: none */
     uint64_t size, visible; /* visible: as the program sees it */
     pm_model_cell *cells;   /* in order of their first writes */
     size_t count, room;
-    uint32_t *index;        /* by unit: 1 + where its cell is */
-    uint8_t *never;         /* by unit: 1 if it was made by growth, and nothing durable was written there */
-    uint64_t hash;          /* changes with what is durable */
+    uint32_t *index; /* by unit: 1 + where its cell is */
+    uint8_t *never;  /* by unit: 1 if it was made by growth, and nothing durable was written there */
+    uint64_t hash;   /* changes with what is durable */
     bool no_memory;
 } pm_model;
 
@@ -55,7 +56,8 @@ void pm_model_free(pm_model *model);
 
 void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_event *event);
 
-/* True if there may be a crash right before the event that none later can stand for: it orders writes, or moves the bounds. */
+/* True if there may be a crash right before the event that none later can stand for: it orders writes, or moves the
+ * bounds. */
 bool pm_model_orders(const pm_model *model, const pm_event *event);
 
 /* In how many ways a crash can keep the cell; capped. */
@@ -69,9 +71,10 @@ static inline pm_model_keep pm_model_whole(const pm_model_cell *cell)
 
 unsigned pm_model_pieces(const pm_model_cell *cell, uint32_t write); /* 8-byte pieces that a write of it touches */
 
-/* Changes `image`, which shows what is durable, to what a crash leaves that keeps of cell i what keep[i] says; stale: not 0 if
- * space never written holds something else than zeros. *size: of the file. The hash tells images apart. */
-uint64_t pm_model_build(const pm_model *model, const pm_model_keep *keep, uint32_t stale, uint8_t *image, uint64_t *size);
+/* Changes `image`, which shows what is durable, to what a crash leaves that keeps of cell i what keep[i] says; stale:
+ * not 0 if space never written holds something else than zeros. *size: of the file. The hash tells images apart. */
+uint64_t pm_model_build(const pm_model *model, const pm_model_keep *keep, uint32_t stale, uint8_t *image,
+                        uint64_t *size);
 void pm_model_unbuild(const pm_model *model, uint32_t stale, uint8_t *image); /* back to what is durable */
 
 #endif

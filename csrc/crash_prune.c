@@ -1,7 +1,8 @@
 /*
- * States that recovery can't tell apart. What recovery wrote over without having looked at it can't matter: once a state is
- * recovered, all others of the same crash point that differ from it in such cells only would end alike. That recovery did not
- * look is found out by trying: the same state is recovered again with noise in those cells, and must end in the same commit.
+ * States that recovery can't tell apart. What recovery wrote over without having looked at it can't matter: once a
+ * state is recovered, all others of the same crash point that differ from it in such cells only would end alike. That
+ * recovery did not look is found out by trying: the same state is recovered again with noise in those cells, and must
+ * end in the same commit.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,8 @@ static uint64_t key_of(const pm_explorer *e, const uint8_t *covered, uint32_t st
 bool pm_explorer_alike(pm_explorer *e, uint32_t stale)
 {
     for (size_t i = 0; e->alike && i < e->alike->count; i++)
-        if (e->alike->classes[i].key == key_of(e, e->alike->classes[i].covered, stale)) return pm_explorer_below(e, JUDGE_ONE_IN) != 0;
+        if (e->alike->classes[i].key == key_of(e, e->alike->classes[i].covered, stale))
+            return pm_explorer_below(e, JUDGE_ONE_IN) != 0;
     return false;
 }
 
@@ -71,7 +73,8 @@ static size_t find_covered(const pm_explorer *e, uint8_t *units, uint8_t *covere
     for (size_t i = 0; i < pm_trace_count(e->bench.trace); i++) {
         if (!events[i].has_data) continue;
         uint64_t end = (events[i].offset + events[i].length) / size;
-        for (uint64_t unit = (events[i].offset + size - 1) / size; unit < end && unit < e->model.units; unit++) units[unit] = 1;
+        for (uint64_t unit = (events[i].offset + size - 1) / size; unit < end && unit < e->model.units; unit++)
+            units[unit] = 1;
     }
     for (size_t i = 0; i < e->model.count; i++) {
         covered[i] = e->model.cells[i].unit != PM_MODEL_SIZE && units[e->model.cells[i].unit];
@@ -84,7 +87,8 @@ static void add_noise(const pm_explorer *e, const uint8_t *covered)
 {
     for (size_t i = 0; i < e->model.count; i++) {
         uint64_t at = e->model.cells[i].unit * e->model.unit_size;
-        if (covered[i] && at + e->model.unit_size <= e->bench.size) memset(e->bench.image + at, 0xa5, e->model.unit_size);
+        if (covered[i] && at + e->model.unit_size <= e->bench.size)
+            memset(e->bench.image + at, 0xa5, e->model.unit_size);
     }
 }
 

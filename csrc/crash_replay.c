@@ -5,8 +5,8 @@
 #include "crash_explorer.h"
 #include "status.h"
 
-/* Crashes are explored in and after the recovery of some of the states. Each takes so many states, and all together add about
- * a quarter to the budget. */
+/* Crashes are explored in and after the recovery of some of the states. Each takes so many states, and all together add
+ * about a quarter to the budget. */
 enum { NESTED_BUDGET = 60, NESTED_SHARE = 4, NESTED_LEAST = 4 };
 
 /* ---- crashes inside recovery, and after it ------------------------------------------------------------------ */
@@ -14,7 +14,7 @@ enum { NESTED_BUDGET = 60, NESTED_SHARE = 4, NESTED_LEAST = 4 };
 /* The recording of a recovery, and of what follows it. */
 typedef struct {
     pm_recording recording;
-    uint64_t skip;   /* events of it that belong to the life before */
+    uint64_t skip; /* events of it that belong to the life before */
     uint8_t *base;
     pm_event *events;
     uint8_t *data;
@@ -30,9 +30,14 @@ static void second_life_free(second_life *life)
 /* The machine crashed: what is on e's bench is all that there is. */
 static pm_status after_crash(pm_explorer *e, uint64_t size, second_life *life)
 {
-    life->recording = (pm_recording){.base = life->base, .base_size = size, .events = pm_trace_events(e->bench.trace),
-                                     .count = pm_trace_count(e->bench.trace), .data = pm_trace_data(e->bench.trace),
-                                     .data_size = pm_trace_bytes(e->bench.trace), .acknowledged = e->acknowledged, .started = e->started};
+    life->recording = (pm_recording){.base = life->base,
+                                     .base_size = size,
+                                     .events = pm_trace_events(e->bench.trace),
+                                     .count = pm_trace_count(e->bench.trace),
+                                     .data = pm_trace_data(e->bench.trace),
+                                     .data_size = pm_trace_bytes(e->bench.trace),
+                                     .acknowledged = e->acknowledged,
+                                     .started = e->started};
     return PM_OK;
 }
 
@@ -69,7 +74,8 @@ static pm_status live_again(pm_explorer *e, uint64_t image, bool killed, second_
 
 static pm_status copy_expected(pm_explorer *inner, const pm_explorer *e)
 {
-    inner->expected = (pm_expectations){malloc((e->expected.count + 1) * sizeof *e->expected.states), e->expected.count, e->expected.count + 1};
+    inner->expected = (pm_expectations){malloc((e->expected.count + 1) * sizeof *e->expected.states), e->expected.count,
+                                        e->expected.count + 1};
     if (!inner->expected.states) return pm_fail(PM_NO_MEMORY, "no memory to explore");
     memcpy(inner->expected.states, e->expected.states, e->expected.count * sizeof *e->expected.states);
     return pm_expect(&inner->expected, inner->recording);
@@ -149,7 +155,8 @@ void pm_explorer_nest_killed(pm_explorer *e)
 
 static pm_status check_options(const pm_crash_options *options)
 {
-    if (options->media != PM_MEDIA_MEMORY && options->media != PM_MEDIA_FILE) return pm_fail(PM_INVALID, "media is memory or file");
+    if (options->media != PM_MEDIA_MEMORY && options->media != PM_MEDIA_FILE)
+        return pm_fail(PM_INVALID, "media is memory or file");
     if (options->depth >= PM_CRASH_DEPTH) return pm_fail(PM_INVALID, "depth is at most %d", PM_CRASH_DEPTH - 1);
     return PM_OK;
 }
@@ -165,7 +172,12 @@ pm_status pm_crash_explore(const pm_recording *recording, const pm_crash_options
                            pm_crash_progress progress, void *user, pm_crash_result *result)
 {
     *result = (pm_crash_result){0};
-    pm_explorer e = {.recording = recording, .options = options, .callback = callback, .progress = progress, .user = user, .result = result};
+    pm_explorer e = {.recording = recording,
+                     .options = options,
+                     .callback = callback,
+                     .progress = progress,
+                     .user = user,
+                     .result = result};
     pm_status status = begin(&e);
     allow_nesting(&e, options->budget / NESTED_SHARE / NESTED_BUDGET + NESTED_LEAST);
     if (status == PM_OK) status = pm_explorer_run(&e);
@@ -182,17 +194,19 @@ static pm_status choose(pm_explorer *e, const pm_crash_schedule *schedule)
         for (uint64_t j = 0; j < schedule->cell_count; j++) {
             const pm_crash_cell *cell = &schedule->cells[j];
             if (cell->offset != pm_explorer_offset(&e->model, &e->model.cells[i])) continue;
-            if (cell->kept > e->model.cells[i].count) return pm_fail(PM_INVALID, "the schedule is of another recording: it keeps more writes than there are");
+            if (cell->kept > e->model.cells[i].count)
+                return pm_fail(PM_INVALID, "the schedule is of another recording: it keeps more writes than there are");
             e->keep[i] = (pm_model_keep){cell->kept, cell->torn};
             used++;
         }
-    if (used != schedule->cell_count) return pm_fail(PM_INVALID, "the schedule is of another recording: a cell of it has no write on its way");
+    if (used != schedule->cell_count)
+        return pm_fail(PM_INVALID, "the schedule is of another recording: a cell of it has no write on its way");
     return PM_OK;
 }
 
 /* Builds the state of the last level on the bench of the explorer that it returns in *last. */
-static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_t level_count, pm_crash_callback callback, void *user, uint8_t **image,
-                        uint64_t *size)
+static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_t level_count,
+                        pm_crash_callback callback, void *user, uint8_t **image, uint64_t *size)
 {
     uint64_t hash;
     PM_TRY(choose(e, levels));
@@ -224,11 +238,13 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
     return status;
 }
 
-static pm_status replay_from(const pm_recording *recording, const pm_crash_options *options, const pm_crash_schedule *levels,
-                             uint32_t level_count, pm_crash_callback callback, void *user, pm_crash_result *result, uint8_t **image, uint64_t *size)
+static pm_status replay_from(const pm_recording *recording, const pm_crash_options *options,
+                             const pm_crash_schedule *levels, uint32_t level_count, pm_crash_callback callback,
+                             void *user, pm_crash_result *result, uint8_t **image, uint64_t *size)
 {
     *result = (pm_crash_result){0};
-    if (!level_count || level_count > PM_CRASH_DEPTH) return pm_fail(PM_INVALID, "a schedule has 1 to %d levels", PM_CRASH_DEPTH);
+    if (!level_count || level_count > PM_CRASH_DEPTH)
+        return pm_fail(PM_INVALID, "a schedule has 1 to %d levels", PM_CRASH_DEPTH);
     pm_explorer e = {.recording = recording, .options = options, .result = result};
     pm_status status = begin(&e);
     if (status == PM_OK) status = replay(&e, levels, level_count, callback, user, image, size);
@@ -236,14 +252,15 @@ static pm_status replay_from(const pm_recording *recording, const pm_crash_optio
     return status;
 }
 
-pm_status pm_crash_judge(const pm_recording *recording, const pm_crash_options *options, const pm_crash_schedule *levels,
-                         uint32_t level_count, pm_crash_callback callback, void *user, pm_crash_result *result)
+pm_status pm_crash_judge(const pm_recording *recording, const pm_crash_options *options,
+                         const pm_crash_schedule *levels, uint32_t level_count, pm_crash_callback callback, void *user,
+                         pm_crash_result *result)
 {
     return replay_from(recording, options, levels, level_count, callback, user, result, NULL, NULL);
 }
 
-pm_status pm_crash_image(const pm_recording *recording, const pm_crash_options *options, const pm_crash_schedule *levels,
-                         uint32_t level_count, uint8_t **image, uint64_t *size)
+pm_status pm_crash_image(const pm_recording *recording, const pm_crash_options *options,
+                         const pm_crash_schedule *levels, uint32_t level_count, uint8_t **image, uint64_t *size)
 {
     pm_crash_result result;
     *image = NULL;
@@ -252,8 +269,8 @@ pm_status pm_crash_image(const pm_recording *recording, const pm_crash_options *
     return status;
 }
 
-pm_status pm_crash_cells(const pm_recording *recording, const pm_crash_options *options, uint64_t event, pm_crash_cell **cells,
-                         uint64_t *count)
+pm_status pm_crash_cells(const pm_recording *recording, const pm_crash_options *options, uint64_t event,
+                         pm_crash_cell **cells, uint64_t *count)
 {
     pm_crash_result result = {0};
     pm_crash_schedule out = {0};

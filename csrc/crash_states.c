@@ -1,5 +1,5 @@
-/* The states of a crash point that are judged, in the order in which they find most: all, nothing, one line or sector lost, one
- * kept, prefixes, pairs, torn ones, random ones; all that there are, if they are few. */
+/* The states of a crash point that are judged, in the order in which they find most: all, nothing, one line or sector
+ * lost, one kept, prefixes, pairs, torn ones, random ones; all that there are, if they are few. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,13 +56,15 @@ uint64_t pm_explorer_offset(const pm_model *model, const pm_model_cell *cell)
 /* The cells of which not all is kept. */
 pm_status pm_explorer_note(const pm_explorer *e, pm_crash_kind kind, uint32_t stale, pm_crash_schedule *out)
 {
-    *out = (pm_crash_schedule){.event = e->event, .kind = kind, .stale = stale, .acknowledged = e->acknowledged, .started = e->started};
+    *out = (pm_crash_schedule){
+        .event = e->event, .kind = kind, .stale = stale, .acknowledged = e->acknowledged, .started = e->started};
     out->cells = malloc((e->model.count + 1) * sizeof *out->cells);
     if (!out->cells) return pm_fail(PM_NO_MEMORY, "no memory to note a crash");
     for (size_t i = 0; i < e->model.count; i++) {
         const pm_model_cell *cell = &e->model.cells[i];
         if (e->keep[i].kept == cell->count) continue;
-        out->cells[out->cell_count++] = (pm_crash_cell){pm_explorer_offset(&e->model, cell), e->keep[i].torn, e->keep[i].kept, cell->count};
+        out->cells[out->cell_count++] =
+            (pm_crash_cell){pm_explorer_offset(&e->model, cell), e->keep[i].torn, e->keep[i].kept, cell->count};
     }
     qsort(out->cells, out->cell_count, sizeof *out->cells, ascending);
     return PM_OK;
@@ -146,7 +148,8 @@ void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
     pm_explorer_fail(e, seen_grow(e));
     if (e->stop || !pm_explorer_build(e, stale, &hash)) return;
     pm_seen_image *seen = seen_slot(e, hash);
-    bool again = seen->sequence_plus_1 && seen->sequence_plus_1 > e->acknowledged && seen->sequence_plus_1 - 1 <= e->started;
+    bool again =
+        seen->sequence_plus_1 && seen->sequence_plus_1 > e->acknowledged && seen->sequence_plus_1 - 1 <= e->started;
     pm_finding finding = {0};
     if (!again) {
         finding = look_at(e, stale, hash);
@@ -265,7 +268,8 @@ static void judge_every(pm_explorer *e)
         return;
     }
     for (size_t carry = 0; carry < e->model.count + (e->model.count == 0) && !e->stop;) {
-        for (size_t i = 0; i < e->model.count; i++) e->keep[i] = pm_model_way(&e->model, &e->model.cells[i], numbers[i]);
+        for (size_t i = 0; i < e->model.count; i++)
+            e->keep[i] = pm_model_way(&e->model, &e->model.cells[i], numbers[i]);
         pm_explorer_judge(e, PM_CRASH_EXHAUSTIVE, 0);
         for (carry = 0; carry < e->model.count; carry++) {
             if (++numbers[carry] < (uint64_t)pm_model_ways(&e->model, &e->model.cells[carry])) break;

@@ -65,8 +65,8 @@ void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t
     if (last && kind == PM_EVENT_STREAM && last->kind == kind && last->offset + last->length == offset)
         last->length += length;
     else
-        trace->events[trace->count++] = (pm_event){.offset = offset, .length = length, .kind = kind,
-                                                   .has_data = data != NULL, .data = trace->used};
+        trace->events[trace->count++] =
+            (pm_event){.offset = offset, .length = length, .kind = kind, .has_data = data != NULL, .data = trace->used};
     trace->used += bytes;
 }
 

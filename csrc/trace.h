@@ -1,7 +1,7 @@
 /*
- * What happens to the durable bytes of a store, in order. A trace belongs to its caller, outlives the store that writes it, and
- * may follow several lives of one. The media report to it from the functions that touch durable bytes, so that a flush or a
- * sync that they leave out is left out of the trace too.
+ * What happens to the durable bytes of a store, in order. A trace belongs to its caller, outlives the store that writes
+ * it, and may follow several lives of one. The media report to it from the functions that touch durable bytes, so that
+ * a flush or a sync that they leave out is left out of the trace too.
  *
  * It also makes chosen operations fail, and gives stores ids that are the same in every run.
  */
@@ -15,8 +15,9 @@
 /* data: length bytes that were written, or NULL. */
 void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data);
 
-/* Stores under this trace are to use `view`, where the caller has mapped their file, instead of mapping it themselves: the crash
- * explorer opens the same file thousands of times a second. They can't grow then, and the bytes that they write are not kept. */
+/* Stores under this trace are to use `view`, where the caller has mapped their file, instead of mapping it themselves:
+ * the crash explorer opens the same file thousands of times a second. They can't grow then, and the bytes that they
+ * write are not kept. */
 void pm_trace_lend_view(pm_trace *trace, uint8_t *view, uint64_t size);
 uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size); /* NULL: there is none */
 

@@ -37,15 +37,18 @@ FLAGS = [
 ]
 
 # What Python may call.
-HEADERS = ["pmstore.h", "crash.h"]
+HEADERS = ["pmstore.h", "crash.h", "tracer.h"]
 
 # What cffi generates after this line takes parameters that it does not use.
-PREAMBLE = "".join(f'#include "{header}"\n' for header in HEADERS) + """\
+PREAMBLE = (
+    "".join(f'#include "{header}"\n' for header in HEADERS)
+    + """\
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #pragma GCC diagnostic ignored "-Wcast-function-type"
 #pragma GCC diagnostic ignored "-Wshadow"
 """
+)
 
 
 def extra_flags() -> list[str]:

@@ -1,0 +1,159 @@
+"""Crash images as directories, and what a user's check says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pmstore.testing._errors import CrashTestError
+from pmstore.testing._files_model import Image
+
+__all__ = ["Check", "CommandCheck", "FunctionCheck", "Judge", "write_image"]
+
+Check = Callable[[Path, bytes], str | None]
+"""Called with a crash image as a directory, which it may change, and what the program had said. Returns what is
+wrong.
+"""
+
+MEMORY = Path("/dev/shm")
+MOST_TEXT = 300
+
+
+def write_image(image: Image, directory: Path) -> None:
+    """Writes an image into a directory, which must be there and empty."""
+    first: dict[int, Path] = {}
+    for name, file in image.items():
+        path = directory / name
+        if file.kind == "directory":
+            path.mkdir()
+        elif file.kind == "link":
+            os.symlink(os.fsdecode(file.content), path)
+        elif file.inode in first:
+            os.link(first[file.inode], path)
+        else:
+            first[file.inode] = path
+            with path.open("wb", buffering=0) as out:
+                out.write(file.content)
+                if file.mode != 0o644:
+                    os.fchmod(out.fileno(), file.mode | 0o600)
+
+
+def empty(directory: Path) -> None:
+    """Removes all that is in a directory."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+class FunctionCheck:
+    """A check that is a Python function of the directory and of what was said, as str."""
+
+    def __init__(self, function: Callable[[Path, str], Any]) -> None:
+        self.function = function
+
+    def __call__(self, directory: Path, said: bytes) -> str | None:
+        try:
+            answer = self.function(directory, said.decode("utf-8", "replace"))
+        except Exception as error:
+            text = next((line for line in str(error).splitlines() if line.strip()), "")  # pytest explains at length
+            return f"{type(error).__name__}: {text[:MOST_TEXT]}" if text else type(error).__name__
+        if answer is None or answer is True:
+            return None
+        return "the check returned False" if answer is False else str(answer)
+
+
+class CommandCheck:
+    """A check that is a command: its exit status is 0 if all is well. ``{dir}`` and ``{said}`` stand for the two
+    paths.
+    """
+
+    def __init__(self, command: str, timeout: float) -> None:
+        self.words = shlex.split(command)
+        self.timeout = timeout
+        if "{dir}" not in command:
+            raise CrashTestError("--check must say where the crash image comes in: --check 'python check.py {dir}'")
+        if not self.words or shutil.which(self.words[0]) is None:
+            raise CrashTestError(f"--check: there is no program {self.words[0] if self.words else ''!r}")
+
+    def __call__(self, directory: Path, said: bytes) -> str | None:
+        with tempfile.NamedTemporaryFile(prefix="pmstore-said-") as file:
+            file.write(said)
+            file.flush()
+            words = [word.replace("{dir}", str(directory)).replace("{said}", file.name) for word in self.words]
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PMSTORE_CRASH_SAID": file.name},
+                start_new_session=True,
+            )
+            try:
+                output, _ = process.communicate(timeout=self.timeout)
+            except subprocess.TimeoutExpired:
+                return f"the check took longer than {self.timeout:g} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if process.returncode == 0:
+            return None
+        lines = output.decode("utf-8", "replace").strip().splitlines()
+        status = process.returncode
+        how = f"status {status}" if status > 0 else signal.Signals(-status).name
+        return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
+
+
+class Judge:
+    """Shows images to a check. A context manager: it owns the directories that the images are written to."""
+
+    def __init__(self, check: Check, keep_name: str = "files") -> None:
+        self.check = check
+        self.name = keep_name
+        self.scratch = Path(
+            tempfile.mkdtemp(prefix="pmstore-crash-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+        )
+        self.threads = threading.local()
+        self.count = 0
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _directory(self) -> Path:
+        """This thread's directory, empty. Its name changes nothing between images: a check may keep what it derives
+        from it.
+        """
+        directory: Path | None = getattr(self.threads, "directory", None)
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(dir=self.scratch)) / self.name
+            self.threads.directory = directory
+        if directory.is_dir():
+            empty(directory)
+        else:
+            directory.mkdir()
+        return directory
+
+    def __call__(self, image: Image, said: bytes) -> str | None:
+        """What is wrong with an image, or None."""
+        directory = self._directory()
+        write_image(image, directory)
+        self.count += 1
+        text = self.check(directory, said)
+        return None if text is None else text.replace(str(directory), "{dir}")

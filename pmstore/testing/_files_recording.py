@@ -1,0 +1,120 @@
+"""What a program did to the files below a directory, in order; as one file, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from pmstore.testing._errors import CrashTestError
+
+__all__ = ["ROOT", "Event", "Inode", "Recording", "load", "save"]
+
+ROOT = 1
+"""The number of the directory itself, in Recording.inodes."""
+
+VERSION = 1
+MAGIC = "pmstore files crash"
+
+
+class Inode(NamedTuple):
+    """A file, directory or symbolic link as it was before the program ran; empty if the program made it."""
+
+    kind: str
+    """"file", "directory" or "link"."""
+    mode: int
+    content: bytes
+    """Of a link: where it leads."""
+    entries: dict[str, int]
+    """Of a directory: name → inode."""
+
+
+class Event(NamedTuple):
+    """One thing that the program did. Which fields count depends on the kind.
+
+    ======== ==========================================================================================
+    create   a new inode enters `folder` as `name`
+    link     an inode enters `folder` as `name`, also
+    unlink   `name` leaves `folder`
+    rename   `inode` moves from `name` in `folder` to `name2` in `folder2`, where `other` was (0: nothing)
+    exchange `inode` and `other` change places
+    write    `data` at `offset` of `inode`
+    size     `inode` becomes `length` bytes long, by truncate or fallocate
+    sync     see `how`
+    close    `inode`, which had been emptied, is closed
+    said     the program wrote `data` to its standard output
+    ======== ==========================================================================================
+    """
+
+    kind: str
+    inode: int = 0
+    offset: int = 0
+    length: int = 0
+    data: bytes = b""
+    folder: int = 0
+    name: str = ""
+    folder2: int = 0
+    name2: str = ""
+    other: int = 0
+    how: str = ""
+    """Of a sync: "file" (fsync), "data" (fdatasync), "range" (O_DSYNC, msync: `offset`, `length`), "handed"
+    (sync_file_range: to the disk, not out of its cache) or "all" (sync)."""
+    call: str = ""
+    """The system call."""
+    path: str = ""
+    """The file's name then, relative to the directory."""
+
+
+class Recording(NamedTuple):
+    """A run of a program."""
+
+    command: list[str]
+    inodes: dict[int, Inode]
+    events: list[Event]
+    mapped: frozenset[int]
+    """Inodes that the program wrote through shared mappings, whose stores are seen only at the next recorded call."""
+
+    @property
+    def said(self) -> bytes:
+        """All that the program wrote to its standard output."""
+        return b"".join(event.data for event in self.events if event.kind == "said")
+
+
+def save(path: Path, recording: Recording, **more: Any) -> None:
+    """Writes a recording, and what else is to be kept with it, to a file."""
+    record = {
+        "magic": MAGIC,
+        "version": VERSION,
+        "command": recording.command,
+        "inodes": [[number, *inode] for number, inode in recording.inodes.items()],
+        "events": [list(event) for event in recording.events],
+        "mapped": sorted(recording.mapped),
+        **more,
+    }
+    path.write_bytes(msgpack.packb(record, unicode_errors="surrogateescape"))
+
+
+def load(path: Path) -> tuple[Recording, dict[str, Any]]:
+    """A recording and what was kept with it."""
+    try:
+        record = msgpack.unpackb(path.read_bytes(), unicode_errors="surrogateescape", strict_map_key=False)
+    except FileNotFoundError:
+        raise CrashTestError(f"{path}: no such file") from None
+    except Exception as error:
+        raise CrashTestError(f"{path} is no recording of files: {error}") from None
+    if not isinstance(record, dict) or record.pop("magic", None) != MAGIC:
+        raise CrashTestError(f"{path} is no recording of files")
+    version = record.pop("version", None)
+    if version != VERSION:
+        raise CrashTestError(
+            f"{path} was written in version {version} of the format, this pmstore reads version {VERSION}: "
+            "replay it with the pmstore that wrote it, or run the crash test again"
+        )
+    try:
+        inodes = {number: Inode(*rest) for number, *rest in record.pop("inodes")}
+        events = [Event(*fields) for fields in record.pop("events")]
+        recording = Recording(record.pop("command"), inodes, events, frozenset(record.pop("mapped")))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CrashTestError(f"{path} is damaged: {error!r}") from None
+    return recording, record

@@ -17,7 +17,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize bench torture fuzz wheel check clean
+.PHONY: help demo test build strict lint sanitize bench torture fuzz mutants wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -25,8 +25,9 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
-	@echo 'make torture   the crash tests, for 40 seeds; SEEDS=7 for one'
+	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
+	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
 	@echo 'make bench     the benchmarks of benchmarks/README.md'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     removes all that make has made'
@@ -74,20 +75,30 @@ sanitize: build
 	@test -e "$$($(CC) -print-file-name=libasan.so)" || \
 		{ echo "pmstore: no libasan. Install it: apt-get install libasan8" >&2; exit 1; }
 	@mkdir -p $(SANITIZED) && rm -rf $(addprefix $(SANITIZED)/,csrc pmstore tests examples)
-	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
+	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
 	@cd $(SANITIZED) && PMSTORE_CFLAGS='$(SANITIZERS)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
 	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-100} \
+		PMSTORE_FAULTS=20 PMSTORE_DAMAGE=150 \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
 
 # A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build
 	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
-		$(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py tests/test_kill.py $(ARGS) || exit 1; done
+		$(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py $(ARGS) || exit 1; done
+	@echo "Every failing call, and damage in every place"
+	@PMSTORE_FAULTS=all PMSTORE_DAMAGE=all $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal \
+		tests/test_testing_faults.py tests/test_testing_damage.py $(ARGS)
+	@echo "Kills"
+	@$(BIN)/python -m tests.kills $${PMSTORE_KILLS:-2000}
 
 # Without clang and libFuzzer it says so, and goes on without guidance by coverage. A failure prints the command that replays it.
 fuzz:
 	@$(PYTHON) fuzz/run.py --runs $(RUNS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# All of them are in one build, in build/mutants, and chosen at run time.
+mutants: build
+	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
 
 bench: build
 	@for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done

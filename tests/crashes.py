@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,14 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from pmstore.testing._engine import Found, Options, Schedule, Tally, explore, image
+from pmstore._array import layout
+from pmstore._core import Entry, Trace, format_file
+from pmstore._kinds import ARRAY
+from pmstore._names import key_of
+from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, explore, image
 from pmstore.testing._recording import Recorder, Recording
+
+from .snapshots import snapshot
 
 BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "1500"))
 SEED = int(os.environ.get("PMSTORE_CRASH_SEED", "1"))
@@ -20,8 +27,11 @@ SEED = int(os.environ.get("PMSTORE_CRASH_SEED", "1"))
 Workload = Callable[[pmstore.Store], None]
 
 
-def record(path: Path, medium: str, *lives: Workload, **options: Any) -> Recording:
-    """Record lives of the store at a path; each ends as by a kill, if it doesn't close the store."""
+def record(path: Path, medium: str, *lives: Workload, readers: bool = True, **options: Any) -> Recording:
+    """Record lives of the store at a path; each ends as by a kill, if it doesn't close the store.
+
+    readers: see that who only reads what is left sees the same.
+    """
     with Recorder(path, medium, seed=SEED) as recorder:
         for life in lives:
             store = pmstore.open(path, **options)
@@ -34,12 +44,67 @@ def record(path: Path, medium: str, *lives: Workload, **options: Any) -> Recordi
     assert image(recording, Schedule(len(recording), "all"), Options()) == path.read_bytes(), (
         "the file holds what no event wrote"
     )
+    if readers:
+        assert_readers_see_the_same(path, medium)
     return recording
+
+
+def assert_readers_see_the_same(path: Path, medium: str) -> None:
+    """Whoever only reads the file that a kill left sees what recovery makes of it."""
+    copy = path.with_suffix(".copy")
+    shutil.copyfile(path, copy)
+    try:
+        with pmstore.open(copy, "r", media=medium) as store:  # type: ignore[arg-type]
+            read = snapshot(store)
+        assert copy.read_bytes() == path.read_bytes(), "a reader changed the file"
+        with pmstore.open(copy, "r+", media=medium) as store:  # type: ignore[arg-type]
+            assert store.check().ok
+            assert read == snapshot(store), "a reader sees something else"
+    finally:
+        copy.unlink()
+
+
+def record_torn_header(path: Path, medium: str, place: int) -> Recording:
+    """The opening of a store whose header copy at a place was torn."""
+    with pmstore.open(path, "x", media=medium) as store:  # type: ignore[arg-type]
+        store["x"] = 1
+    image = bytearray(path.read_bytes())
+    image[place + 16] ^= 1
+    path.write_bytes(image)
+    return record(path, medium, lambda store: None)
 
 
 def explored(recording: Recording, **options: Any) -> tuple[Tally, Found | None]:
     """Explore within PMSTORE_CRASH_BUDGET, or with other options."""
     return explore(recording, Options(**{"budget": BUDGET, "seed": SEED, **options}))
+
+
+def explored_creation(path: Path, medium: str, **options: Any) -> tuple[Tally, Found | None]:
+    """Explore how an empty store comes to be: what a crash leaves is no store, or an empty one that is sound."""
+    trace = Trace(SEED)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        format_file(fd, medium, trace)
+    finally:
+        os.close(fd)
+
+    def check(left: bytes, acknowledged: int, started: int) -> str | None:
+        path.write_bytes(left)
+        try:
+            with pmstore.open(path, "r+", media=medium) as store:
+                report = store.check()
+                if not report.ok or len(store):
+                    return f"half a store opens: {report}"
+                store["first"] = np.ones(1000)
+        except pmstore.NotAStoreError:
+            return None
+        except pmstore.CorruptStoreError as error:
+            # The header is written last, and vouches for the rest.
+            return None if "header" in str(error) else f"half a store has a header: {error}"
+        return None
+
+    recording = Recording(medium, b"", *trace.raw())
+    return explore(recording, Options(**{"budget": BUDGET, "seed": SEED, **options}), check, raw=True)
 
 
 # ---- workloads
@@ -138,6 +203,151 @@ def spill(store: pmstore.Store) -> None:
         store.commit()
         after = store.stats()
         assert after.bytes_logged - before.bytes_logged > after.log_size == before.log_size
+    store["last"] = np.full(60_000, 1.0)  # straight into the space that the bodies were in
+    store.commit()
 
 
-WORKLOADS = [arrays, names, reuse, lists, growth, spill]
+def laps(store: pmstore.Store) -> None:
+    """The log begins again and again, with records of the same length in the same places."""
+    x = store.create_array("x", 200, "f8")
+    y = store.create_array("y", 1500, "f8")
+    store.commit()
+    for lap in range(4):
+        for i in range(3):
+            x += 1
+            y[i * 500 :] += lap + 1
+            store.commit()
+        store._catalog.core.checkpoint()
+
+
+def many(store: pmstore.Store) -> None:
+    """So many names that the catalog is a tree, which grows and shrinks again."""
+    rng = random.Random(SEED)
+    for _ in range(5):
+        for j in range(90):
+            store[f"name{rng.randrange(1000):03}"] = "v" * rng.randrange(100 if j % 10 else 900)
+        store.commit()
+    for i in range(5):
+        for name in list(store)[i % 2 :: 2 + i]:
+            del store[name]
+        store.commit()
+
+
+def undone(store: pmstore.Store) -> None:
+    """Small values and arrays go, others take their places in the same pages, and all of it is taken back."""
+    for i in range(8):
+        store[f"kept{i}"] = np.full(3 + i % 4, float(i))
+    store.commit()
+    for i in range(6):
+        held = store[f"kept{i + 1}"]
+        for j in (i, i + 1):
+            del store[f"kept{j}"]
+        store[f"new{i}"] = np.full(4, -1.0)
+        fleeting = store.create_array("fleeting", 3, "f8")
+        fleeting += 7
+        del fleeting, store["fleeting"]
+        store[f"after{i}"] = np.full(5, -2.0)
+        store["value"] = {"i": i, "text": "x" * 100}
+        if i % 3 == 2:
+            held += 1
+            store.commit()
+        else:
+            store.rollback()
+            store[f"kept{i + 2}"] += 1
+            held += 1
+            store.commit()
+        for j in range(8):
+            if f"kept{j}" not in store:
+                store[f"kept{j}"] = np.full(3 + j % 4, float(j))
+
+
+def edges(store: pmstore.Store) -> None:
+    """Extents that end on the edge of a page, and commits whose bodies end on one."""
+    rng = random.Random(SEED)
+    for i in range(3):
+        for length in (511, 512, 1022, 251, 252):
+            store[f"a{length}"] = np.full(length, float(i))
+        store.commit()
+        for name in ("a511", "a1022", "a252"):
+            store[name] += 1
+        store.commit()
+        for name in ("a512", "a1022"):
+            del store[name]
+        store["small"] = rng.random()
+        store.commit()
+    lines = store.create_array("lines", (128, 8), "f8")
+    store.commit()
+    for runs in (3, 4):
+        for changed in range(55, 64):
+            lines[: changed - runs] += 1
+            lines[100 : 100 + 2 * runs : 2] += 1
+            store.commit()
+
+
+WORKLOADS = [arrays, names, reuse, lists, undone, laps, edges, growth, spill, many]
+
+
+# ---- large workloads, for few states
+
+
+def bulk(store: pmstore.Store) -> None:
+    """Commits of more than is gathered before the first write."""
+    x = store.create_array("x", 600_000, "f8")
+    store.commit()
+    for i in range(3):
+        x += i + 1
+        store[f"small{i}"] = i
+        store.commit()
+
+
+def wide(store: pmstore.Store) -> None:
+    """A region so large that several pages of the space map describe it.
+
+    Most of it belongs to an array whose zeros nobody wrote: the kind "stale", which puts something else there, is
+    left out.
+    """
+    core = store._catalog.core
+    described = layout(8_300_000, "f8", "C", True)
+    offset = core.alloc(described.length)
+    core.put(key_of("huge"), Entry(offset, described.length, ARRAY, 0, described.meta))
+    store["before"] = np.full(600, 1.0)
+    store.commit()
+    for i in range(3):
+        store[f"after{i}"] = np.full(20_000, float(i))
+        store["huge"][i::1_000_000] += 1
+        store.commit()
+        store["before"] = np.full(700, 1.0 + i)
+        store.pop("after0", None)
+        store.rollback() if i == 1 else store.commit()
+    del store["huge"]
+    store.commit()
+
+
+LARGE = [bulk, wide]
+NOT_STALE = frozenset(KINDS) - {"stale"}
+
+
+# ---- lives
+
+
+def closed(store: pmstore.Store) -> None:
+    """Changed, and closed."""
+    reuse(store)
+    store.close()
+
+
+def again(store: pmstore.Store) -> None:
+    """What is there is changed."""
+    for value in store.values():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            value += 1
+    store.commit()
+
+
+SPILL: dict[str, Any] = {"max_size": 2_800_000}
+
+# What the planted bugs have to get past (tests/mutants_battery.py): lives, and options of pmstore.open.
+PLANS: list[tuple[str, tuple[Workload, ...], dict[str, Any]]] = [
+    *((workload.__name__, (workload,), SPILL if workload is spill else {}) for workload in WORKLOADS),
+    ("lives", (names, again, closed, again), {}),
+]

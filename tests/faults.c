@@ -1,24 +1,29 @@
 /*
- * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted;
- * tests/test_faults.py sets the variables below through ctypes.
+ * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted, or kills the
+ * process there; tests/shim.py sets the variables below through ctypes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <signal.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16 };
+enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
     FROM_THEN, /* every call from that one on fails */
     INTERRUPT, /* every other call is interrupted before it has done anything */
-    SHORT      /* every write of more than a byte does half of its work */
+    SHORT,     /* every write of more than a byte does half of its work */
+    KILL,      /* the process is killed before the call number fault_at */
+    KILL_HALF, /* after half of it, if it is a write */
+    KILL_AFTER /* after it */
 };
 
 int fault_calls; /* a bit for each kind of call that counts; 0: nothing happens */
@@ -32,6 +37,8 @@ int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or som
 
 enum { DO_ALL, DO_HALF, DO_NOTHING };
 
+static int dying; /* when the call that is under way is over */
+
 static int chosen(int fd, int call)
 {
     struct stat status;
@@ -44,6 +51,12 @@ static int fate(int fd, int call)
     if (!chosen(fd, call)) return DO_ALL;
     long number = ++fault_count;
     int what = DO_ALL;
+    if (fault_manner >= KILL) {
+        if (number != fault_at) return DO_ALL;
+        if (fault_manner == KILL) kill(getpid(), SIGKILL);
+        dying = 1;
+        return fault_manner == KILL_HALF && call <= PWRITEV2 ? DO_HALF : DO_ALL;
+    }
     if (fault_manner == SHORT) what = DO_HALF;
     else if (fault_manner == INTERRUPT) what = number % 2 ? DO_NOTHING : DO_ALL;
     else if (fault_manner == HALF && number == fault_at && call <= PWRITEV2) return DO_HALF;
@@ -54,6 +67,13 @@ static int fate(int fd, int call)
     return what;
 }
 
+/* The result of a call, if it has one. */
+static long done(long result)
+{
+    if (dying) kill(getpid(), SIGKILL);
+    return result;
+}
+
 #define NEXT(name) static __typeof__(name) *next; if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
 ssize_t pwrite(int fd, const void *source, size_t length, off_t at)
@@ -61,7 +81,7 @@ ssize_t pwrite(int fd, const void *source, size_t length, off_t at)
     NEXT(pwrite);
     int what = fate(fd, PWRITE);
     if (what == DO_NOTHING) return -1;
-    return next(fd, source, what == DO_HALF && length > 1 ? length / 2 : length, at);
+    return done(next(fd, source, what == DO_HALF && length > 1 ? length / 2 : length, at));
 }
 
 ssize_t pwrite64(int fd, const void *source, size_t length, off_t at)
@@ -75,8 +95,8 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int fla
     int what = fate(fd, PWRITEV2);
     if (what == DO_NOTHING) return -1;
     struct iovec half = {parts->iov_base, parts->iov_len / 2};
-    if (what == DO_HALF && half.iov_len) return next(fd, &half, 1, at, flags);
-    return next(fd, parts, count, at, flags);
+    if (what == DO_HALF && half.iov_len) return done(next(fd, &half, 1, at, flags));
+    return done(next(fd, parts, count, at, flags));
 }
 
 ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int flags)
@@ -87,24 +107,49 @@ ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int 
 int fdatasync(int fd)
 {
     NEXT(fdatasync);
-    return fate(fd, FDATASYNC) == DO_NOTHING ? -1 : next(fd);
+    return fate(fd, FDATASYNC) == DO_NOTHING ? -1 : (int)done(next(fd));
 }
 
 int fsync(int fd)
 {
     NEXT(fsync);
-    return fate(fd, FSYNC) == DO_NOTHING ? -1 : next(fd);
+    return fate(fd, FSYNC) == DO_NOTHING ? -1 : (int)done(next(fd));
 }
 
 int fallocate(int fd, int mode, off_t at, off_t length)
 {
     NEXT(fallocate);
-    return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : next(fd, mode, at, length);
+    return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : (int)done(next(fd, mode, at, length));
 }
 
 int fallocate64(int fd, int mode, off_t at, off_t length)
 {
     return fallocate(fd, mode, at, length);
+}
+
+/* These have no descriptor: they count for any file only. */
+int link(const char *old, const char *name)
+{
+    NEXT(link);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(old, name));
+}
+
+int linkat(int from, const char *old, int to, const char *name, int flags)
+{
+    NEXT(linkat);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(from, old, to, name, flags));
+}
+
+int unlink(const char *name)
+{
+    NEXT(unlink);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(name));
+}
+
+int rename(const char *old, const char *name)
+{
+    NEXT(rename);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(old, name));
 }
 
 int fstatfs(int fd, struct statfs *about)

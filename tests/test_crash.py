@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
@@ -20,11 +21,27 @@ from pmstore.testing._engine import Found
 from pmstore.testing._recording import Recorder, Recording
 
 from .conftest import Medium
-from .crashes import BUDGET, SEED, WORKLOADS, Workload, arrays, explored, growth, names, record, reuse, spill
-
-
-def options_of(workload: Workload) -> dict[str, Any]:
-    return {"max_size": 2_800_000} if workload is spill else {}
+from .crashes import (
+    BUDGET,
+    LARGE,
+    NOT_STALE,
+    SEED,
+    SPILL,
+    WORKLOADS,
+    Workload,
+    again,
+    arrays,
+    closed,
+    explored,
+    explored_creation,
+    growth,
+    names,
+    record,
+    record_torn_header,
+    reuse,
+    spill,
+    wide,
+)
 
 
 def assert_survives(recording: Recording, **options: Any) -> None:
@@ -35,9 +52,20 @@ def assert_survives(recording: Recording, **options: Any) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload) -> None:
-    recording = record(medium.directory / "store.pm", medium.name, workload, **options_of(workload))
+    recording = record(medium.directory / "store.pm", medium.name, workload, **(SPILL if workload is spill else {}))
     assert max(recording.states) >= 4
     assert_survives(recording, depth=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", LARGE, ids=lambda workload: workload.__name__)
+def test_I1_with_many_megabytes(medium: Medium, workload: Workload) -> None:
+    if workload is wide and medium.name == "file":
+        pytest.skip("its space map is the same, and every state takes seconds")
+    recording = record(medium.directory / "store.pm", medium.name, workload)
+    tally, found = explored(recording, budget=max(16, BUDGET // 100), kinds=NOT_STALE)
+    assert found is None, found
+    assert tally.judged
 
 
 def test_I1_memory_whose_caches_are_durable(medium: Medium) -> None:
@@ -55,18 +83,13 @@ def test_I1_disks_with_sectors_of_4096_bytes(medium: Medium) -> None:
 @pytest.mark.parametrize("workload", [names, growth], ids=lambda workload: workload.__name__)
 def test_I1_over_several_lives(medium: Medium, workload: Workload) -> None:
     """Killed, opened, changed, closed, opened, changed, killed."""
-
-    def closed(store: pmstore.Store) -> None:
-        reuse(store)
-        store.close()
-
-    def again(store: pmstore.Store) -> None:
-        for value in store.values():
-            if hasattr(value, "dtype") and value.dtype.kind == "f":
-                value += 1
-        store.commit()
-
     assert_survives(record(medium.directory / "store.pm", medium.name, workload, again, closed, again))
+
+
+def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> None:
+    tally, found = explored_creation(medium.directory / "new.pm", medium.name, budget=300)
+    assert found is None, found
+    assert tally.judged >= 100
 
 
 @pytest.mark.parametrize("workload", [arrays, reuse], ids=lambda workload: workload.__name__)
@@ -159,16 +182,39 @@ def test_the_explorer_notices_a_lost_acknowledged_commit(medium: Medium) -> None
     )
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_D6_a_later_record_tells_that_an_earlier_one_was_durable(medium: Medium, lost: int) -> None:
+    """The witness tells too, but a power cut may lose that. Of two commits in the log one is damaged."""
+    path = medium.directory / "records.pm"
+    store = pmstore.open(path, "x", media=medium.name)
+    store["x"] = np.zeros(64)
+    store.commit()
+    store._catalog.core.checkpoint()
+    log = store.stats().file_size - store.stats().log_size
+    places = []
+    for i in (1, 2):
+        places.append(log + store.stats().log_used)
+        store["x"][:] = float(i)
+        store.commit()
+    store._drop(discard=True)
+    image = bytearray(path.read_bytes())
+    image[2048 : 2048 + 16] = bytes(16)
+    image[places[lost - 1] + 100] ^= 1
+    path.write_bytes(image)
+    if lost == 1:
+        with pytest.raises(pmstore.CorruptStoreError, match="durable"):
+            pmstore.open(path, media=medium.name)
+    else:
+        with pmstore.open(path, media=medium.name) as store:
+            assert store["x"][0] == 1.0 and store.check().ok
+
+
 @pytest.mark.parametrize("damaged", [0, 4096])
 def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, damaged: int) -> None:
     """Found by the explorer: a crash tore copy B, and another one, inside recovery, then tore copy A."""
-    path = medium.directory / "header.pm"
-    with pmstore.open(path, "x", media=medium.name) as store:
-        store["x"] = 1
-    image = bytearray(path.read_bytes())
-    image[damaged + 16] ^= 1
-    path.write_bytes(image)
-    recording = record(path, medium.name, lambda store: None)
+    recording = record_torn_header(medium.directory / "header.pm", medium.name, damaged)
+    tally, found = explored(recording, budget=300, depth=2)
+    assert found is None and tally.exhaustive and tally.nested > 20, found
     events = [recording.event(number) for number in range(len(recording))]
     written = [event.offset for event in events if event.data and event.offset in (0, 4096)]
     assert written == [damaged, 4096 - damaged]

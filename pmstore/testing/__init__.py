@@ -16,18 +16,29 @@ options ``--crash-budget`` and ``--crash-seed``; on the command line ``python -m
 
 from pmstore.testing._check import Crash
 from pmstore.testing._coverage import CrashReport
+from pmstore.testing._damage import Damage, DamageReport, explore_damage
 from pmstore.testing._decorator import crash_test
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._explorer import CrashExplorer
 from pmstore.testing._failure import Failure, load_failure
+from pmstore.testing._fault import Fault, FaultReport
+from pmstore.testing._faults import explore_faults
+from pmstore.testing._files_fixture import CrashFiles
 
 __all__ = [
     "crash_test",
     "CrashExplorer",
+    "CrashFiles",
     "CrashReport",
     "Crash",
     "CrashFailure",
     "CrashTestError",
     "Failure",
     "load_failure",
+    "explore_faults",
+    "Fault",
+    "FaultReport",
+    "explore_damage",
+    "Damage",
+    "DamageReport",
 ]

@@ -17,10 +17,13 @@ from pmstore import _store
 from pmstore.testing import _describe, _engine, _session
 from pmstore.testing._check import Check, CheckRunner, require_check
 from pmstore.testing._coverage import CrashReport
+from pmstore.testing._damage import DamageReport, explore_damage
 from pmstore.testing._describe import MEMORY, Workshop
 from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, Verdict
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._failure import SUFFIX, Failure, place_of, save
+from pmstore.testing._fault import FaultReport
+from pmstore.testing._faults import explore_faults
 from pmstore.testing._message import commands, describe
 from pmstore.testing._progress import terminal
 from pmstore.testing._recording import Recorder, Recording
@@ -242,6 +245,69 @@ class CrashExplorer:
             require_commits(recording)
             count = self._explore(recording, chosen, tallies, progress)
         return self._reported(chosen, tallies, count)
+
+    # ---- failing calls, and damage
+
+    def faults(
+        self,
+        *lives: Life,
+        check: Check | None = None,
+        budget: int | None = None,
+        seed: int | None = None,
+        media: Sequence[str] | str = MEDIA,
+        progress: ProgressCall | None = None,
+    ) -> dict[str, FaultReport]:
+        """Run the lives of a store once for each call to the system that can fail in them, and each way that it can: a
+        write, a sync, growth, a mapping; no space, an error of the disk, half of a write, an interrupt.
+
+        The parameters are those of `run`; budget says how many cases to try on each medium, all unless given. Returns a
+        report for each medium, and raises CrashFailure if something is lost, mixed or silently wrong.
+        """
+        __tracebackhide__ = True
+        chosen = plan(check, None, seed, media, 0, 512, False, None)
+        reports = {}
+        with self._alone():
+            for medium in chosen.media:
+                with self._shown(f"failing calls, {medium}", progress) as shown:
+                    reports[medium] = explore_faults(
+                        lives, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown
+                    )
+        for report in reports.values():
+            _session.keep_report(str(report))
+        return reports
+
+    def damage(
+        self,
+        source: str | os.PathLike[str] | bytes,
+        check: Check | None = None,
+        *,
+        medium: str = "file",
+        budget: int | None = None,
+        seed: int | None = None,
+        older: bytes | None = None,
+        progress: ProgressCall | None = None,
+    ) -> DamageReport:
+        """Damage the file of a store in one place after the other, and see that nobody takes it for sound.
+
+        source: its path, or its bytes. older: an earlier version, sectors of which stand for writes that were lost. The
+        other parameters are those of `run`, on one medium. Raises CrashFailure if damage is passed over.
+        """
+        __tracebackhide__ = True
+        chosen = plan(check, budget, seed, medium, 0, 512, False, None)
+        with self._alone(), self._shown(f"damage, {medium}", progress) as shown:
+            budget, seed = chosen.options.budget, chosen.options.seed
+            report = explore_damage(source, check, medium=medium, budget=budget, seed=seed, older=older, progress=shown)
+        _session.keep_report(str(report))
+        return report
+
+    @contextlib.contextmanager
+    def _shown(self, what: str, progress: ProgressCall | None) -> Iterator[ProgressCall | None]:
+        shown = None if progress is not None else terminal(f"{self.name}, {what}")
+        try:
+            yield progress or shown
+        finally:
+            if shown is not None:
+                shown.close()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

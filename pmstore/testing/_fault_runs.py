@@ -1,0 +1,386 @@
+"""A workload, run under one fault after the other, and what each run leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import pmstore
+from pmstore import _core
+from pmstore.testing import _engine
+from pmstore.testing._check import CheckRunner
+from pmstore.testing._engine import Options, Schedule
+from pmstore.testing._errors import CrashFailure, CrashTestError
+from pmstore.testing._fault import MANNERS, OPERATIONS, SHORT, Fault
+from pmstore.testing._marks import Marks, beginning_at, first_difference
+from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._workload import raised, require_commits
+
+__all__ = ["Life", "Runs"]
+
+Life = Callable[[pmstore.Store], Any]
+
+CRASHES = 24  # crash states that are judged after each fault
+PROBE = "pmstore.testing/probe"
+
+
+class Wrong(Exception):
+    """What is wrong, as the second half of a sentence about a fault."""
+
+
+@contextmanager
+def _told() -> Iterator[list[Exception]]:
+    """The errors that the core reports meanwhile, whether or not the workload passes them on."""
+    errors: list[Exception] = []
+    real = _core.error
+
+    def noting(status: int) -> Exception:
+        errors.append(real(status))
+        return errors[-1]
+
+    _core.error = noting
+    try:
+        yield errors
+    finally:
+        _core.error = real
+
+
+def _in_commit(error: BaseException | None) -> bool:
+    """Whether it was raised inside a commit."""
+    at = error.__traceback__ if error is not None else None
+    while at is not None:
+        if at.tb_frame.f_code is pmstore.Store._commit_now.__code__:
+            return True
+        at = at.tb_next
+    return False
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _kinds(errors: Sequence[Exception]) -> list[type[Exception]]:
+    return [type(error) for error in errors]
+
+
+def _marks(recorder: Recorder) -> Marks:
+    """What is known of commits so far."""
+    return Marks(Recording(recorder.medium, b"", *recorder.trace.raw()))
+
+
+def _nothing(store: pmstore.Store) -> None:
+    """A life without a change."""
+
+
+class _End(NamedTuple):
+    """How a life without faults ended. hash: None if the workload closed the store."""
+
+    sequence: int
+    hash: int | None
+    told: list[type[Exception]]
+
+
+class _Life(NamedTuple):
+    """How the last life ended, which is the one with the fault. store: None if it could not be opened."""
+
+    number: int
+    store: pmstore.Store | None
+    error: Exception | None
+    told: list[Exception]
+
+
+class Runs:
+    """The workload, what it does without faults, and one run after the other under a fault."""
+
+    def __init__(
+        self,
+        lives: Sequence[Life],
+        medium: str,
+        directory: Path,
+        seed: int,
+        max_size: int | None,
+        runner: CheckRunner | None,
+    ) -> None:
+        # The last life only opens: what a kill after the workload leaves is recovered under faults too.
+        self._lives: tuple[Life, ...] = (*lives, _nothing)
+        self._workload = lives
+        self._medium, self._seed, self._max_size = medium, seed, max_size
+        self._runner = runner
+        self._path = directory / "store.pm"
+        self._ends: list[_End] = []
+        self._leaked = 0
+        with Recorder(self._path, medium, ~seed & (1 << 64) - 1):  # ids that no run has
+            pmstore.open(self._path, "a").close()
+        self._base = self._path.read_bytes()
+        self.crashes = 0
+
+    # ---- without faults
+
+    def learn(self) -> tuple[list[Fault], int]:
+        """Every fault that there is, and the number of commits."""
+        counts: dict[str, int] = {}
+        for name, bit in OPERATIONS.items():
+            before = _descriptors()
+            recording, counts[name] = self._clean(bit)
+            self._leaked = _descriptors() - before
+            if not counts.keys() - {name}:
+                self._recording = recording
+            elif Marks(recording) != Marks(self._recording):
+                raise CrashTestError(
+                    "the workload is not deterministic: run again on a new store, it made other commits. Seed its "
+                    "random generators, and take no times, ids, addresses or orders of sets from outside"
+                )
+        require_commits(self._recording)
+        faults = [
+            Fault(operation, number, error, lasting)
+            for operation, count in counts.items()
+            for number in range(1, count + 1)
+            for error, lasting in MANNERS[operation]
+        ]
+        return faults, max(self._recording.states)
+
+    def _clean(self, operations: int) -> tuple[Recording, int]:
+        self._ends = []
+        self._path.write_bytes(self._base)
+        with Recorder(self._path, self._medium, self._seed) as recorder:
+            recorder.trace.fail(operations, 0, 0)
+            for number in range(len(self._lives)):
+                life = self._live(number)
+                if life.error is not None:
+                    raise raised(life.error, self._workload) from life.error
+                assert life.store is not None
+                sequence = int(_marks(recorder).acknowledged)
+                hash = None if life.store.closed else life.store._catalog.core.state_hash()
+                self._ends.append(_End(sequence, hash, _kinds(life.told)))
+                self._kill(life.store)
+            count = recorder.trace.operations()[0]
+        return recorder.recording, count
+
+    def _live(self, number: int) -> _Life:
+        with _told() as told:
+            try:
+                store = pmstore.open(self._path, "r+", max_size=self._max_size)
+            except pmstore.Error as error:
+                return _Life(number, None, error, told)
+            try:
+                self._lives[number](store)
+            except Exception as error:
+                if not isinstance(error, CrashTestError):
+                    return _Life(number, store, error, told)
+                self._kill(store)
+                raise
+            except BaseException:
+                self._kill(store)
+                raise
+        return _Life(number, store, None, told)
+
+    @staticmethod
+    def _kill(store: pmstore.Store) -> None:
+        if not store.closed:
+            store._drop(discard=True)
+
+    # ---- under a fault
+
+    def try_(self, fault: Fault) -> str:
+        """What became of it. CrashFailure if it was the wrong thing."""
+        before = _descriptors()
+        self._path.write_bytes(self._base)
+        life: _Life | None = None
+        where = ""
+        with Recorder(self._path, self._medium, self._seed) as recorder:
+            trace = recorder.trace
+            code = 0 if fault.error == SHORT else getattr(errno, fault.error)
+            trace.fail(OPERATIONS[fault.operation], fault.number, code, fault.lasting)
+            try:
+                for number in range(len(self._lives)):
+                    life = self._live(number)
+                    if trace.operations()[1] or life.error is not None or life.store is None:
+                        break
+                    self._kill(life.store)
+                assert life is not None
+                where = self._where(life, recorder)
+                if not trace.operations()[1]:
+                    raise CrashTestError(
+                        f"the workload is not deterministic: {fault}, in a run that did not get that far. It has to do "
+                        "the same each time"
+                    )
+                trace.fail(0, 0, 0)  # the disk is well again
+                outcome = self._judge_life(life, fault, recorder)
+                if life.store is not None:
+                    self._kill(life.store)
+                # Recorded too: what a failed sync left in the page cache only is what the next life sees there.
+                left = self._judge_file(recorder)
+            except Wrong as wrong:
+                raise self._failure(fault, where, wrong) from (life.error if life is not None else None)
+            finally:
+                if life is not None and life.store is not None:
+                    self._kill(life.store)
+        try:
+            if _descriptors() - before > self._leaked:
+                raise Wrong("a file descriptor was left open")
+            said = None if self._runner is None else self._runner(*left)
+            if said is not None:
+                raise Wrong(f"after reopening the check said: {said}")
+            self._judge_crashes(recorder.recording)
+        except Wrong as wrong:
+            raise self._failure(fault, where, wrong) from life.error
+        return outcome
+
+    def _where(self, life: _Life, recorder: Recorder) -> str:
+        acknowledged = _marks(recorder).acknowledged
+        if life.store is None:
+            return "while the store was opened" + (f" for life {life.number + 1}" if life.number else "")
+        if _in_commit(life.error):
+            return f"in commit {acknowledged + 1}"
+        return f"after commit {acknowledged}" if acknowledged else "before the first commit"
+
+    def _failure(self, fault: Fault, where: str, wrong: Wrong) -> CrashFailure:
+        again = f"only=Fault{tuple(fault)!r}"
+        return CrashFailure(
+            f"{fault} {where}, and {wrong}\n  on {self._medium}, seed {self._seed}\n"
+            f"  again: the same call of explore_faults, with {again}"
+        )
+
+    def _judge_life(self, life: _Life, fault: Fault, recorder: Recorder) -> str:
+        """What the workload saw has to fit what the store does now."""
+        store, error = life.store, life.error
+        noticed = _kinds(life.told) != self._ends[life.number].told
+        if noticed and fault.error in (SHORT, "EINTR") and fault.operation != "sync":
+            raise Wrong(f"the store did not get along with it, as it has to: {life.told[-1]}")
+        if store is None:
+            return "not opened"
+        if error is not None and not noticed:
+            raise Wrong(
+                f"the workload raised {type(error).__name__} ({error}), which it does not without faults, though the "
+                "store had not told it of any failure"
+            )
+        if store.closed:
+            if error is None and not noticed:
+                self._judge_end(life, _marks(recorder).acknowledged, None)
+            return "closed"
+        core = store._catalog.core
+        try:
+            core.stats()
+        except pmstore.FailedStoreError:
+            self._judge_refusal(store, _marks(recorder))
+            return "refused"
+        if fault.operation == "sync" and fault.error != "EINTR":  # one that was interrupted has dropped nothing
+            raise Wrong("the store went on, though after a failed sync nothing is known of what was written (D7)")
+        if not noticed:
+            self._judge_end(life, core.sequence, core.state_hash())
+            return "unnoticed"
+        self._judge_going_on(life, store, fault, recorder)
+        return "went on"
+
+    def _judge_end(self, life: _Life, sequence: int, hash: int | None) -> None:
+        end = self._ends[life.number]
+        if (sequence, hash) != (end.sequence, end.hash):
+            raise Wrong(
+                f"nobody was told; but the workload ended at commit {sequence}"
+                + (f", and not at commit {end.sequence}" if sequence != end.sequence else " with other contents")
+            )
+
+    def _judge_refusal(self, store: pmstore.Store, marks: Marks) -> None:
+        calls: tuple[Callable[[], Any], ...] = (store.commit, lambda: store.create_array(PROBE, 9), lambda: list(store))
+        for call in calls:
+            try:
+                call()
+            except pmstore.FailedStoreError:
+                continue
+            raise Wrong("the store, which had failed, took a call as if it had not")
+        try:
+            store.rollback()
+        except pmstore.FailedStoreError:
+            if marks.started == marks.acknowledged:
+                raise Wrong("the store can't roll back, though no commit was under way (I11)") from None
+            return
+        hash = store._catalog.core.state_hash()
+        if not any(hash in marks.hashes.get(k, ()) for k in range(marks.acknowledged, marks.started + 1)):
+            raise Wrong(f"a rollback did not take the arrays back to commit {marks.acknowledged} (I11)")
+
+    def _judge_going_on(self, life: _Life, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
+        core = store._catalog.core
+        acknowledged = _marks(recorder).acknowledged
+        clean = Marks(self._recording).hashes
+        try:
+            if _in_commit(life.error) and fault.number % 2:
+                store.commit()  # what was pending stays pending
+                if core.sequence != acknowledged + 1 or core.state_hash() not in clean.get(acknowledged + 1, ()):
+                    raise Wrong(
+                        f"what was pending did not stay so: tried again, commit {acknowledged + 1} is another one"
+                    )
+                return
+            store.rollback()
+            if core.state_hash() not in _marks(recorder).hashes.get(acknowledged, ()):
+                raise Wrong(f"a rollback did not take the store back to commit {acknowledged} (I11)")
+            began = self._ends[life.number - 1].sequence if life.number else 0
+            if life.error is not None and acknowledged == began:
+                self._lives[life.number](store)
+                if not store.closed:
+                    self._judge_end(life, core.sequence, core.state_hash())
+            else:
+                store[PROBE] = np.ones(2000)
+                store.commit()
+        except pmstore.Error as error:
+            raise Wrong(f"the store, which had not failed, did not go on when all was well again: {error}") from error
+
+    # ---- what is left
+
+    def _judge_file(self, recorder: Recorder) -> tuple[bytes, int, int]:
+        """What the next life finds. Returns the file, and the bounds on its commit, for a check."""
+        recording = Recording(self._medium, self._base, *recorder.trace.raw())
+        marks = Marks(recording)
+        written = _engine.image(recording, Schedule(len(recording), "all"), Options()) == self._path.read_bytes()
+        try:
+            store = pmstore.open(self._path, "r+", max_size=self._max_size)
+        except pmstore.Error as error:
+            raise Wrong(f"the store can't be opened any more: {error}") from error
+        try:
+            k = store.sequence
+            if k < marks.acknowledged:
+                raise Wrong(
+                    f"commit {marks.acknowledged}, which was acknowledged, was gone after reopening: the store is back "
+                    f"at commit {k}"
+                )
+            if k > marks.started:
+                raise Wrong(f"the reopened store is at commit {k}, which never began")
+            if store._catalog.core.state_hash() not in marks.hashes.get(k, ()):
+                raise Wrong(f"the reopened store is at commit {k}, but not in its state: what was written is mixed")
+            self._require_sound(store)
+            if not written:
+                raise Wrong("the file holds other bytes than the store wrote")
+            image = self._path.read_bytes() if self._runner is not None else b""
+            store[PROBE] = np.ones(2000)
+            store.commit()
+            self._require_sound(store)
+        except pmstore.Error as error:
+            raise Wrong(f"the reopened store does not work: {error}") from error
+        finally:
+            self._kill(store)
+        return image, marks.acknowledged, marks.started
+
+    @staticmethod
+    def _require_sound(store: pmstore.Store) -> None:
+        report = store.check()
+        if not report.ok:
+            raise Wrong(f"the reopened store is damaged: {report}")
+
+    def _judge_crashes(self, recording: Recording) -> None:
+        """Crashes since the fault, which is where the recording stops to be that of the run without one."""
+        tail = beginning_at(recording, first_difference(recording, self._recording))
+        options = Options(budget=CRASHES, seed=self._seed, depth=0)
+        tally, found = _engine.explore(tail, options, self._runner)
+        self.crashes += tally.judged
+        if found is not None:
+            verdict = found.verdict
+            raise Wrong(
+                f"a crash {len(tail) - found.schedule.event} events before the end of the run, with only part of what "
+                f"was not synced kept, leaves a store that is wrong: {verdict.text} (acknowledged "
+                f"{verdict.acknowledged}, begun {verdict.started})"
+            )

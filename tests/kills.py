@@ -1,0 +1,322 @@
+"""Processes that are really killed, at a chosen call to the system or after a chosen time, in all that they do.
+
+`python -m tests.kills 2000` kills so many, and says how many of them where:
+
+    commit    while it changes and commits
+    recovery  while it opens a store whose last process was killed
+    growth    while the file grows, and the log moves
+    creation  while there is no store yet, or only a moment
+
+A process with pmstore loaded forks the ones that die: a kill takes milliseconds. What a store holds follows from the
+number of its last commit, so that the survivor can tell: it is one from acknowledged to begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pmstore
+
+from . import shim
+
+CLASSES = ("commit", "recovery", "growth", "creation")
+ACKNOWLEDGED, BEGUN, PHASE, CALLS, TIME = range(5)  # on the board
+BEFORE, INSIDE, AFTER = range(3)  # phases
+MEMORY = Path("/dev/shm")
+FIRST_GUESS = 2_000_000  # ns
+LARGEST = 24 << 20
+
+# ---- what they write
+
+
+def change(store: pmstore.Store, n: int) -> None:
+    """Everything up to commit n, which is still to come."""
+    small = store.require_array("small", 50, "f8")
+    large = store.require_array("large", (300, 50), "f8")
+    history = store["history"] if "history" in store else store.create_list("history")
+    small[:] = n
+    large[n % 300] = n
+    history.append(n)
+    store[f"new/{n % 7}"] = np.full(10 + 900 * (n % 7), float(n))
+    if n % 5 == 0:
+        store.pop(f"new/{n * 3 % 7}", None)
+    store["n"] = n
+
+
+def grow(store: pmstore.Store, n: int) -> None:
+    """The same, with more and more bytes: the last four arrays stay."""
+    store[f"more/{n}"] = np.full(9000 * (1 + n % 5), float(n))
+    if n > 4 and n % 9:
+        store.pop(f"more/{n - 4}", None)
+    store.require_array("small", 50, "f8")[:] = n
+    store["n"] = n
+
+
+def names_after(n: int) -> dict[str, int]:
+    """Which of the arrays that come and go there are after commit n of `change`, and their number."""
+    names: dict[str, int] = {}
+    for i in range(1, n + 1):
+        names[f"new/{i % 7}"] = i
+        if i % 5 == 0:
+            names.pop(f"new/{i * 3 % 7}", None)
+    return names
+
+
+def check_changed(store: pmstore.Store, n: int) -> None:
+    large = store["large"]
+    for row in range(300):
+        assert (large[row] == max(n - (n - row) % 300, 0)).all(), row
+    assert list(store["history"]) == list(range(1, n + 1))
+    names = names_after(n)
+    assert {name for name in store if "/" in name} == names.keys()
+    for name, i in names.items():
+        assert store[name].shape == (10 + 900 * (i % 7),)
+        assert (store[name] == i).all()
+
+
+def check_grown(store: pmstore.Store, n: int) -> None:
+    names = {i for i in range(1, n + 1) if i > n - 4 or not (i + 4) % 9}
+    assert {name for name in store if "/" in name} == {f"more/{i}" for i in names}
+    for i in names:
+        assert store[f"more/{i}"].shape == (9000 * (1 + i % 5),)
+        assert (store[f"more/{i}"] == i).all()
+
+
+# ---- dying
+
+
+class Board:
+    """Numbers that a killed process leaves behind: shared memory, one store each."""
+
+    def __init__(self) -> None:
+        self.numbers = np.frombuffer(mmap.mmap(-1, 4096), "i8")
+
+    def clear(self) -> None:
+        self.numbers[:] = 0
+
+    def __getitem__(self, which: int) -> int:
+        return int(self.numbers[which])
+
+    def __setitem__(self, which: int, number: int) -> None:
+        self.numbers[which] = number
+
+
+class _Event(ctypes.Structure):  # struct sigevent, as far as it matters
+    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int), ("_", ctypes.c_int * 12)]
+
+
+class _Times(ctypes.Structure):  # struct itimerspec
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "s", "ns")]
+
+
+def kill_after(nanoseconds: int) -> None:
+    """SIGKILL for this process, by a timer of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    timer = ctypes.c_void_p()
+    event = _Event(None, signal.SIGKILL, 0)
+    assert not libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
+    times = _Times(0, 0, nanoseconds // 10**9, nanoseconds % 10**9 or 1)
+    assert not libc.timer_settime(timer, 0, ctypes.byref(times), None)
+
+
+class Death:
+    """When a process dies: at its call number `at` to the system, or after so many ns; `at` 0: it is measured."""
+
+    def __init__(self, calls: bool, at: int, manner: int) -> None:
+        self._calls, self._at, self._manner = calls, at, manner
+
+    def begin(self, board: Board) -> None:
+        board[PHASE] = INSIDE
+        self._begun = time.monotonic_ns()
+        if self._at and not self._calls:
+            shim.begin(shim.EVERY, shim.KILL, 0, 0)
+            kill_after(self._at)
+        else:
+            shim.begin(shim.EVERY, self._manner, 0, self._at)
+
+    def end(self, board: Board) -> None:
+        board[PHASE] = AFTER
+        board[CALLS], board[TIME] = shim.count(), time.monotonic_ns() - self._begun
+
+
+def live(kind: str, path: Path, medium: str, board: Board, death: Death) -> None:
+    """One life, in a process of its own."""
+    if kind in ("recovery", "creation"):
+        death.begin(board)
+    store = pmstore.open(path, "x" if kind == "creation" else "a", media=medium)
+    if kind == "recovery":
+        death.end(board)
+    n = store.get("n", 0)
+    if kind in ("commit", "growth"):
+        death.begin(board)
+    for _ in range({"commit": 6, "growth": 4}.get(kind, 1)):
+        n += 1
+        (grow if kind == "growth" else change)(store, n)
+        board[BEGUN] = n
+        store.commit()
+        board[ACKNOWLEDGED] = n
+        if kind == "commit" and n % 3 == 0:
+            store["small"][:] = -1
+            store["n"] = -1
+            store.rollback()
+    death.end(board)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- surviving
+
+
+class Killer:
+    """Kills processes that work on one store after the other, of one class, and looks at what they leave."""
+
+    def __init__(self, kind: str, directory: Path, medium: str, seed: int) -> None:
+        self.kind, self.medium = kind, medium
+        self.path = directory / f"{kind}.pm"
+        self._rng = random.Random(f"{kind} {medium} {seed}")
+        self._board = Board()
+        self._clean = True
+        self._first = self._last = 0  # commits that the file may be at
+        self._calls = self._time = 0
+        self.kills = self.lives = 0
+
+    def kill(self) -> None:
+        """One more life. Its kill counts if it was inside what the class is about, and not behind that."""
+        rng = self._rng
+        if self.kind == "creation" or (self.path.exists() and self.path.stat().st_size > LARGEST):
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+            self._first = self._last = 0
+        elif self.kind == "recovery" and (self._clean or rng.random() < 0.3):
+            self._run("commit", Death(True, rng.randrange(4, 40), shim.KILL))  # something to recover
+            self._learn()
+        at = 0
+        by_call = self._calls > 0 and rng.random() < (0.25 if self.medium == "memory" else 0.75)
+        if self._time:
+            at = rng.randint(1, self._calls) if by_call else rng.randint(1, self._time)
+        self._run(self.kind, Death(by_call, at, rng.choice((shim.KILL, shim.KILL_HALF, shim.KILL_AFTER))))
+        self.kills += self._board[PHASE] == INSIDE
+        if self._board[PHASE] == AFTER:
+            self._calls = self._board[CALLS]
+            self._time = min(self._time or self._board[TIME], self._board[TIME])
+        self._learn()
+        self._judge(rng.random() < 0.5)
+
+    def _run(self, kind: str, death: Death) -> None:
+        self._board.clear()
+        self.lives += 1
+        pid = os.fork()
+        if not pid:
+            try:
+                live(kind, self.path, self.medium, self._board, death)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status == -signal.SIGKILL, f"the process ended with {status}"
+
+    def _learn(self) -> None:
+        self._first = max(self._first, self._board[ACKNOWLEDGED])
+        self._last = max(self._last, self._board[BEGUN])
+
+    def _judge(self, leave: bool) -> None:
+        """leave: a copy is looked at, and the next process is the one that recovers."""
+        first, last = self._first, self._last
+        if not self.path.exists():
+            assert self.kind == "creation" or not last, "the store is gone"
+            assert not self._board[ACKNOWLEDGED]
+            return
+        path = self.path.with_name("copy.pm") if leave else self.path
+        if leave:
+            shutil.copyfile(self.path, path)
+        with pmstore.open(path, "r+", media=self.medium) as store:
+            report = store.check()
+            assert report.ok, report
+            n = store.get("n", 0)
+            assert first <= n <= last, f"commit {n}; {first} was acknowledged, {last} had begun"
+            if n:
+                assert (store["small"] == n).all()
+                (check_grown if self.kind == "growth" else check_changed)(store, n)
+            else:
+                assert not len(store)
+        self._first = self._last = n
+        self._clean = not leave
+        leftovers = [p for p in self.path.parent.iterdir() if ".pmstore-creating-" in p.name]
+        assert len(leftovers) <= 1, leftovers
+
+
+def worker(directory: str, medium: str, kinds: str, kills: int, seed: int) -> None:
+    """Kill so many inside of each class; prints what came of it."""
+    out: dict[str, Any] = {}
+    for kind in kinds.split(","):
+        killer = Killer(kind, Path(directory), medium, seed)
+        while killer.kills < kills:
+            try:
+                killer.kill()
+            except BaseException as error:
+                kept = shutil.copy(killer.path, tempfile.gettempdir()) if killer.path.exists() else "no file"
+                raise AssertionError(
+                    f"{kind} on {medium}, seed {seed}, kill {killer.kills}: {error} ({kept})"
+                ) from error
+        out[kind] = [killer.kills, killer.lives]
+    print(json.dumps(out))
+
+
+def main(kills: int, seed: int = 1) -> None:
+    """The command: all classes, on both media at once."""
+    share = -(-kills // (2 * len(CLASSES)))
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+        library = shim.build(Path(directory))
+        assert library is not None, "no C compiler"
+        places = {"file": directory, "memory": memory}
+        workers = {
+            medium: subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.kills",
+                    "worker",
+                    place,
+                    medium,
+                    ",".join(CLASSES),
+                    str(share),
+                    str(seed),
+                ],
+                env=shim.environment(library),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for medium, place in places.items()
+        }
+        answers = {medium: process.communicate()[0] for medium, process in workers.items()}
+    assert not any(process.returncode for process in workers.values()), "a kill lost something: see above"
+    total = 0
+    for medium, answer in answers.items():
+        for kind, (number, lives) in json.loads(answer).items():
+            total += number
+            print(f"{medium:>6}  {kind:<8}  {number:>5} kills of {lives:>5} lives")
+    print(f"{total} kills in {time.monotonic() - begun:.0f} s, and nothing that was acknowledged was lost")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        worker(*sys.argv[2:5], *map(int, sys.argv[5:]))  # type: ignore[misc]
+    else:
+        main(int(sys.argv[1]), *map(int, sys.argv[2:]))

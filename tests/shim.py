@@ -1,0 +1,106 @@
+"""tests/faults.c: built, preloaded into a child process, and set from inside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pmstore
+
+SOURCE = Path(__file__).with_name("faults.c")
+PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES = 1, 2, 4, 8, 16, 32
+ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, KILL, KILL_HALF, KILL_AFTER = range(8)  # as in faults.c
+CALLS = {"pwrite": PWRITE, "pwritev2": PWRITEV2, "fdatasync": FDATASYNC, "fsync": FSYNC, "fallocate": FALLOCATE}
+EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | NAMES
+
+
+class Fault(NamedTuple):
+    """What happens to which call, counted from 1."""
+
+    call: str
+    manner: int
+    errno: int
+    at: int = 1
+
+
+def build(directory: Path) -> Path | None:
+    """The library, compiled into a directory; None if there is no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    path = directory / "faults.so"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(path), "-ldl"], check=True)
+    return path
+
+
+def environment(shim: Path) -> dict[str, str]:
+    """Of a child that finds the tests, this pmstore, and the faults."""
+    root = Path(__file__).parent.parent
+    path = f"{root}{os.pathsep}{Path(pmstore.__file__).parent.parent}"
+    return dict(os.environ, PYTHONPATH=path, LD_PRELOAD=str(shim), OPENBLAS_NUM_THREADS="1")
+
+
+def run(shim: Path, *arguments: str, timeout: float = 600) -> str:
+    """What Python prints, called with these arguments under the faults; AssertionError if it fails."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(shim),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- inside the child
+
+
+def variable(name: str, kind: Any = ctypes.c_int) -> Any:
+    return kind.in_dll(ctypes.CDLL(None), name)
+
+
+def count() -> int:
+    """Calls since `begin`."""
+    return int(variable("fault_count", ctypes.c_long).value)
+
+
+def hits() -> int:
+    """Faults since `begin`."""
+    return int(variable("fault_hits", ctypes.c_long).value)
+
+
+def begin(calls: int, manner: int, errno: int, at: int, path: Path | None = None) -> None:
+    """From now on, until `end`. path: calls on other files don't count."""
+    variable("fault_manner").value, variable("fault_errno").value = manner, errno
+    variable("fault_at", ctypes.c_long).value = at
+    variable("fault_inode", ctypes.c_ulong).value = path.stat().st_ino if path else 0
+    variable("fault_count", ctypes.c_long).value = variable("fault_hits", ctypes.c_long).value = 0
+    variable("fault_calls").value = calls
+
+
+def end() -> None:
+    variable("fault_calls").value = 0
+
+
+@contextlib.contextmanager
+def faults(fault: Fault, path: Path | None = None) -> Iterator[None]:
+    """The fault happens to calls inside the block, on one file or any."""
+    begin(CALLS[fault.call], fault.manner, fault.errno, fault.at, path)
+    try:
+        yield
+    finally:
+        end()
+
+
+def pretend_ext4(is_so: bool) -> None:
+    """Whether the file medium uses pwritev2 depends on the file system; both ways are tested on any."""
+    variable("fault_ext4").value = int(is_so)

@@ -144,6 +144,23 @@ static void divide_budget(pm_explorer *e)
         }
 }
 
+static bool acknowledges(const pm_event *event)
+{
+    return event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED;
+}
+
+/* What every commit leaves if all of it survives: the plainest state, and where mistakes of a program show. Beyond the
+ * budget. */
+static pm_status judge_boundary(pm_explorer *e)
+{
+    PM_TRY(pm_explorer_make_keep(e));
+    pm_explorer_keep_all(e);
+    e->event++; /* so many have happened */
+    if (pm_explorer_wants(e, PM_CRASH_ALL)) pm_explorer_judge(e, PM_CRASH_ALL, 0);
+    e->event--;
+    return PM_OK;
+}
+
 pm_status pm_explorer_run(pm_explorer *e)
 {
     size_t number = 0;
@@ -166,6 +183,7 @@ pm_status pm_explorer_run(pm_explorer *e)
         if (e->event == e->recording->count || e->stop) break;
         const pm_event *event = &e->recording->events[e->event];
         feed(e, event);
+        if (acknowledges(event) && e->event >= e->skip && mine(e, e->event) && !e->stop) PM_TRY(judge_boundary(e));
         if (!event->has_data || number == e->point_count || e->stop || e->event < e->skip) continue;
         /* What a process leaves that is killed between two writes: of each point's writes a part of its quota. */
         const pm_crash_point *p = &e->points[number];

@@ -23,13 +23,13 @@ static const pm_expected *find(const pm_expectations *expected, uint64_t sequenc
 
 pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
 {
+    bool any_sure = expected->count != 0; /* or what stood there is known */
     for (uint64_t i = 0; i < recording->count; i++) {
         const pm_event *event = &recording->events[i];
         if (event->kind < PM_EVENT_COMMIT_BEGIN) continue;
         const pm_expected *known = find(expected, event->offset);
         /* A commit that failed may be tried again with more in it. */
-        if (known && known->hash == event->length) continue;
-        if (known && event->kind != PM_EVENT_COMMIT_BEGIN)
+        if (known && known->hash != event->length && event->kind != PM_EVENT_COMMIT_BEGIN)
             return pm_fail(PM_INVALID, "commit %llu began with one state and ended with another: %s",
                            (unsigned long long)event->offset,
                            event->kind == PM_EVENT_RECOVERED ? "recovery changed it"
@@ -40,7 +40,13 @@ pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
             if (!states) return pm_fail(PM_NO_MEMORY, "no memory to note the states of a store");
             expected->states = states, expected->room = room;
         }
-        expected->states[expected->count++] = (pm_expected){event->offset, event->length};
+        bool sure = event->kind != PM_EVENT_COMMIT_BEGIN;
+        for (size_t j = 0; sure && j < expected->count; j++)
+            if (expected->states[j].until == UINT64_MAX) expected->states[j].until = i;
+        /* What the first recovery ends at stood there before. */
+        expected->states[expected->count++] =
+            (pm_expected){event->offset, event->length, sure && !any_sure ? 0 : i + 1, UINT64_MAX};
+        any_sure = any_sure || sure;
     }
     return PM_OK;
 }
@@ -145,8 +151,10 @@ static uint64_t recovered_hash(const pm_workbench *bench)
 static pm_finding read_only(pm_workbench *bench, uint64_t *sequence, uint64_t *hash)
 {
     pm_store *store;
-    if (open_image(bench, PM_OPEN_READ_ONLY, bench->trace, &store) != PM_OK)
+    if (open_image(bench, PM_OPEN_READ_ONLY, bench->trace, &store) != PM_OK) {
+        pm_trace_clear(bench->trace);
         return found(PM_CRASH_READER, 0, "a reader can't open it: %s", pm_message());
+    }
     *sequence = pm_sequence(store);
     *hash = recovered_hash(bench);
     pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
@@ -154,7 +162,7 @@ static pm_finding read_only(pm_workbench *bench, uint64_t *sequence, uint64_t *h
     return (pm_finding){.sequence = *sequence};
 }
 
-static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequence, uint64_t hash,
+static pm_finding judge_recovered(const pm_expectations *expected, uint64_t event, uint64_t sequence, uint64_t hash,
                                   uint64_t acknowledged, uint64_t started)
 {
     if (sequence < acknowledged || sequence > started)
@@ -163,7 +171,8 @@ static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequ
     bool known = false;
     for (size_t i = 0; i < expected->count; i++) {
         if (expected->states[i].sequence != sequence) continue;
-        if (expected->states[i].hash == hash) return (pm_finding){.sequence = sequence};
+        bool now = event >= expected->states[i].from && event <= expected->states[i].until;
+        if (now && expected->states[i].hash == hash) return (pm_finding){.sequence = sequence};
         known = true;
     }
     return found(PM_CRASH_MIXED, sequence,
@@ -172,20 +181,21 @@ static pm_finding judge_recovered(const pm_expectations *expected, uint64_t sequ
                  (unsigned long long)sequence);
 }
 
-pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started,
-                    bool reader)
+pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t event, uint64_t acknowledged,
+                    uint64_t started, bool reader)
 {
     uint64_t read_sequence = 0, read_hash = 0;
     pm_trace_clear(bench->trace);
-    pm_finding finding = {0};
-    if (reader) finding = read_only(bench, &read_sequence, &read_hash);
-    if (finding.problem) return finding;
+    pm_finding finding, read = {0};
+    if (reader) read = read_only(bench, &read_sequence, &read_hash);
+    /* What is wrong for the writer comes first: the same state has the same problem, with a reader or without. */
     pm_store *store;
     if (open_image(bench, 0, bench->trace, &store) != PM_OK)
         return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
     uint64_t sequence = pm_sequence(store), hash = recovered_hash(bench);
-    finding = judge_recovered(expected, sequence, hash, acknowledged, started);
+    finding = judge_recovered(expected, event, sequence, hash, acknowledged, started);
     if (!finding.problem) finding = problems_of(store, sequence);
+    if (!finding.problem && read.problem) finding = read;
     if (!finding.problem && reader && (sequence != read_sequence || hash != read_hash))
         finding = found(PM_CRASH_READER, sequence, "a reader sees commit %llu%s, recovery ends at commit %llu",
                         (unsigned long long)read_sequence, sequence == read_sequence ? " in another state" : "",
@@ -269,6 +279,7 @@ pm_finding pm_go_on(pm_workbench *bench, uint64_t seed)
 {
     pm_trace *trace = pm_trace_new(seed);
     if (!trace) return found(PM_CRASH_WRITE, 0, "no memory for a trace");
+    pm_trace_sync_ranges(trace, seed >> 1 & 1);
     pm_trace_free(bench->trace);
     bench->trace = trace;
     pm_store *store; /* it maps the file itself, for it may grow */

@@ -7,9 +7,11 @@
 
 #include "crash_model.h"
 
-/* The hash of the state after each commit. */
+/* The hash of the state after a commit, and when a crash may end there: with at least `from` events that have happened,
+ * and at most `until`. Then something newer was acknowledged, or recovery did not find it. */
 typedef struct {
     uint64_t sequence, hash;
+    uint64_t from, until;
 } pm_expected;
 
 typedef struct {
@@ -45,9 +47,9 @@ typedef struct {
     char text[400];
 } pm_finding;
 
-/* Recovers the image and compares. reader: also as a reader would. */
-pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t acknowledged, uint64_t started,
-                    bool reader);
+/* Recovers the image and compares. event: so many have happened. reader: also as a reader would. */
+pm_finding pm_judge(pm_workbench *bench, const pm_expectations *expected, uint64_t event, uint64_t acknowledged,
+                    uint64_t started, bool reader);
 
 /* Recovers the image, and commits twice more, under bench->trace with this seed. The file is left as a kill would. */
 pm_finding pm_go_on(pm_workbench *bench, uint64_t seed);

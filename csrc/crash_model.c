@@ -185,21 +185,27 @@ static void reclaim_page(pm_model *model, uint64_t offset)
         if (model->index[unit]) model->cells[model->index[unit] - 1].abandoned = false;
 }
 
+/* The kernel knows pages, and takes whole ones for clean. */
 static void feed_failed_sync(pm_model *model, const pm_event *event)
 {
+    uint64_t from = event->offset / PM_PAGE * PM_PAGE, end = pm_round_up(event->offset + event->length, PM_PAGE);
     for (size_t i = 0; i < model->count; i++) {
         pm_model_cell *cell = &model->cells[i];
         uint64_t at = cell->unit * model->unit_size;
-        bool inside = !event->length || (cell->unit != PM_MODEL_SIZE && at + model->unit_size > event->offset &&
-                                         at < event->offset + event->length);
-        if (inside) cell->abandoned = cell->unit != PM_MODEL_SIZE;
+        if (cell->unit == PM_MODEL_SIZE || (event->length && (at + model->unit_size <= from || at >= end))) continue;
+        cell->abandoned = true;
+        cell->handed = 0;
     }
+}
+
+static void hand(pm_model_cell *cell)
+{
+    if (!cell->abandoned) cell->handed = cell->count;
 }
 
 static void feed_write(pm_model *model, const pm_event *event, const uint8_t *data)
 {
     uint64_t end = event->offset + event->length;
-    bool settles = model->eadr && event->kind == PM_EVENT_STORE;
     feed_size(model, end);
     for (uint64_t at = event->offset; at < end;) {
         uint64_t unit = at / model->unit_size, stop = (unit + 1) * model->unit_size;
@@ -209,10 +215,22 @@ static void feed_write(pm_model *model, const pm_event *event, const uint8_t *da
         if (!cell) return;
         if (!model->memory) reclaim_page(model, at);
         if (event->kind == PM_EVENT_STREAM) cell->handed = cell->count;
-        if (settles) settle(model, cell, cell->count);
         at = stop;
     }
-    if (settles) drop_settled(model);
+    if (model->eadr && event->kind == PM_EVENT_STORE) model->stored = event;
+}
+
+/* eADR: a store is durable once it has happened; while it happens it may be torn (M2). */
+static void end_store(pm_model *model)
+{
+    if (!model->stored || !model->stored->length) return;
+    uint64_t unit = model->stored->offset / model->unit_size,
+             last = (model->stored->offset + model->stored->length - 1) / model->unit_size;
+    for (; unit <= last; unit++)
+        if (model->index[unit])
+            settle(model, &model->cells[model->index[unit] - 1], model->cells[model->index[unit] - 1].count);
+    model->stored = NULL;
+    drop_settled(model);
 }
 
 static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
@@ -220,10 +238,7 @@ static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
     if (!length) return;
     uint64_t last = (offset + length - 1) / model->unit_size;
     for (uint64_t unit = offset / model->unit_size; unit <= last && unit < model->units - 1; unit++)
-        if (model->index[unit]) {
-            pm_model_cell *cell = &model->cells[model->index[unit] - 1];
-            cell->handed = cell->count;
-        }
+        if (model->index[unit]) hand(&model->cells[model->index[unit] - 1]);
 }
 
 static void feed_fence(pm_model *model)
@@ -241,6 +256,7 @@ static void hand_size(pm_model *model, uint64_t beyond)
 
 void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_event *event)
 {
+    end_store(model);
     switch (event->kind) {
     case PM_EVENT_STORE:
     case PM_EVENT_STREAM:
@@ -261,7 +277,7 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
         feed_fence(model);
         break;
     case PM_EVENT_SYNC:
-        for (size_t i = 0; i < model->count; i++) model->cells[i].handed = model->cells[i].count;
+        for (size_t i = 0; i < model->count; i++) hand(&model->cells[i]);
         feed_fence(model);
         break;
     case PM_EVENT_SYNC_FAILED:
@@ -277,6 +293,7 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
 
 bool pm_model_orders(const pm_model *model, const pm_event *event)
 {
+    if (model->stored) return true;
     switch (event->kind) {
     case PM_EVENT_WRITE:
     case PM_EVENT_STREAM:

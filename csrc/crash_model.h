@@ -45,9 +45,10 @@ typedef struct {
     uint64_t size, visible; /* visible: as the program sees it */
     pm_model_cell *cells;   /* in order of their first writes */
     size_t count, room;
-    uint32_t *index; /* by unit: 1 + where its cell is */
-    uint8_t *never;  /* by unit: 1 if it was made by growth, and nothing durable was written there */
-    uint64_t hash;   /* changes with what is durable */
+    uint32_t *index;        /* by unit: 1 + where its cell is */
+    uint8_t *never;         /* by unit: 1 if it was made by growth, and nothing durable was written there */
+    uint64_t hash;          /* changes with what is durable */
+    const pm_event *stored; /* eADR: the store that happened last, of which a crash may keep a part */
     bool no_memory;
 } pm_model;
 

@@ -72,12 +72,19 @@ static pm_status live_again(pm_explorer *e, uint64_t image, bool killed, second_
     return killed ? after_kill(e, life) : after_crash(e, size, life);
 }
 
-static pm_status copy_expected(pm_explorer *inner, const pm_explorer *e)
+/* What e's crash may end at; after a kill, of a life whose events are the inner one's too, only what stood there
+ * before. */
+static pm_status copy_expected(pm_explorer *inner, const pm_explorer *e, bool killed)
 {
-    inner->expected = (pm_expectations){malloc((e->expected.count + 1) * sizeof *e->expected.states), e->expected.count,
-                                        e->expected.count + 1};
+    inner->expected =
+        (pm_expectations){malloc((e->expected.count + 1) * sizeof *e->expected.states), 0, e->expected.count + 1};
     if (!inner->expected.states) return pm_fail(PM_NO_MEMORY, "no memory to explore");
-    memcpy(inner->expected.states, e->expected.states, e->expected.count * sizeof *e->expected.states);
+    for (size_t i = 0; i < e->expected.count; i++) {
+        pm_expected state = e->expected.states[i];
+        if (killed ? state.from : e->event < state.from || e->event > state.until) continue;
+        state.from = 0, state.until = UINT64_MAX;
+        inner->expected.states[inner->expected.count++] = state;
+    }
     return pm_expect(&inner->expected, inner->recording);
 }
 
@@ -101,6 +108,16 @@ static void allow_nesting(pm_explorer *e, uint64_t most)
     e->kill_chance = (double)most / 2;
 }
 
+/* What the inner life may end at. Commits that contradict each other are a finding. */
+static pm_status begin_inner(pm_explorer *inner, const pm_explorer *e, bool killed, pm_finding *finding)
+{
+    pm_status status = copy_expected(inner, e, killed);
+    if (status != PM_INVALID) return status;
+    *finding = (pm_finding){.problem = PM_CRASH_WRITE, .sequence = finding->sequence};
+    strncpy(finding->text, pm_message(), sizeof finding->text - 1);
+    return PM_OK;
+}
+
 static void explore_inside(pm_explorer *e, uint64_t image, bool killed, pm_finding *finding, pm_crash_result *result)
 {
     second_life life = {.skip = 0};
@@ -112,14 +129,8 @@ static void explore_inside(pm_explorer *e, uint64_t image, bool killed, pm_findi
     pm_status status = live_again(e, image, killed, &life, finding);
     inner.skip = life.skip;
     if (status == PM_OK && !finding->problem) {
-        status = copy_expected(&inner, e);
-        if (status == PM_INVALID) {
-            *finding = (pm_finding){.problem = PM_CRASH_WRITE, .sequence = finding->sequence};
-            strncpy(finding->text, pm_message(), sizeof finding->text - 1);
-            status = PM_OK;
-        } else if (status == PM_OK) {
-            status = pm_explorer_run(&inner);
-        }
+        status = begin_inner(&inner, e, killed, finding);
+        if (status == PM_OK && !finding->problem) status = pm_explorer_run(&inner);
     }
     pm_explorer_fail(e, status);
     pm_explorer_free(&inner);
@@ -196,12 +207,30 @@ static pm_status choose(pm_explorer *e, const pm_crash_schedule *schedule)
             if (cell->offset != pm_explorer_offset(&e->model, &e->model.cells[i])) continue;
             if (cell->kept > e->model.cells[i].count)
                 return pm_fail(PM_INVALID, "the schedule is of another recording: it keeps more writes than there are");
-            e->keep[i] = (pm_model_keep){cell->kept, cell->torn};
+            e->keep[i] = (pm_model_keep){cell->kept, e->model.memory ? cell->torn : 0}; /* M2 */
             used++;
         }
     if (used != schedule->cell_count)
         return pm_fail(PM_INVALID, "the schedule is of another recording: a cell of it has no write on its way");
     return PM_OK;
+}
+
+/* Whether the state that explorer->keep describes can be gone on with, as pm_explorer_nest finds out. */
+static pm_status judge_going_on(pm_explorer *e, const pm_crash_schedule *level)
+{
+    uint64_t hash;
+    pm_finding finding = {0};
+    second_life life = {.skip = 0};
+    pm_explorer inner = {.recording = &life.recording};
+    if (e->stop || e->options->raw || !pm_explorer_build(e, level->stale, &hash)) return e->status;
+    pm_status status = live_again(e, hash, level->killed, &life, &finding);
+    if (status == PM_OK && !finding.problem) status = begin_inner(&inner, e, level->killed, &finding);
+    pm_explorer_unbuild(e, level->stale);
+    if (finding.problem) pm_explorer_found(e, &finding, (pm_crash_kind)level->kind, level->stale);
+    e->result->levels[0].killed = level->killed;
+    pm_explorer_free(&inner);
+    second_life_free(&life);
+    return status == PM_OK ? e->status : status;
 }
 
 /* Builds the state of the last level on the bench of the explorer that it returns in *last. */
@@ -214,7 +243,7 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
         if (!image) {
             e->callback = callback, e->user = user;
             pm_explorer_judge(e, (pm_crash_kind)levels->kind, levels->stale);
-            return e->status;
+            return judge_going_on(e, levels);
         }
         if (!pm_explorer_build(e, levels->stale, &hash)) return e->status;
         *size = e->bench.size;
@@ -231,7 +260,7 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
     pm_explorer inner = {.recording = &life.recording, .options = &options, .result = e->result, .random = hash};
     pm_status status = live_again(e, hash, levels->killed, &life, &finding);
     if (status == PM_OK && finding.problem) status = pm_fail(PM_INVALID, "%s", finding.text);
-    if (status == PM_OK) status = copy_expected(&inner, e);
+    if (status == PM_OK) status = copy_expected(&inner, e, levels->killed);
     if (status == PM_OK) status = replay(&inner, levels + 1, level_count - 1, NULL, NULL, image, size);
     pm_explorer_free(&inner);
     second_life_free(&life);

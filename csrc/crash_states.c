@@ -111,7 +111,9 @@ static pm_finding look_at(pm_explorer *e, uint32_t stale, uint64_t hash)
     enum { READER_ONE_IN = 4 };
     pm_finding finding = {0};
     if (!e->options->raw) {
-        finding = pm_judge(&e->bench, &e->expected, e->acknowledged, e->started, hash % READER_ONE_IN == 0);
+        /* A single state that is replayed is always looked at as a reader would, too. */
+        bool reader = !e->point_count || hash % READER_ONE_IN == 0;
+        finding = pm_judge(&e->bench, &e->expected, e->event, e->acknowledged, e->started, reader);
         if (!finding.problem && e->learns) pm_explorer_learn_alike(e, stale, finding.sequence);
         if (finding.problem || !e->callback) return finding;
         pm_explorer_unbuild(e, stale);
@@ -184,7 +186,15 @@ static void tear(pm_explorer *e, size_t i)
 {
     lose(e, i);
     unsigned pieces = pm_model_pieces(&e->model.cells[i], e->keep[i].kept);
-    if (pieces > 1) e->keep[i].torn = 1 + pm_explorer_below(e, (UINT64_C(1) << pieces) - 2);
+    if (pieces < 2) return;
+    /* The first ones, the last ones, all but one, or any: a checksum that leaves out a field fails with one of the
+     * first three. */
+    uint64_t all = (UINT64_C(1) << pieces) - 1, first = (UINT64_C(1) << (1 + pm_explorer_below(e, pieces - 1))) - 1;
+    uint64_t manner = pm_explorer_below(e, 4), one = UINT64_C(1) << pm_explorer_below(e, pieces);
+    e->keep[i].torn = manner == 0   ? first
+                      : manner == 1 ? all & ~first
+                      : manner == 2 ? all & ~one
+                                    : 1 + pm_explorer_below(e, all - 1);
 }
 
 /* `wanted` of `count` numbers, spread evenly and at random within their parts. */
@@ -210,6 +220,36 @@ static void judge_singles(pm_explorer *e, pm_crash_kind kind, uint64_t wanted)
             if (kind == PM_CRASH_TORN) tear(e, cell);
             else lose(e, cell);
         }
+        pm_explorer_judge(e, kind, 0);
+    }
+}
+
+/* Cells that one write touched stand one behind the other; true if this one begins with another write than the one
+ * before. */
+static bool begins_write(const pm_model *model, size_t i)
+{
+    const pm_model_cell *cell = &model->cells[i], *before = cell - 1;
+    if (!i || cell->unit != before->unit + 1) return true;
+    return cell->writes[0].data != before->writes[0].data + before->writes[0].length;
+}
+
+/* The cells of the write that a cell chosen at random belongs to are lost, or kept, all of them. */
+static void whole_write(pm_explorer *e, bool kept)
+{
+    size_t from = pm_explorer_below(e, e->model.count), end = from + 1;
+    while (!begins_write(&e->model, from)) from--;
+    while (end < e->model.count && !begins_write(&e->model, end)) end++;
+    for (size_t i = from; i < end; i++) e->keep[i] = kept ? pm_model_whole(&e->model.cells[i]) : (pm_model_keep){0};
+}
+
+static void judge_writes(pm_explorer *e, pm_crash_kind kind, uint64_t wanted)
+{
+    for (uint64_t i = 0; pm_explorer_wants(e, kind) && e->model.count > 1 && i < wanted && !e->stop; i++) {
+        bool kept = kind == PM_CRASH_KEPT_ONE || (kind == PM_CRASH_PAIR && i % 2);
+        if (kept) pm_explorer_keep_none(e);
+        else pm_explorer_keep_all(e);
+        whole_write(e, kept);
+        if (kind == PM_CRASH_PAIR) whole_write(e, kept);
         pm_explorer_judge(e, kind, 0);
     }
 }
@@ -312,10 +352,13 @@ void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
     pm_explorer_keep_none(e);
     if (pm_explorer_wants(e, PM_CRASH_NOTHING)) pm_explorer_judge(e, PM_CRASH_NOTHING, 0);
     uint64_t left = p->quota > 2 ? p->quota - 2 : 0;
-    judge_singles(e, PM_CRASH_LOST_ONE, left * 25 / 100);
-    judge_singles(e, PM_CRASH_KEPT_ONE, left * 20 / 100);
+    judge_singles(e, PM_CRASH_LOST_ONE, left * 20 / 100);
+    judge_writes(e, PM_CRASH_LOST_ONE, left * 5 / 100 + 1);
+    judge_singles(e, PM_CRASH_KEPT_ONE, left * 15 / 100);
+    judge_writes(e, PM_CRASH_KEPT_ONE, left * 5 / 100 + 1);
     judge_prefixes(e, left * 10 / 100);
-    judge_pairs(e, left * 10 / 100);
+    judge_pairs(e, left * 6 / 100 + 1);
+    judge_writes(e, PM_CRASH_PAIR, left * 4 / 100);
     if (e->model.memory) judge_singles(e, PM_CRASH_TORN, left * 10 / 100);
     judge_stale(e, 1 + left * 5 / 100);
     judge_random(e, end > e->result->judged ? end - e->result->judged : 0);

@@ -10,21 +10,24 @@ typedef struct {
     pm_writer *writer;
     pm_digest changed; /* by what the state's digest differs */
     uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
+    bool taken;      /* some of it was taken into use since the last commit, which says nothing about it: see pm_gather */
     uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
 } composer;
 
 static void compose_flush(composer *c)
 {
     uint64_t granule = c->region->media->granule;
-    if (c->offset != UINT64_MAX && memcmp(c->bytes, c->region->home + c->offset, granule)) {
+    if (c->offset != UINT64_MAX && (c->taken || memcmp(c->bytes, c->region->home + c->offset, granule))) {
         uint8_t *room = pm_writer_room(c->writer, c->offset, granule);
         memcpy(room, c->bytes, granule);
         pm_writer_keep(c->writer, c->offset, room, granule);
     }
     c->offset = UINT64_MAX;
+    c->taken = false;
 }
 
-static void compose(composer *c, uint64_t offset, const void *source, size_t length)
+/* fresh: this space belonged to nobody at the last commit. */
+static void compose(composer *c, uint64_t offset, const void *source, size_t length, bool fresh)
 {
     uint64_t granule = c->region->media->granule;
     const uint8_t *from = source;
@@ -37,6 +40,7 @@ static void compose(composer *c, uint64_t offset, const void *source, size_t len
             c->offset = base;
         }
         memcpy(c->bytes + (offset - base), from, part);
+        c->taken |= fresh;
         offset += part, from += part, length -= part;
     }
 }
@@ -122,7 +126,7 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
             uint8_t copy[PM_PAGE];
             memcpy(copy, live, bytes);
             hash = pm_block_hash(region, copy, bytes, at);
-            compose(c, at, copy, bytes);
+            compose(c, at, copy, bytes, fresh);
         }
         hashes[dirty++] = (struct block_hash){block, hash};
     }
@@ -130,20 +134,21 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
         uint64_t place = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
         memcpy(&old, region->home + entry, sizeof old);
         pm_digest_add(&c->changed, place, pm_digest_term(place, hashes[i].hash) - (fresh ? 0 : pm_digest_term(place, old)));
-        compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash);
+        compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, fresh);
     }
     if (hashes != few) free(hashes);
     *dense = blocks >= 4 && whole >= blocks - blocks / 4;
     return PM_OK;
 }
 
-/* The page's old term goes, if it was metadata at the last commit. */
-static void gather_term(composer *c, uint64_t offset, bool gone)
+/* The page's old term goes, if it was metadata at the last commit. Returns what it was then. */
+static unsigned gather_term(composer *c, uint64_t offset, bool gone)
 {
     const pm_region *region = c->region;
     unsigned was = pm_map_kind(region, region->home, offset / PM_PAGE);
     if (was == PM_PAGE_META || was == PM_PAGE_SLAB) pm_digest_add(&c->changed, offset, -pm_page_term(region->home, offset));
     if (!gone) pm_digest_add(&c->changed, offset, pm_page_term(region->live, offset));
+    return was;
 }
 
 static int by_offset(const void *a, const void *b)
@@ -165,6 +170,9 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
     return false;
 }
 
+/* Home is the committed image only where the committed state owns it (I2). In free space it shows what was there before, or direct writes
+ * that no record declares: recovery brings none of that back, and applies older records there. So what takes free space goes into
+ * the record whole, also where it equals home. */
 pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count, pm_digest *digest)
 {
     composer c;
@@ -172,11 +180,12 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *li
     c.writer = writer;
     c.changed = (pm_digest){0};
     c.offset = UINT64_MAX;
+    c.taken = false;
     for (size_t i = 0; i < count && !writer->overflow && writer->status == PM_OK; i++) {
         const pm_candidate *next = &list[i];
         if (i && next->offset == list[i - 1].offset) continue; /* several buffers over one extent */
         uint8_t *live = region->live + next->offset;
-        bool never = false;
+        bool never = false, fresh;
         switch (next->what) {
         case PM_EXTENT:
             PM_TRY(gather_extent(&c, next->offset, next->length, false, &next->buffer->dense));
@@ -186,13 +195,12 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *li
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);
-            gather_term(&c, next->offset, false);
-            gather_page(&c, next->offset, false, NULL);
+            gather_page(&c, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
             break;
         case PM_META_SLAB:
             pm_page_seal(region, live);
-            gather_term(&c, next->offset, false);
-            compose(&c, next->offset, live, PM_LINE);
+            fresh = gather_term(&c, next->offset, false) != PM_PAGE_SLAB;
+            compose(&c, next->offset, live, PM_LINE, fresh);
             break;
         case PM_META_GONE:
             gather_term(&c, next->offset, true);

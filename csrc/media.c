@@ -61,6 +61,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->granule = PM_PAGE;
         media->stage = STAGE_FILE;
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
+        if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
     }
     if (trace && (media->view = pm_trace_view(trace, &media->reserved))) {
         media->lent = true;

@@ -123,8 +123,8 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
 
 /* ---- extents and buffers ---------------------------------------------------------------------------------- */
 
-/* A fresh extent for length bytes of contents (> 0), contents undefined. It has no owner until pm_put; a commit frees it if it
- * has none by then. Grows the file if need be. */
+/* A fresh extent for length bytes of contents (> 0), contents undefined: all of it is to be written (pm_write, pm_fill) before the
+ * commit. It has no owner until pm_put; a commit frees it if it has none by then. Grows the file if need be. */
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
 
@@ -213,6 +213,10 @@ const uint8_t *pm_trace_data(const pm_trace *trace);
 size_t pm_trace_bytes(const pm_trace *trace); /* of data */
 int pm_trace_incomplete(const pm_trace *trace); /* memory ran out, and the rest is missing */
 void pm_trace_clear(pm_trace *trace);
+
+/* Files: 1 or 0: whether records are written by a synced write of their range, as on ext4 and xfs, or by write and fdatasync, as on
+ * other file systems; -1, as it is at first: by the file system. */
+void pm_trace_sync_ranges(pm_trace *trace, int ranges);
 
 typedef enum { PM_OPERATION_WRITE = 1, PM_OPERATION_SYNC = 2, PM_OPERATION_GROW = 4, PM_OPERATION_MAP = 8 } pm_operation;
 

@@ -17,12 +17,13 @@ struct pm_trace {
     uint64_t operations, faults;
     uint8_t *view;
     uint64_t view_size;
+    int ranges;
 };
 
 pm_trace *pm_trace_new(uint64_t seed)
 {
     pm_trace *trace = calloc(1, sizeof *trace);
-    if (trace) trace->seed = seed;
+    if (trace) trace->seed = seed, trace->ranges = -1;
     return trace;
 }
 
@@ -80,6 +81,16 @@ uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size)
 {
     *size = trace->view_size;
     return trace->view;
+}
+
+void pm_trace_sync_ranges(pm_trace *trace, int ranges)
+{
+    trace->ranges = ranges;
+}
+
+int pm_trace_ranges(const pm_trace *trace)
+{
+    return trace->ranges;
 }
 
 uint64_t pm_trace_id(pm_trace *trace)

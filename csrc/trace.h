@@ -21,6 +21,10 @@ void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t
 void pm_trace_lend_view(pm_trace *trace, uint8_t *view, uint64_t size);
 uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size); /* NULL: there is none */
 
+/* 1 or 0: whether a synced write of a range is to be taken for one flush of the disk, as on ext4 and xfs; -1: ask the
+ * file system. */
+int pm_trace_ranges(const pm_trace *trace);
+
 /* The next id of a store under this trace: not random, and not the same twice. */
 uint64_t pm_trace_id(pm_trace *trace);
 

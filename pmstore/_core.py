@@ -118,6 +118,12 @@ class Trace:
         """
         lib.pm_trace_fail(self.pointer, ffi.new("pm_fault *", (operations, error, at, lasting)))
 
+    def sync_ranges(self, how: bool | None) -> None:
+        """Whether records on files are written by a synced write of their range, as on ext4 and xfs, or by write and
+        fdatasync, as elsewhere. None: by the file system.
+        """
+        lib.pm_trace_sync_ranges(self.pointer, -1 if how is None else int(how))
+
     def operations(self) -> tuple[int, int]:
         """How many were counted since `fail`, and how many of them failed."""
         faults = ffi.new("uint64_t *")

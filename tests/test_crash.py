@@ -74,6 +74,12 @@ def test_I1_memory_whose_caches_are_durable(medium: Medium) -> None:
     assert_survives(record(medium.directory / "store.pm", medium.name, names), eadr=True)
 
 
+@pytest.mark.parametrize("workload", [names, growth, spill], ids=lambda workload: workload.__name__)
+def test_I1_file_systems_that_sync_whole_files(tmp_path: Path, workload: Workload) -> None:
+    options = SPILL if workload is spill else {}
+    assert_survives(record(tmp_path / "store.pm", "file", workload, ranges=False, **options))
+
+
 def test_I1_disks_with_sectors_of_4096_bytes(medium: Medium) -> None:
     if medium.name != "file":
         pytest.skip("memory has no sectors")
@@ -213,7 +219,7 @@ def test_D6_a_later_record_tells_that_an_earlier_one_was_durable(medium: Medium,
 def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, damaged: int) -> None:
     """Found by the explorer: a crash tore copy B, and another one, inside recovery, then tore copy A."""
     recording = record_torn_header(medium.directory / "header.pm", medium.name, damaged)
-    tally, found = explored(recording, budget=300, depth=2)
+    tally, found = explored(recording, budget=20_000, depth=2)
     assert found is None and tally.exhaustive and tally.nested > 20, found
     events = [recording.event(number) for number in range(len(recording))]
     written = [event.offset for event in events if event.data and event.offset in (0, 4096)]

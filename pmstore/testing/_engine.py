@@ -21,7 +21,7 @@ __all__ = ["KINDS", "Cell", "Found", "Options", "Schedule", "Tally", "Verdict", 
 KINDS = ("prefix", "nothing", "all", "lost-one", "kept-one", "pair", "torn", "random", "exhaustive", "stale")
 PROBLEMS = ("fine", "open", "sequence", "mixed", "unsound", "reader", "write", "check")
 SIZE_CELL: int = lib.PM_CRASH_SIZE_CELL
-EXHAUSTIVE = 1024
+EXHAUSTIVE = 4096  # a header copy, torn in all ways
 
 Check = Callable[[bytes, int, int], "str | None"]
 Progress = Callable[[int, int], None]
@@ -63,7 +63,8 @@ class Schedule(NamedTuple):
             out["stale"] = self.stale
         if self.then is not None:
             out["then"] = self.then.to_json()
-            out["killed"] = self.killed
+        if self.killed:
+            out["killed"] = True
         return out
 
     @classmethod
@@ -209,8 +210,15 @@ class _Calls:
         self.raised: BaseException | None = None
         self._check = check
         self._progress = progress
-        self.check = ffi.NULL if check is None else ffi.callback("pm_crash_callback", self._on_check)
-        self.progress = ffi.callback("pm_crash_progress", self._on_progress)
+        self.check = ffi.NULL if check is None else self._callback("pm_crash_callback", self._on_check)
+        self.progress = self._callback("pm_crash_progress", self._on_progress)
+
+    def _callback(self, kind: str, function: Callable[..., int]) -> Any:
+        # A signal is handled between any two steps: KeyboardInterrupt may come outside a function's own try.
+        return ffi.callback(kind, function, error=0, onerror=self._on_error)
+
+    def _on_error(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        self.raised = error
 
     def _on_check(self, user: Any, data: Any, size: int, acknowledged: int, started: int) -> int:
         assert self._check is not None

@@ -1,0 +1,427 @@
+"""What every planted bug has to get past: crashes, faults, damage, creation and a model. Run in a process of its own.
+
+python -m tests.mutants_battery [part …]      says as one line of JSON what noticed something first, if anything did
+python -m tests.mutants_battery --kinds       what each kind of crash state notices, each by itself
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import pmstore
+from pmstore import _opening
+from pmstore._core import lib
+from pmstore.testing._engine import KINDS, Found, Options, explore
+from pmstore.testing._recording import Recorder, Recording
+from tests import crashes
+from tests.mutants_damage import Judged, Noticed, damage
+from tests.snapshots import snapshot
+
+BUDGET = 500
+KINDS_BUDGET = 200
+PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large")
+
+
+class Caught(NamedTuple):
+    """What noticed a bug. kind: of the crash state, or what else it was. nested: a crash in or after a recovery."""
+
+    part: str
+    kind: str
+    nested: bool
+    text: str
+
+
+def look(found: Found | None) -> None:
+    if found is not None:
+        schedule, verdict = found
+        raise Noticed(schedule.levels()[-1].kind, f"{verdict.problem}: {verdict.text}", schedule.then is not None)
+
+
+# ---- crashes
+
+
+def recordings(directory: Path) -> Iterator[Recording]:
+    """What is explored."""
+    for name, lives, options in crashes.PLANS:
+        for medium in ("memory", "file"):
+            path = directory / f"{name}-{medium}.pm"
+            yield crashes.record(path, medium, *lives, readers=False, **options)
+            path.unlink()
+    for medium in ("memory", "file"):
+        for place in (0, 4096):
+            path = directory / f"torn-{medium}-{place}.pm"
+            yield crashes.record_torn_header(path, medium, place)
+            path.unlink()
+
+
+def crash(directory: Path) -> None:
+    for recording in recordings(directory):
+        tally, found = explore(recording, Options(budget=BUDGET, seed=1, depth=2))
+        Judged.states += tally.judged
+        look(found)
+
+
+def readers(directory: Path) -> None:
+    """What a killed process left, read by one that writes nothing."""
+    for name, lives, options in crashes.PLANS:
+        for medium in ("memory", "file"):
+            crashes.record(directory / f"{name}-{medium}.pm", medium, *lives, **options)
+
+
+def large(directory: Path) -> None:
+    for workload in crashes.LARGE:
+        path = directory / "large.pm"
+        recording = crashes.record(path, "memory", workload)
+        path.unlink()
+        tally, found = explore(recording, Options(budget=16, seed=1, kinds=crashes.NOT_STALE))
+        Judged.states += tally.judged
+        look(found)
+
+
+# ---- a model
+
+
+SIZES = (0, 1, 7, 8, 511, 512, 513, 1500, 9000)
+
+
+def arguments_of(rule: str, rng: random.Random) -> dict[str, Any]:
+    """What a rule of the machine in tests/test_model.py is called with."""
+    from tests.test_model import DTYPES, NAMES, SHAPES, VALUES
+
+    names, dtypes, shapes, values = (strategy.elements for strategy in (NAMES, DTYPES, SHAPES, VALUES))
+    everything = {
+        "name": rng.choice(names),
+        "size": rng.choice(SIZES),
+        "fill": rng.randint(1, 9),
+        "dtype": rng.choice(dtypes),
+        "shape": rng.choice(shapes),
+        "order": rng.choice("CF"),
+        "bits": rng.randint(0, 1),
+        "at": rng.randint(-3, 3) if rule == "change_list" else rng.randint(0, 9000),
+        "length": rng.randint(1, 3000),
+        "value": rng.randint(0, 99) if rule == "write" else rng.choice(values),
+        "what": rng.choice(("append", "insert", "set", "delete")),
+        **{name: rng.random() < 0.4 for name in ("hold", "through", "fails", "doomed", "crash")},
+    }
+    return {name: everything[name] for name in RULES[rule].split()}
+
+
+def model(directory: Path) -> None:
+    """Random operations, by the machine of tests/test_model.py, which knows what must come of them."""
+    from tests.test_model import OnFile, OnMemory
+
+    rules = [rule for rule in RULES for _ in range(OFTEN.get(rule, 1))]
+    for seed in range(12):
+        rng = random.Random(seed)
+        machine = (OnMemory if seed % 2 else OnFile)()
+        machine.parent = directory
+        machine.start()
+        for _ in range(60):
+            rule = rng.choice(rules)
+            getattr(machine, rule)(**arguments_of(rule, rng))
+            machine.same()
+        machine.check()
+        machine.teardown()
+    over_two_lives(directory / "lives.pm")
+
+
+def over_two_lives(path: Path) -> None:
+    with pmstore.open(path) as store:
+        store.create_list("first").append(1)
+        x = store.create_array("x", 3)
+    assert not x.flags.writeable, "an array of a closed store can be written"
+    with pmstore.open(path) as store:
+        store.create_list("second").append(2)
+        assert (list(store["first"]), list(store["second"])) == ([1], [2]), "two lists share their elements"
+        before = store.stats().keys
+        store["first"] = 5
+        assert store.stats().keys == before - 1, "the elements of a list that was replaced are still there"
+
+
+RULES = {
+    "create": "name size fill",
+    "assign": "name size fill hold",
+    "assign_value": "name value",
+    "assign_other": "name dtype shape order bits",
+    "clear_group": "",
+    "hold": "name",
+    "let_go": "name",
+    "let_go_of_detached": "",
+    "write": "name at length value through",
+    "delete": "name",
+    "make_list": "name",
+    "change_list": "name value at what",
+    "commit": "",
+    "roll_back": "",
+    "transact": "name fails doomed",
+    "release": "",
+    "reopen": "crash",
+    "check": "",
+}
+OFTEN = {"assign": 2, "hold": 2, "write": 3, "commit": 2, "roll_back": 2, "change_list": 2, "create": 2}
+
+
+# ---- creation
+
+
+class Watched:
+    """The os module, for the module that creates stores: what it does to files is noted, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(os, name)
+        if name not in ("fsync", "link", "rename", "replace", "unlink"):
+            return function
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            what = arguments[0]
+            place = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fsdecode(what)
+            function(*arguments, **options)
+            self.done.append((name, place))
+
+        return noted
+
+
+def creation(directory: Path) -> None:
+    for medium in ("memory", "file"):
+        creation_names(directory, medium)
+        look(explore_creation(directory / f"new-{medium}.pm", medium))
+
+
+def creation_names(directory: Path, medium: str) -> None:
+    """The file is durable before it gets its name, and the name before the store is there."""
+    path = directory / f"created-{medium}.pm"
+    for mode in ("x", "w"):
+        watched = Watched()
+        _opening.os = watched  # type: ignore[assignment]
+        try:
+            store = pmstore.open(path, mode, media=medium)
+        finally:
+            _opening.os = os
+        done = [name for name, _ in watched.done]
+        named = next((i for i, name in enumerate(done) if name in ("link", "rename", "replace")), None)
+        if named is None or not watched.done[named][1].startswith(str(directory / ".pmstore-creating-")):
+            raise Noticed("names", f"a store was not written under another name first: {watched.done}")
+        if ("fsync", watched.done[named][1]) not in watched.done[:named]:
+            raise Noticed("names", "a file got its name before it was durable")
+        if ("unlink", str(path)) in watched.done:
+            raise Noticed("names", "the old store is gone before the new one has its name")
+        if ("fsync", str(directory)) not in watched.done[named:]:
+            raise Noticed("names", "the directory was not synced after the name changed")
+        store["x"] = np.ones(1000)
+        store.commit()
+        try:
+            pmstore.open(path, "w", media=medium).close()
+        except pmstore.StoreLockedError:
+            pass
+        else:
+            raise Noticed("names", "a store that is open was replaced")
+        store.close()
+        left = [name for name in os.listdir(directory) if name.startswith(".pmstore")]
+        if left:
+            raise Noticed("names", f"creating left {left}")
+    path.unlink()
+
+
+def explore_creation(path: Path, medium: str) -> Found | None:
+    tally, found = crashes.explored_creation(path, medium, budget=BUDGET)
+    Judged.states += tally.judged
+    return found
+
+
+# ---- faults
+
+
+def faults(directory: Path) -> None:
+    codes = (
+        (lib.PM_OPERATION_SYNC, errno.EIO, False),
+        (lib.PM_OPERATION_WRITE, errno.EIO, False),
+        (lib.PM_OPERATION_WRITE, errno.ENOSPC, False),
+        (lib.PM_OPERATION_WRITE, 0, False),
+        (lib.PM_OPERATION_WRITE, errno.EINTR, False),
+        (lib.PM_OPERATION_SYNC, errno.ENOSPC, False),
+        (lib.PM_OPERATION_GROW, errno.ENOSPC, True),
+        (lib.PM_OPERATION_GROW | lib.PM_OPERATION_WRITE, errno.ENOSPC, True),
+        (lib.PM_OPERATION_GROW, errno.ENOSPC, False),
+        (lib.PM_OPERATION_GROW, errno.EIO, False),
+        (lib.PM_OPERATION_MAP, errno.ENOMEM, False),
+    )
+    for medium in ("file", "memory"):
+        path = directory / f"faults-{medium}.pm"
+        with pmstore.open(path, "x", media=medium) as store:
+            fault_steps(store, {}, -1)
+        base = path.read_bytes()
+        for operations, code, lasting in codes:
+            at = 0
+            while True:
+                at += 1 if operations == lib.PM_OPERATION_SYNC else 1 + at // 6
+                path.write_bytes(base)
+                if not faulty(path, medium, (operations, at, code, lasting)):
+                    break
+
+
+def fault_steps(store: pmstore.Store, state: dict[str, Any], step: int) -> None:
+    """One transaction of the workload, or (-1) what there is before it; `state` follows."""
+    if step == -1:
+        store["a"] = np.zeros(700)
+        store["big"] = np.zeros(9000)
+        store["v"] = 0
+        return
+    store["v"] = step
+    store["a"][: 100 * (step + 1)] += 1
+    if step % 2:
+        store[f"new{step}"] = np.full(30_000 if step == 3 else 1500, float(step))
+    if step == 4:
+        store.pop("new1", None)
+        store["big"][:] += 1
+
+
+def faulty(path: Path, medium: str, fault: tuple[int, int, int, bool]) -> bool:
+    """False if there are not so many operations."""
+    states: list[dict[str, Any]] = []
+    acknowledged = begun = 0
+    refused = happened = False
+    with Recorder(path, medium) as recorder:
+        store = pmstore.open(path)
+        states.append(snapshot(store))
+        recorder.trace.fail(*fault)
+        for step in range(6):
+            try:
+                fault_steps(store, {}, step)
+                begun = len(states)
+                states.append(snapshot(store))
+                store.commit()
+                acknowledged = begun
+            except (pmstore.OutOfSpaceError, pmstore.OutOfMemoryError) as error:
+                happened = True
+                recorder.trace.fail(0, 0, 0)
+                try:
+                    pending = snapshot(store)
+                    store.commit()  # the fault is gone: what was pending is still there
+                except pmstore.FailedStoreError:
+                    if isinstance(error, pmstore.OutOfSpaceError):
+                        raise
+                    refused = True
+                    break
+                states.append(pending)
+                acknowledged = begun = len(states) - 1
+            except pmstore.Error:
+                refused = True
+                break
+        _, faults = recorder.trace.operations()
+        happened = happened or faults > 0
+        recorder.trace.fail(0, 0, 0)
+        if refused:
+            refuses(store, fault)
+        store._drop(discard=True)
+    tally, found = explore(recorder.recording, Options(budget=60, seed=1, depth=1))
+    Judged.states += tally.judged
+    look(found)
+    with pmstore.open(path, media=medium) as store:
+        now = snapshot(store)
+        report = store.check()
+        if not report.ok:
+            raise Noticed("after a fault", f"{report}")
+        if fault[0] == lib.PM_OPERATION_SYNC and happened and not refused:
+            raise Noticed("after a fault", f"fault {fault}: a sync failed, and the store goes on")
+        if fault[2] == errno.EINTR and refused:
+            raise Noticed("after a fault", "an interrupted write stops the store")
+        if now not in states[acknowledged : begun + 1]:
+            raise Noticed("after a fault", f"fault {fault}: reopened to another state")
+        store["v"] = "later"
+        store.commit()
+    return happened
+
+
+def refuses(store: pmstore.Store, fault: tuple[int, int, int, bool]) -> None:
+    try:
+        store["v"] = "more"
+        store.commit()
+    except pmstore.Error:
+        return
+    raise Noticed("after a fault", f"fault {fault}: the store goes on")
+
+
+# ---- the process
+
+
+def run(parts: tuple[str, ...]) -> Caught | None:
+    directory = Path(tempfile.mkdtemp(prefix="pmstore-mutant-", dir="/dev/shm"))
+    functions: dict[str, Callable[[Path], None]] = {
+        "crash": crash,
+        "model": model,
+        "readers": readers,
+        "creation": creation,
+        "damage": damage,
+        "faults": faults,
+        "large": large,
+    }
+    try:
+        for name in parts:
+            try:
+                functions[name](directory)
+            except Noticed as noticed:
+                return Caught(name, noticed.kind, noticed.nested, str(noticed))
+            except BaseException as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+                return Caught(name, "running", False, text[:300])
+        return None
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def kinds() -> list[str]:
+    """The kinds of crash states of which each, by itself, notices the bug; "nested": crashes of recoveries do."""
+    directory = Path(tempfile.mkdtemp(prefix="pmstore-mutant-", dir="/dev/shm"))
+    out: set[str] = set()
+    plans = [(kind, 0, frozenset({kind})) for kind in KINDS] + [("nested", 2, frozenset({"prefix"}))]
+    try:
+        for recording in recordings(directory):
+            for name, depth, chosen in plans:
+                options = Options(budget=KINDS_BUDGET, seed=1, depth=depth, kinds=chosen)
+                if name not in out and explore(recording, options)[1] is not None:
+                    out.add(name)
+    except Exception:
+        out.add("running")  # the workload itself fails
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return [kind for kind in (*KINDS, "nested", "running") if kind in out]
+
+
+def main(arguments: list[str]) -> None:
+    started = time.perf_counter()
+    if arguments == ["--kinds"]:
+        print(json.dumps(kinds()))
+        return
+    caught = run(tuple(arguments) or PARTS)
+    print(
+        json.dumps(
+            {
+                "caught": None if caught is None else caught._asdict(),
+                "states": Judged.states,
+                "seconds": round(time.perf_counter() - started, 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # a broken store may be unable to close

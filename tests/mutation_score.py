@@ -1,0 +1,177 @@
+"""How many planted bugs the crash explorer and what stands beside it notice: all of them, and no control.
+
+python tests/mutation_score.py [name …]     all, or some; fails if one is missed, or a control is taken for one
+  --jobs N            processes at once
+  --kinds             also what each kind of crash state notices by itself (some minutes)
+  --write FILE        puts the tables between the marks of docs/crash-model.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.mutants import CONTROLS, MUTANTS  # noqa: E402
+from tests.mutants_build import VARIABLE, Mutant, build, generated  # noqa: E402
+
+LIMIT = 240.0  # seconds for one mutant
+COMMAND = "make mutants"
+BEGIN, END = "<!-- mutation score: begin -->", "<!-- mutation score: end -->"
+FINE = Mutant("control-no-mutation", "-", "", "", "", "")
+
+
+class Outcome(NamedTuple):
+    """What became of a mutant. by: "" if nothing noticed it; one that does not end in time is not noticed, for a slow
+    machine would raise the score. kinds: of crash states that each notice it alone.
+    """
+
+    mutant: Mutant
+    by: str
+    text: str
+    states: int
+    seconds: float
+    kinds: tuple[str, ...] = ()
+
+
+def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str]:
+    """Exit status (None: it hung) and the last line of output."""
+    environment = dict(os.environ, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+    environment[VARIABLE] = "" if mutant is FINE else mutant.name
+    command = [sys.executable, "-m", "tests.mutants_battery", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def judge(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str] = ()) -> Outcome:
+    """Run one mutant through the battery, or through parts of it."""
+    started = time.perf_counter()
+    status, line = _run(folder, mutant, *parts)
+    seconds = time.perf_counter() - started
+    if status is None:
+        return Outcome(mutant, "", f"did not end in {LIMIT:.0f} s: run it alone", 0, seconds)
+    if status:
+        return Outcome(mutant, "abort", f"exit status {status}", 0, seconds)
+    answer: dict[str, Any] = json.loads(line)
+    caught = answer["caught"]
+    if caught is None:
+        return Outcome(mutant, "", "", answer["states"], seconds)
+    alone: tuple[str, ...] = ()
+    if kinds and caught["part"] == "crash":
+        kind_status, kind_line = _run(folder, mutant, "--kinds")
+        alone = tuple(json.loads(kind_line)) if kind_status == 0 else ("running",)
+    by = f"{caught['part']}: {caught['kind']}" + (", nested" if caught["nested"] else "")
+    return Outcome(mutant, by, caught["text"], answer["states"], seconds, alone)
+
+
+def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False, quiet: bool = False) -> list[Outcome]:
+    """Build, and run these mutants."""
+    folder = build(generated([*MUTANTS, *CONTROLS]))
+    outcomes = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(lambda mutant: judge(folder, mutant, kinds and mutant in MUTANTS), mutants):
+            outcomes.append(outcome)
+            if not quiet:
+                print(
+                    f"{outcome.mutant.name:46} {outcome.by or 'nothing noticed it':28} {outcome.states:6} states "
+                    f"{outcome.seconds:6.1f} s  {outcome.text[:100]} {' '.join(outcome.kinds)}",
+                    flush=True,
+                )
+    return outcomes
+
+
+def wrong(outcomes: Sequence[Outcome]) -> list[str]:
+    """Mutants that were missed, and controls that were not."""
+    return [
+        outcome.mutant.name for outcome in outcomes if bool(outcome.by) == outcome.mutant.name.startswith("control-")
+    ]
+
+
+def tables(outcomes: Sequence[Outcome]) -> str:
+    """For docs/crash-model.md."""
+    bugs = [outcome for outcome in outcomes if not outcome.mutant.name.startswith("control-")]
+    controls = [outcome for outcome in outcomes if outcome.mutant.name.startswith("control-")]
+    caught = sum(bool(outcome.by) for outcome in bugs)
+    lines = [
+        f"{caught} of {len(bugs)} planted bugs are noticed, and {sum(bool(o.by) for o in controls)} of {len(controls)} "
+        f"controls. `{COMMAND}` computes this anew.",
+        "",
+        "| planted bug | class | a test has to see | noticed by | states | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for outcome in bugs:
+        mutant = outcome.mutant
+        lines.append(
+            f"| {mutant.name} | {mutant.kinds} | {mutant.sees} | {outcome.by or '**nothing**'} | {outcome.states} "
+            f"| {outcome.seconds:.1f} |"
+        )
+    lines += ["", "| control | noticed by | states | seconds |", "|---|---|---|---|"]
+    for outcome in controls:
+        lines.append(
+            f"| {outcome.mutant.name} | {outcome.by or 'nothing'} | {outcome.states} | {outcome.seconds:.1f} |"
+        )
+    if any(outcome.kinds for outcome in bugs):
+        by_kind = Counter(kind for outcome in bugs for kind in outcome.kinds)
+        crashed = sum(bool(outcome.kinds) for outcome in bugs)
+        lines += [
+            "",
+            "Of the bugs that the crash explorer notices, so many are noticed by a single kind of state, 200 of each:",
+            "",
+        ]
+        lines += ["| kind of crash state, by itself | planted bugs that it notices |", "|---|---|"]
+        lines += [f"| {kind} | {count} of {crashed} |" for kind, count in by_kind.most_common()]
+    return "\n".join(lines)
+
+
+def write(file: Path, text: str) -> None:
+    """Put the tables between the marks."""
+    old = file.read_text(encoding="utf-8")
+    if BEGIN not in old or END not in old:
+        raise SystemExit(f"{file} does not hold {BEGIN} and {END}")
+    new = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL)
+    file.write_text(new, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--kinds", action="store_true")
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    every = [*MUTANTS, *CONTROLS, FINE]
+    chosen = [mutant for mutant in every if not options.names or mutant.name in options.names]
+    unknown = set(options.names) - {mutant.name for mutant in every}
+    if unknown:
+        parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
+    started = time.perf_counter()
+    outcomes = run(chosen, options.jobs, options.kinds)
+    if options.write:
+        write(options.write, tables(outcomes))
+    missed = wrong(outcomes)
+    print(
+        f"{len(outcomes) - len(missed)} of {len(outcomes)} as they should be, in {time.perf_counter() - started:.0f} s"
+    )
+    if missed:
+        raise SystemExit(f"not so: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

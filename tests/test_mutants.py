@@ -1,0 +1,87 @@
+"""Planted bugs that the suite must notice, a few of them; `make mutants` runs them all (tests/mutation_score.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from . import mutants_battery, mutation_score
+from .mutants import CONTROLS, MUTANTS
+from .mutants_build import Edit, Mutant, MutantError, chosen, generated, place_of
+
+# Of every class; each is noticed within a second or two.
+SOME = (
+    "header-copies-under-one-fence",
+    "body-hash-ignored",
+    "lone-record-not-durable",
+    "reset-before-home-is-durable",
+    "home-before-the-record",
+    "recovery-without-checkpoint",
+    "salt-and-sequence-ignored",
+    "map-change-not-noted",
+    "rollback-leaves-arrays",
+    "directory-not-synced",
+)
+CONTROL = "control-record-before-its-body"
+
+
+def test_the_table_keeps_step_with_the_sources() -> None:
+    assert len(MUTANTS) >= 60 and len(CONTROLS) >= 8
+    files = dict(generated([*MUTANTS, *CONTROLS]))
+    for mutant in (*MUTANTS, *CONTROLS):
+        assert mutant.file in files
+    assert {letter for mutant in MUTANTS for letter in mutant.kinds} >= set("PRTNSLCMFDW")
+    for mutant in MUTANTS:
+        assert mutant.sees, mutant.name
+
+
+def test_a_mutant_without_a_place_is_named() -> None:
+    mutant = Mutant("lost", "P", "a.c", "x++;", ";", "something")
+    with pytest.raises(MutantError, match=r"'lost': a\.c holds its text 0 times"):
+        place_of(mutant, "y++;")
+    with pytest.raises(MutantError, match="2 times"):
+        place_of(mutant, "x++; x++;")
+    assert place_of(mutant._replace(within="y; x++;"), "x++; y; x++;") == (8, 12)
+
+
+def test_mutants_of_one_place_and_inside_one_another() -> None:
+    text = "if (a < b) go(a, b);"
+    edits = [Edit(4, 9, "one", 1, "a <= b"), Edit(4, 9, "two", 2, "true"), Edit(11, 20, "three", 3, ";")]
+    out = chosen(text, edits, python=False)
+    assert out == (
+        "if ((pm_mutant == 2 ? (true) : ((pm_mutant == 1 ? (a <= b) : (a < b))))) "
+        "{ if (pm_mutant == 3) { ; } else { go(a, b); } }"
+    )
+    assert "(pm_mutant == 4 ? (b) : (a))" in chosen(text, [*edits, Edit(14, 15, "four", 4, "b")], python=False)
+    with pytest.raises(MutantError, match="'one' and 'five' overlap"):
+        chosen(text, [*edits, Edit(8, 12, "five", 5, "")], python=False)
+
+
+def test_mutants_of_python() -> None:
+    text = "def f():\n    if x > 1:\n        g()\n"
+    edits = [Edit(16, 21, "one", 1, "True"), Edit(31, 34, "two", 2, "pass")]
+    assert chosen(text, edits, python=True) == (
+        "def f():\n    if ((True) if MUTANT == 'one' else (x > 1)):\n"
+        "        if MUTANT == 'two':\n            pass\n        else:\n            g()\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", mutants_battery.PARTS)
+def test_the_sources_pass_what_planted_bugs_do_not(part: str) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    assert mutants_battery.run((part,)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.no_sanitizer  # it builds the extension itself
+def test_planted_bugs_are_noticed_and_controls_are_not() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    by_name = {mutant.name: mutant for mutant in (*MUTANTS, *CONTROLS)}
+    bugs = mutation_score.run([by_name[name] for name in SOME], jobs=1, quiet=True)
+    assert not mutation_score.wrong(bugs)
+    assert mutation_score.judge(mutation_score.BUILD, by_name[CONTROL], parts=("crash", "model")).by == ""
+    assert mutation_score.judge(mutation_score.BUILD, mutation_score.FINE, parts=("crash", "model")).by == ""

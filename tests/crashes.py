@@ -182,6 +182,25 @@ def lists(store: pmstore.Store) -> None:
     store.commit()
 
 
+def alike(store: pmstore.Store) -> None:
+    """Few values, so that what is written often equals what stands there, in free space too."""
+    rng = random.Random(SEED)
+    for _ in range(24):
+        for _ in range(5):
+            name, value = f"name{rng.randrange(8)}", rng.choice((3.0, 7.0))
+            kind = rng.randrange(5)
+            if kind == 0:
+                store.pop(name, None)
+            elif kind == 1 and name in store:
+                store[name][:] = value
+            else:
+                store[name] = np.full(rng.choice((5, 120, 525, 1000)), value)
+        if rng.random() < 0.35:
+            store.rollback()
+        else:
+            store.commit()
+
+
 def growth(store: pmstore.Store) -> None:
     """The region and the log grow, and a commit is larger than the log."""
     base = store.create_array("base", 40_000, "f8")
@@ -308,7 +327,7 @@ def edges(store: pmstore.Store) -> None:
             store.commit()
 
 
-WORKLOADS = [arrays, names, reuse, lists, undone, laps, edges, growth, spill, many]
+WORKLOADS = [arrays, names, reuse, lists, alike, undone, laps, edges, growth, spill, many]
 
 
 # ---- large workloads, for few states

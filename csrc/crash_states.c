@@ -205,13 +205,35 @@ static uint64_t spread(pm_explorer *e, uint64_t i, uint64_t wanted, uint64_t cou
     return from + pm_explorer_below(e, to - from);
 }
 
+/* Cells that one write touched stand one behind the other; true if this one begins with another write than the one
+ * before. */
+static bool begins_write(const pm_model *model, size_t i)
+{
+    const pm_model_cell *cell = &model->cells[i], *before = cell - 1;
+    if (!i || cell->unit != before->unit + 1) return true;
+    return cell->writes[0].data != before->writes[0].data + before->writes[0].length;
+}
+
+/* A cell: by turns any, the first one of its write, and the last one. Headers stand at one end of what is written. */
+static size_t chosen(pm_explorer *e, uint64_t i, uint64_t wanted)
+{
+    if (wanted >= e->model.count) return i % e->model.count;
+    size_t cell = spread(e, i, wanted, e->model.count);
+    if (i % 3 == 1)
+        while (!begins_write(&e->model, cell)) cell--;
+    if (i % 3 == 2)
+        while (cell + 1 < e->model.count && !begins_write(&e->model, cell + 1)) cell++;
+    return cell;
+}
+
 static void judge_singles(pm_explorer *e, pm_crash_kind kind, uint64_t wanted)
 {
     size_t count = e->model.count;
     if (!pm_explorer_wants(e, kind)) return;
-    if (wanted > count) wanted = count;
+    uint64_t most = kind == PM_CRASH_TORN ? 8 * count : count; /* a cell can be torn in many ways */
+    if (wanted > most) wanted = most;
     for (uint64_t i = 0; i < wanted && !e->stop; i++) {
-        size_t cell = spread(e, i, wanted, count);
+        size_t cell = chosen(e, i, wanted);
         if (kind == PM_CRASH_KEPT_ONE) {
             pm_explorer_keep_none(e);
             e->keep[cell] = pm_model_whole(&e->model.cells[cell]);
@@ -222,15 +244,6 @@ static void judge_singles(pm_explorer *e, pm_crash_kind kind, uint64_t wanted)
         }
         pm_explorer_judge(e, kind, 0);
     }
-}
-
-/* Cells that one write touched stand one behind the other; true if this one begins with another write than the one
- * before. */
-static bool begins_write(const pm_model *model, size_t i)
-{
-    const pm_model_cell *cell = &model->cells[i], *before = cell - 1;
-    if (!i || cell->unit != before->unit + 1) return true;
-    return cell->writes[0].data != before->writes[0].data + before->writes[0].length;
 }
 
 /* The cells of the write that a cell chosen at random belongs to are lost, or kept, all of them. */
@@ -359,7 +372,7 @@ void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
     judge_prefixes(e, left * 10 / 100);
     judge_pairs(e, left * 6 / 100 + 1);
     judge_writes(e, PM_CRASH_PAIR, left * 4 / 100);
-    if (e->model.memory) judge_singles(e, PM_CRASH_TORN, left * 10 / 100);
+    if (e->model.memory) judge_singles(e, PM_CRASH_TORN, left * 20 / 100);
     judge_stale(e, 1 + left * 5 / 100);
     judge_random(e, end > e->result->judged ? end - e->result->judged : 0);
 }

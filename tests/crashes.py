@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 import shutil
@@ -13,7 +15,7 @@ import numpy as np
 
 import pmstore
 from pmstore._array import layout
-from pmstore._core import Entry, Trace, format_file
+from pmstore._core import Entry, Trace, format_file, lib
 from pmstore._kinds import ARRAY
 from pmstore._names import key_of
 from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, explore, image
@@ -66,6 +68,22 @@ def assert_readers_see_the_same(path: Path, medium: str) -> None:
             assert read == snapshot(store), "a reader sees something else"
     finally:
         copy.unlink()
+
+
+def record_failed_sync(path: Path, workload: Workload, number: int) -> Recording | None:
+    """A life in which sync `number` fails, and a second one, in which none does; None if there are not so many (M5)."""
+    with Recorder(path, "file") as recorder:
+        recorder.trace.sync_ranges(True)
+        store = pmstore.open(path)
+        recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
+        with contextlib.suppress(pmstore.Error):
+            workload(store)
+        _, failed = recorder.trace.operations()
+        recorder.trace.fail(0, 0, 0)
+        store._drop(discard=True)
+        with pmstore.open(path) as store:
+            store["after"] = number
+    return recorder.recording if failed else None
 
 
 def record_torn_header(path: Path, medium: str, place: int) -> Recording:
@@ -201,6 +219,37 @@ def alike(store: pmstore.Store) -> None:
             store.commit()
 
 
+def freed(store: pmstore.Store) -> None:
+    """Space that was free is taken again, where it shows what was rolled back there, and behind an extent's end. Found
+    by a reader: small arrays that took such space left out the lines that were equal, and recovery replayed an
+    older array's over them.
+    """
+
+    def log_and_delete() -> None:
+        store["x"] = np.ones(1000)
+        store.commit()
+        store["x"][:] = 7
+        store.commit()
+        del store["x"]
+        store.commit()
+
+    def fill(name: str, value: float) -> None:
+        for i in range(24):
+            store[f"{name}{i}"] = np.full(120, value)
+        store.commit()
+
+    log_and_delete()
+    store["y"] = np.full(1000, 3.0)
+    store.rollback()
+    fill("before", 3.0)
+    log_and_delete()
+    store["y"] = np.full(525, 3.0)
+    store.commit()
+    del store["y"]
+    store.commit()
+    fill("behind", 7.0)
+
+
 def growth(store: pmstore.Store) -> None:
     """The region and the log grow, and a commit is larger than the log."""
     base = store.create_array("base", 40_000, "f8")
@@ -327,7 +376,7 @@ def edges(store: pmstore.Store) -> None:
             store.commit()
 
 
-WORKLOADS = [arrays, names, reuse, lists, alike, undone, laps, edges, growth, spill, many]
+WORKLOADS = [arrays, names, reuse, lists, alike, freed, undone, laps, edges, growth, spill, many]
 
 
 # ---- large workloads, for few states

@@ -60,6 +60,10 @@ def recordings(directory: Path) -> Iterator[Recording]:
             path = directory / f"{name}-{medium}.pm"
             yield crashes.record(path, medium, *lives, readers=False, **options)
             path.unlink()
+    for number in (3, 5, 10, 15, 20):
+        failed = crashes.record_failed_sync(directory / f"failed-{number}.pm", crashes.reuse, number)
+        if failed is not None:
+            yield failed
     for medium in ("memory", "file"):
         for place in (0, 4096):
             path = directory / f"torn-{medium}-{place}.pm"

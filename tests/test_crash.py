@@ -5,8 +5,6 @@ PMSTORE_CRASH_BUDGET sets how many crash states a test judges; PMSTORE_CRASH_SEE
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 import pmstore
 from pmstore._core import ffi, lib
 from pmstore.testing._engine import Found
-from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._recording import Recording
 
 from .conftest import Medium
 from .crashes import (
@@ -37,6 +35,7 @@ from .crashes import (
     growth,
     names,
     record,
+    record_failed_sync,
     record_torn_header,
     reuse,
     spill,
@@ -104,21 +103,11 @@ def test_I3_recovery_makes_durable_what_it_adopts(tmp_path: Path, workload: Work
     for durable and copied it home; a power cut then left half of home, and no record. Here every sync fails once (M5).
     """
     for number in itertools.count(1):
-        path = tmp_path / f"{number}.pm"
-        with Recorder(path, "file") as recorder:
-            store = pmstore.open(path)
-            recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
-            with contextlib.suppress(pmstore.Error):
-                workload(store)
-            _, failed = recorder.trace.operations()
-            recorder.trace.fail(0, 0, 0)
-            store._drop(discard=True)
-            with pmstore.open(path) as store:
-                store["after"] = number
-        if not failed:
+        recording = record_failed_sync(tmp_path / f"{number}.pm", workload, number)
+        if recording is None:
             assert number > 5
             break
-        assert_survives(recorder.recording, budget=150, depth=0)
+        assert_survives(recording, budget=150, depth=0)
 
 
 # ---- the explorer itself: what it must notice

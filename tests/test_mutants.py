@@ -8,7 +8,7 @@ import pytest
 
 from . import mutants_battery, mutation_score
 from .mutants import CONTROLS, MUTANTS
-from .mutants_build import Edit, Mutant, MutantError, chosen, generated, place_of
+from .mutants_build import BUILD, Edit, Mutant, MutantError, chosen, generated, place_of
 
 # Of every class; each is noticed within a second or two.
 SOME = (
@@ -83,5 +83,5 @@ def test_planted_bugs_are_noticed_and_controls_are_not() -> None:
     by_name = {mutant.name: mutant for mutant in (*MUTANTS, *CONTROLS)}
     bugs = mutation_score.run([by_name[name] for name in SOME], jobs=1, quiet=True)
     assert not mutation_score.wrong(bugs)
-    assert mutation_score.judge(mutation_score.BUILD, by_name[CONTROL], parts=("crash", "model")).by == ""
-    assert mutation_score.judge(mutation_score.BUILD, mutation_score.FINE, parts=("crash", "model")).by == ""
+    assert mutation_score.judge(BUILD, by_name[CONTROL], parts=("crash", "model")).by == ""
+    assert mutation_score.judge(BUILD, mutation_score.FINE, parts=("crash", "model")).by == ""

@@ -85,6 +85,7 @@ typedef struct {
     uint64_t points, judged, distinct, pruned, nested, by_kind[10];
     double possible;         /* log10 of the number of states in the model */
     uint64_t sampled_points; /* points at which not all of them were judged */
+    uint64_t left_out;       /* points at which none was: the budget is less than one state for each */
     /* what is wrong, and how to get there: levels[0] is a crash of the recording, the next one of its recovery and of
      * what followed */
     uint32_t problem, level_count;

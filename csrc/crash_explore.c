@@ -175,6 +175,7 @@ pm_status pm_explorer_run(pm_explorer *e)
             PM_TRY(pm_explorer_make_keep(e));
             e->learns = true;
             if (e->points[number].quota) pm_explorer_judge_point(e, &e->points[number]);
+            else e->result->left_out += mine(e, number);
             e->learns = false;
             pm_explorer_forget_alike(e);
             number++;

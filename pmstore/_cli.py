@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
-        chosen = _parser(words).parse_args(words)
+        chosen, unknown = _parser(words).parse_known_args(words)
+        if unknown:
+            chosen.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         command: Command = chosen.command
         status = command(chosen)
         sys.stdout.flush()
@@ -96,7 +98,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         )
         sub.add_argument("path", metavar="PATH", help="the store's file")
         sub.add_argument("--json", action="store_true", help="print JSON")
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, parser=sub)
         return sub
 
     add("info", info, "format, medium, commits, and how full the store is", "  pmstore info run.pm\n")

@@ -45,8 +45,13 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
 
+def title_text(mapping: Shown) -> str:
+    """A Store or a Group on one line, for ``repr``."""
+    return f"<{_look_at(mapping, 0)[0]}>"
+
+
 def tree_text(mapping: Shown) -> str:
-    """The tree of a Store or a Group, for ``repr``: at most MAX_LINES lines of names, then how many more there are."""
+    """The tree of a Store or a Group, for ``str``: at most MAX_LINES lines of names, then how many more there are."""
     title, lines, more = _look_at(mapping)
     text = [f"<{title}>", *aligned((line.guide + line.label, *columns(line.row)) for line in lines)]
     if more:
@@ -136,7 +141,7 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _look_at(mapping: Any) -> tuple[str, list[Line], int]:
+def _look_at(mapping: Any, most: int = MAX_LINES) -> tuple[str, list[Line], int]:
     """Title, lines, and how many names more there are. Never raises what is wrong with a store: a repr must not."""
     store = getattr(mapping, "store", mapping)
     group = f" {mapping.name!r} of" if mapping is not store else ""
@@ -146,7 +151,7 @@ def _look_at(mapping: Any) -> tuple[str, list[Line], int]:
     about += f" ({store.media}, mode {store.mode})"
     try:
         count = len(mapping)
-        lines = list(islice(tree_lines(islice(mapping._rows(), MAX_LINES)), MAX_LINES))
+        lines = list(islice(tree_lines(islice(mapping._rows(), most)), most))
     except Error as error:
         return f"{about}: {error}", [], 0
     more = count - sum(line.row is not None for line in lines)

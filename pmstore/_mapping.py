@@ -73,6 +73,11 @@ class NameMapping(MutableMapping[str, Any]):
         return self._catalog.rows(self._prefix)
 
     def __repr__(self) -> str:
+        from pmstore._display import title_text
+
+        return title_text(self)
+
+    def __str__(self) -> str:
         from pmstore._display import tree_text
 
         return tree_text(self)

@@ -161,7 +161,7 @@ def test_hostile_entries(store, entry):
     for use in (lambda: store["bad"], lambda: store.get("bad"), lambda: list(store.values())):
         with pytest.raises(pmstore.CorruptStoreError, match="bad"):
             use()[0]
-    assert list(store) == ["bad", "good"] and "bad" in repr(store)
+    assert list(store) == ["bad", "good"] and "bad" in str(store)
     store.commit()
     report = store.check()
     assert [problem.name for problem in report] == ["bad"]

@@ -397,7 +397,10 @@ def test_the_command_finds_a_missing_fsync(command: Command, capsys: pytest.Capt
     assert "missing: fsync of new before new is renamed to run" in text
     line = next(line for line in text.splitlines() if "replay: " in line)
     path = Path(line.rpartition(" ")[2]) / "replay"
-    assert "python -m pmstore crash replay .pmstore-crash/save-" in line and path.is_file()
+    assert (
+        "python -m pmstore crash replay .pmstore-crash/tests-test_crash_files.test_the_command_finds" in line
+        and path.is_file()
+    )
     assert (path.parent / "image" / "run").exists()
     assert replay_files(path) == 1
     assert "it still fails: AssertionError" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""repr and _repr_html_ of stores and groups: what they show, that it is bounded, and that nothing breaks out of it."""
+"""repr, str and _repr_html_ of stores and groups: what they show, that it is bounded, that nothing breaks out of it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ def test_real_stores_and_groups(tmp_path: Path) -> None:
         store["model/centers"] = np.zeros((10, 784))
         store["epoch"] = 3
         store.create_list("history").append(1.5)
-        text, group = repr(store), repr(store.group("model"))
+        text, group = str(store), str(store.group("model"))
+        assert repr(store) == text.splitlines()[0]
+        assert repr(store.group("model")) == group.splitlines()[0]
         assert store._repr_html_().startswith("<div>")
         assert store.group("model")._repr_html_().count("<tr>") == 2
     assert text.splitlines()[0] == f"<pmstore.Store {str(path)!r} ({store.media}, mode a): 3 names>"
@@ -151,5 +153,5 @@ def test_real_stores_and_groups(tmp_path: Path) -> None:
     assert "epoch" in text
     assert group.splitlines()[0].startswith("<pmstore.Group 'model' of ")
     assert len(group.splitlines()) == 2
-    assert repr(store) == f"<closed pmstore.Store {str(path)!r}>"
+    assert repr(store) == str(store) == f"<closed pmstore.Store {str(path)!r}>"
     assert "closed pmstore.Store" in store._repr_html_()

@@ -353,7 +353,7 @@ def a_list_with_a_far_element(path: Path) -> None:
         for mode in ("r", "r+"):
             with pmstore.open(path, mode, media="file") as store:
                 assert "<PersistentList" in repr(store["l"])
-                repr(store), store._repr_html_() if hasattr(store, "_repr_html_") else None
+                str(store), store._repr_html_() if hasattr(store, "_repr_html_") else None
                 for action in (list, lambda items: items[:], lambda items: items.index(9), lambda items: items[2]):
                     with pytest.raises(pmstore.CorruptStoreError):
                         action(store["l"])

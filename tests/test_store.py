@@ -277,9 +277,10 @@ def test_repr(store):
     store["model/w"] = np.zeros((3, 4))
     store["epoch"] = 5
     store.create_list("log").append("x")
-    for text in (repr(store), store._repr_html_()):
+    for text in (str(store), store._repr_html_()):
         assert "(3, 4) float64" in text and "epoch" in text and "96 B" in text
-    assert "epoch" not in repr(store.group("model")) and "(3, 4)" in store.group("model")._repr_html_()
+    assert repr(store).endswith(": 3 names>")
+    assert "epoch" not in str(store.group("model")) and "(3, 4)" in store.group("model")._repr_html_()
     store.close()
     assert "closed" in repr(store)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -37,6 +38,9 @@ def bad(store):
 
 def raises(store):
     raise LookupError("nothing there")
+
+def exits(store):
+    raise SystemExit(3)
 
 number = 5
 
@@ -82,10 +86,12 @@ def test_run_and_replay(here: Path, capsys: pytest.CaptureFixture[str], check: s
     assert out.startswith("crash after commit 1 was acknowledged, before commit 2 began: money is lost  (bank.py:4)\n")
     line = next(line for line in out.splitlines() if "replay:" in line)
     command = line.split("pmstore ", 1)[1].split()
-    assert command == ["crash", "replay", ".pmstore-crash/bad.crash"]
+    assert command == ["crash", "replay", ".pmstore-crash/bank.bad.crash"]
     status, again, err = crash(capsys, *command[1:])
     assert (status, err) == (1, "")
-    assert again.splitlines() == out.splitlines()[: len(again.splitlines())]
+    *told, note = again.splitlines()
+    assert told == out.splitlines()[: len(told)]
+    assert note == "  it is the recorded run that was judged: what a changed workload does, only a new run shows"
 
 
 def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +105,7 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
     status, out, _ = crash(capsys, "run", "--check", check, *options, "bank.py:bad")
     assert status == 1
     assert "the check's command ended with 1: AssertionError: money is lost" in out.splitlines()[0]
-    assert crash(capsys, "replay", ".pmstore-crash/bad.crash")[0] == 1
+    assert crash(capsys, "replay", ".pmstore-crash/bank.bad.crash")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,25 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("run", "no_such_module:x"), "the workload no_such_module:x can't be loaded: ModuleNotFoundError"),
         (("run", "bank.py:number"), "a life is a function of the open store, not 5"),
         (("run", "bank.py:raises"), "the workload raises raised LookupError, without any crash: nothing there"),
+        (("run", "bank.py:exits"), "the workload exits raised SystemExit, without any crash: 3"),
+        (("run", "exits.py:x"), "the workload exits.py:x can't be loaded: SystemExit: 4"),
         (("run", "--check", "bank.py:number", "bank.py:good"), "check is a function"),
+        (("run", "--check", "bank.py:exits", "bank.py:good"), r"the check exits called sys.exit\(3\): it has to raise"),
+        (
+            ("run", "--check", "cmp {store} x || true", "bank.py:good"),
+            "--check: no shell is used, and || would be a word like any other",
+        ),
+        (("run", "--check", "cmp {store} x; true", "bank.py:good"), "no shell is used, and ; would be"),
+        (("run", "--check", "cmp '{store} x", "bank.py:good"), "--check: no closing quotation"),
+        (
+            ("run", "--check", "cmp {store} {dir}", "bank.py:good"),
+            "--check: nothing is put in for {dir}, only for {store}",
+        ),
+        (("run", "--check", "no-such-command {store}", "bank.py:good"), "no-such-command can't be run: No such file"),
+        (
+            ("run", "--kinds", "torn", "--budget", "3", "bank.py:good"),
+            "no crash was judged: kinds=torn has none here within a budget of 3",
+        ),
         (
             ("run", "--check", "python check.py", "bank.py:good"),
             "is neither module:function nor a command with {store}",
@@ -123,7 +147,10 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("run", "--store", "bank.pm"), "--store takes the command that uses the store"),
         (("run", "--store", "bank.pm", "--media", "memory,file", "--", "true"), "runs once, on one medium"),
         (("run", "--store", "bank.pm", "--", "no-such-command"), "no-such-command can't be run: No such file"),
-        (("run", "--store", "bank.pm", "--", "false"), "the command ended with status 1, without any crash"),
+        (
+            ("run", "--store", "bank.pm", "--", "false"),
+            "the command ended with status 1, without any crash: .* until then it did not open bank.pm, which --store",
+        ),
         (("run", "--store", "bank.pm", "--", "true"), "the command did not open the store bank.pm for writing"),
         (("replay", "missing.crash"), "missing.crash: there is no such file"),
         (("open", "bank.py"), "bank.py is no failure file"),
@@ -132,10 +159,41 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str], arguments: Any, message: str) -> None:
     import re
 
+    (here / "exits.py").write_text("raise SystemExit(4)\n")
     status, out, err = crash(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("pmstore: ")
-    assert re.search(message, err), err
+    assert re.search(message.replace("||", r"\|\|"), err), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "--bogus", "bank.py:good"), "pmstore crash run: error: unrecognized arguments: --bogus"),
+        (("run", "--files", "d", "--depth=2", "--", "true"), "--depth is only for stores, not for --files"),
+        (("run", "--files", "d", "--store", "x", "--", "true"), "--store and --files exclude each other"),
+        (("open", "--commit", 2, "--event", 3, "x.crash"), "--event: not allowed with argument --commit"),
+    ],
+)
+def test_words_that_are_no_arguments(capsys: pytest.CaptureFixture[str], arguments: Any, message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        crash(capsys, *arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_that_runs_in_a_shell_is_a_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check = "sh -c 'test -s {store} && ! test -e {store}.none || exit 1'"
+    assert crash(capsys, "run", "--check", check, "--budget", 5, "--media", "file", "bank.py:good")[0] == 0
+
+
+def test_functions_of_one_name_fail_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("a", "b"):
+        (here / place).mkdir()
+        (here / place / "job.py").write_text(BANK)
+        arguments = ("run", "--check", "bank.py:conserved", "--media", "file", f"{place}/job.py:bad")
+        assert crash(capsys, *arguments)[0] == 1
+    assert {path.name for path in Path(".pmstore-crash").glob("*.crash")} == {"a-job.bad.crash", "b-job.bad.crash"}
 
 
 def test_a_whole_program(here: Path) -> None:
@@ -153,6 +211,22 @@ def test_a_whole_program(here: Path) -> None:
     with pmstore.open("bank.pm", "r") as store:  # it ran for real
         assert dict(store) == {"a": 70, "b": 30}
 
+    def again(store: str, status: int = 2) -> str:
+        words = [*command[:5], "--store", store, *command[7:], "--", sys.executable, "bank.py", "{store}"]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stderr + done.stdout
+
+    assert "status 1, without any crash" in again("other.pm")
+    Path("bank.py").write_text(BANK.replace('open("bank.pm")', "open(__import__('sys').argv[1])"))
+    said = again("bank.pm")
+    assert "made no commit" in said
+    assert "bank.pm was there already, at commit 2: delete it to begin anew" in said
+    with pmstore.open("bank.pm") as store:
+        store["a"] = 5
+    assert "note:   bank.pm was there already, at commit 3: delete it to begin anew" in again("bank.pm", 1)
+
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["crash", "--help"], ["crash", "run", "--help"]):
@@ -160,6 +234,47 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
             _cli.main(arguments)
         assert caught.value.code == 0
         assert "crash" in capsys.readouterr().out
+
+
+ENDLESS = """
+import signal, sys
+from pathlib import Path
+from pmstore import _cli
+
+def check(store, crash, calls=[]):
+    calls.append(1)
+    if len(calls) == 20:
+        Path("directory").write_text(str(Path(store.path).parent))
+        signal.raise_signal(int(sys.argv[1]))
+
+def work(store):
+    store["x"] = 1
+    store.commit()
+
+if __name__ == "__main__":
+    sys.exit(_cli.main(["crash", "run", "--check", "__main__:check", "__main__:work"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_ended_says_how_far_it_was(here: Path, number: int, status: int) -> None:
+    (here / "endless.py").write_text(ENDLESS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(pmstore.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "endless.py", str(int(number))], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stdout) == (status, "")
+    assert "interrupted after " in done.stderr
+    assert "none failed so far" in done.stderr
+    assert not Path(Path("directory").read_text()).exists()
+
+
+def test_asserts_that_are_left_out(here: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(pmstore.__file__).parent.parent)}
+    command = [sys.executable, "-O", "-m", "pmstore", "crash", "run", "--check", "bank.py:conserved", "bank.py:bad"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "Python runs without asserts here (-O" in done.stderr
 
 
 # ---- failure files
@@ -260,6 +375,7 @@ def test_replay_with_a_check_that_is_gone(failure: Path, capsys: pytest.CaptureF
     status, _, err = crash(capsys, "replay", failure)
     assert status == 2
     assert "the check gone:check can't be imported: ModuleNotFoundError" in err
+    assert "there is no file gone.py" in err
 
 
 def test_replay_of_what_is_right(failure: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +407,11 @@ def test_open_travels_in_time(failure: Path, capsys: pytest.CaptureFixture[str],
     with pmstore.open(tmp_path / "end.pm", "r") as store:
         assert dict(store) == {"a": 70, "b": 30}
     assert "  the store is at commit 1\n  a = 70\n" in crash(capsys, "open", "--commit", 1, failure)[1]
+    assert f"written to {tmp_path / 'end.pm'}\n" in crash(capsys, "open", "--export", tmp_path / "end.pm", failure)[1]
+    status, _, err = crash(capsys, "open", "--export", "bank.py", failure)
+    assert status == 2
+    assert "bank.py is there already, and is no store" in err
+    assert Path("bank.py").read_text() == BANK
     status, _, err = crash(capsys, "open", "--commit", 9, failure)
     assert status == 2
     assert "the recording has the commits 0, 1, 2, and no 9" in err

@@ -213,7 +213,11 @@ def test_values_are_shortened() -> None:
     assert shortened(np.arange(1000)) == "[ 0 1 2 ... 997 998 999]"
     assert len(shortened("x" * 1000)) == 60
     assert contents_text({}) == "empty"
-    assert contents_text({f"n{i}": i for i in range(20)}).endswith("n7 = 7 and 12 names more")
+    many = {f"n{i}": i for i in range(20)}
+    assert contents_text(many) == "n0 = 0, n1 = 1, n2 = 2, and 17 more names"
+    changed = contents_text({**many, "n7": 8}, [many, None])  # what changed is shown first
+    assert changed == "n7 = 8, n0 = 0, n1 = 1, and 17 more names"
+    assert len(contents_text({"x" * 900: 1})) == 44
 
 
 # ---- lost pieces
@@ -356,11 +360,25 @@ def test_reports_say_what_was_covered() -> None:
     assert report.by_kind == {"random": 1500, "all": 520}
     assert str(report).splitlines() == [
         "explored the crashes of 4 commits, judged by recovery and the check, seed 7",
-        "  memory: 2,000 states at 3 moments, 1,800 distinct, 400 of them in or after recovery; sampled: of about 10^40"
-        "; 4,000 a second",
+        "  memory: 2,000 states at 3 moments, 1,800 distinct, and 400 more in or after recovery; sampled: of about "
+        "10^40; 4,000 a second",
         "  file:   20 states at 3 moments, 18 distinct; exhaustive: these are all; 2,000 a second",
         "  of the kinds random 1,500, all 520",
     ]
+    failed = Report({"memory": large}, failed="memory", untried=("file",))
+    assert str(failed).splitlines()[1:3] == [
+        "  memory: 2,000 states at 3 moments, 1,800 distinct, and 400 more in or after recovery; stopped at the first "
+        "failure; 4,000 a second",
+        "  file:   not tried",
+    ]
+    assert "sampled: of more than 10^100;" in str(Report({"memory": large._replace(possible=947728.0)}))
+
+    class Small(Tally):
+        left_out = 17
+
+    few = str(Report({"memory": Small(*large._replace(points=37, judged=80, nested=0))}))
+    assert "80 states at 20 moments" in few
+    assert "; the budget left out 17 of 37 moments;" in few
     assert Report({"file": small}).exhaustive
     assert not Report({}).exhaustive
     assert report.seconds == pytest.approx(0.51)

@@ -16,7 +16,7 @@ import pmstore
 ROOT = Path(pmstore.__file__).parent.parent
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "crash-testing.md"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-COVERED = re.compile(r"(memory:|file:|of the kinds).*")  # numbers there are not compared
+COVERED = re.compile(r"(?:E +)?(memory:|file:|of the kinds).*")  # numbers there are not compared
 COUNTED = re.compile(r"\bin [\d.]+s$|^ +\d+(?:–\d+)?  |\(event \d+ of \d+\)$")
 
 

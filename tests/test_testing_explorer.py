@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import pmstore
 from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashReport, CrashTestError, _progress, load_failure
 from pmstore.testing import _explorer as module
 from pmstore.testing._progress import terminal
+from pmstore.testing._scratch import Scratch, sweep
 
 
 @pytest.fixture
@@ -375,14 +378,85 @@ def raises_later(store: pmstore.Store, run: int) -> None:
         (other_bytes, "commit 2 wrote other bytes to array 'x' elements 3–5 in the second run: 2.0 instead of 1.0"),
         (other_value, "commit 2 wrote 'run 1' to 'n' in the second run, and 'run 0' in the first"),
         (other_names, "commit 2 stored 'once' in the second run only"),
-        (more_commits, "commit 2 stored|its second run made 3 commits"),
+        (more_commits, "commit 2 stored|its first run made 2 commits, its second run 3 commits"),
         (raises_later, "its second run raised ValueError: used up; the first did not"),
     ],
 )
 def test_a_workload_that_is_not_deterministic(explorer: CrashExplorer, change: Any, message: str) -> None:
     with pytest.raises(CrashTestError, match=f"the workload is not deterministic: {message}") as caught:
         explorer.run(nondeterministic(change), budget=10)
-    assert change is raises_later or "seed its random generators" in str(caught.value)
+    assert change is raises_later or "seed its random generators, let no threads race" in str(caught.value)
+
+
+def test_a_check_that_is_taken_for_a_life(explorer: CrashExplorer) -> None:
+    with pytest.raises(CrashTestError, match="conserved changed nothing.*: if it is the check, write check=conserved"):
+        explorer.run(careless, conserved)
+
+    def killed(store: pmstore.Store) -> None:
+        store["a"] = 5  # never committed
+
+    explorer.run(careless, killed, lambda store: store.close(), budget=10)
+
+
+def test_a_run_that_judges_nothing(explorer: CrashExplorer) -> None:
+    with pytest.raises(CrashTestError, match="no crash was judged: kinds=torn has none here within a budget of 3"):
+        explorer.run(careless, kinds="torn", budget=3)
+
+
+@pytest.mark.parametrize("where", ["workload", "check", "recording"])
+def test_sys_exit_is_no_verdict(explorer: CrashExplorer, where: str) -> None:
+    def leave(store: pmstore.Store) -> None:
+        sys.exit("done")
+
+    with pytest.raises(
+        CrashTestError, match=r"the workload .*leave raised SystemExit|called sys.exit\('done'\)|raised"
+    ) as e:
+        if where == "recording":
+            with explorer.recording():
+                leave(explorer)  # type: ignore[arg-type]
+        else:
+            explorer.run(*([leave] if where == "workload" else [careless]), check=leave if where == "check" else None)
+    assert isinstance(e.value.__cause__, SystemExit)
+
+
+def test_one_medium_has_two_names(explorer: CrashExplorer) -> None:
+    for given in ({"media": "memory"}, {"medium": "memory"}, {"media": ("memory",)}):
+        with explorer.recording(budget=5, **given) as path, pmstore.open(path) as store:  # type: ignore[arg-type]
+            assert store.media == "memory"
+            store["x"] = 1
+    with pytest.raises(CrashTestError, match="two names for the same"):
+        explorer.recording(media="file", medium="file")
+    with pytest.raises(CrashTestError, match="the code runs once, on one medium"):
+        explorer.recording(media=("file", "memory"))
+
+
+def test_what_a_check_says_is_bounded(explorer: CrashExplorer) -> None:
+    def check(store: pmstore.Store) -> None:
+        if store.sequence == 1:
+            raise ValueError("y" * 3000 + "\nand more")
+
+    first, second, third = str(fails(explorer, careless, check=check)).splitlines()[:3]
+    assert 200 < len(first) < 300
+    assert first.endswith("y…")
+    assert second == "    and more"
+    assert third.startswith("    (test_testing_explorer.py:")
+
+
+def test_directories_of_the_dead_are_removed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead = int(done.stdout)
+    for name in (f"pmstore-crash-{dead}-x", f"pmstore-crash-{dead}-held", f"pmstore-crash-{os.getpid()}-x", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f"pmstore-crash-{dead}-x" / "store.pm").touch()
+    held = os.open(tmp_path / f"pmstore-crash-{dead}-held", os.O_RDONLY)  # by a process of another container
+    fcntl.flock(held, fcntl.LOCK_SH)
+    sweep(str(tmp_path))
+    os.close(held)
+    left = {f"pmstore-crash-{dead}-held", f"pmstore-crash-{os.getpid()}-x", "other"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+    with Scratch(tmp_path) as directory:
+        assert Path(directory).name.startswith(f"pmstore-crash-{os.getpid()}-")
+    assert not Path(directory).exists()
 
 
 def test_a_check_that_fails_without_a_crash(explorer: CrashExplorer) -> None:
@@ -481,5 +555,10 @@ def test_the_path_is_known_while_it_runs(explorer: CrashExplorer) -> None:
 def test_failures_that_cant_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with CrashExplorer("x", directory=tmp_path / "file") as explorer:
-        with pytest.raises(CrashTestError, match="a crash was found, but .* can't be written(.|\n)*money is lost"):
-            explorer.run(careless, check=conserved)
+        failure = fails(explorer, careless, check=conserved)
+    text = str(failure)
+    assert "money is lost" in text.splitlines()[0]
+    assert failure.path is None
+    assert f"  not kept: {tmp_path / 'file'} can't be written: File exists" in text
+    assert "replay:" not in text
+    assert "look:" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,10 +66,13 @@ def careless(store: pmstore.Store, first: int = 70) -> None:
 
 def test_a_decorated_function_is_just_called(here: Path) -> None:
     test = pmstore.testing.crash_test(check=conserved, budget=200)(careless)
-    with pytest.raises(CrashFailure, match="money is lost"):
+    with pytest.raises(CrashFailure, match="money is lost") as caught:
         test()
-    assert (here / ".pmstore-crash" / "careless.crash").is_file()
-    assert (here / ".pmstore-crash" / "careless.pm").is_file()
+    file = Path(str(caught.value.path))
+    assert re.fullmatch(r"test_testing_plugin.careless-[0-9a-f]{8}.crash", file.name)  # of a file that is elsewhere
+    assert file.parent == Path(".pmstore-crash")
+    assert file.is_file()
+    assert file.with_suffix(".pm").is_file()
     assert (here / ".pmstore-crash" / ".gitignore").read_text().endswith("*\n")
 
 
@@ -166,7 +170,8 @@ def test_hypothesis_shrinks_the_workload(here: Path) -> None:
     with pytest.raises(CrashFailure):
         test()
     assert seen[-1] == [1]
-    failure = load_failure(here / ".pmstore-crash" / "test.crash")
+    [file] = (here / ".pmstore-crash").glob("*.crash")
+    failure = load_failure(file)
     assert "a = 99" in failure.message
 
 
@@ -212,6 +217,67 @@ def test_a_failing_test_says_what_to_do(pytester: pytest.Pytester) -> None:
     )
     result.stdout.no_fnmatch_line("*_explorer.py*")  # nothing of ours in the traceback
     assert (pytester.path / ".pmstore-crash" / "test_bank.test_bad.crash").is_file()
+
+
+def test_ids_that_look_alike_have_files_of_their_own() -> None:
+    alike = ["t.py::two", "t.py::two[..]", "t.py::two[.]", "t.py::two[a/b]", "t.py::two[a-b]", "t.py::two[a b]"]
+    names = [_session.test_name(identity) for identity in alike]
+    assert len(set(names)) == len(names)
+    assert names[0] == "t.two"
+    assert names[4].startswith("t.two-a-b")
+
+
+def test_commands_are_for_where_pytest_was_started(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pytester.path / "below").mkdir()
+    (pytester.path / "below" / "test_bank.py").write_text(
+        BANK.replace("def test_bad(store):", "def test_bad(store):\n    import os; os.chdir('/')")
+    )
+    (pytester.path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.chdir(pytester.path / "below")
+    result = run(pytester, "test_bank.py")
+    monkeypatch.chdir(pytester.path)
+    result.stdout.fnmatch_lines(["*replay: python -m pmstore crash replay */.pmstore-crash/below-test_bank.*.crash"])
+    result.stdout.fnmatch_lines(["*again: *pytest test_bank.py::test_bad --crash-seed=1*"])
+
+
+def test_nothing_of_ours_is_in_a_traceback(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pmstore.testing
+
+        def check(store):
+            assert store.sequence != 1
+
+        def two(store):
+            store["a"] = 1
+            store.commit()
+            store["b"] = 1
+            store.commit()
+
+        def test_recording(crash_explorer):
+            with crash_explorer.recording(check, media="file") as path, pmstore.open(path) as store:
+                two(store)
+
+        @pmstore.testing.crash_test(check=check, media="file")
+        def test_decorated(store):
+            two(store)
+
+        def test_no_commit(crash_explorer):
+            crash_explorer.run(lambda store: None)
+
+        def test_bad_check(crash_explorer):
+            crash_explorer.run(two, check=lambda: None)
+
+        def test_no_crash(crash_explorer):
+            with crash_explorer.recording(media="file") as path, pmstore.open(path) as store:
+                pass
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=5)
+    result.stdout.fnmatch_lines([">   @pmstore.testing.crash_test(check=check, media=*"])
+    result.stdout.no_fnmatch_line("*pmstore/testing*")
+    result.stdout.no_fnmatch_line("*contextlib.py*")
 
 
 def test_options_reach_the_tests(pytester: pytest.Pytester) -> None:
@@ -277,7 +343,7 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
     result = run(pytester)
     result.assert_outcomes(passed=2, failed=2)
     names = sorted(path.stem for path in (pytester.path / ".pmstore-crash").glob("*.crash"))
-    assert names[0] == "test_lives.test_fails-a-b"
+    assert re.fullmatch(r"test_lives\.test_fails-a-b-[0-9a-f]{8}", names[0])
     assert 90 < len(names[1]) < 110
 
 

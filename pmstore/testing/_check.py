@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pmstore.testing._commandline import need_asserts
 from pmstore.testing._describe import Workshop
 from pmstore.testing._errors import CrashTestError
 
@@ -19,6 +20,7 @@ __all__ = ["Check", "Crash", "CheckRunner", "callable_text", "require_check"]
 Check = Callable[..., Any]
 
 MOST_LINES = 12
+MOST_WIDTH = 200  # characters of a line
 PACKAGE = os.path.dirname(__file__) + os.sep
 
 
@@ -50,6 +52,7 @@ def callable_text(function: Any) -> str:
 
 def require_check(check: Any) -> None:
     """CrashTestError if a check can't be one."""
+    __tracebackhide__ = True
     if check is None:
         return
     if not callable(check):
@@ -63,10 +66,14 @@ def require_check(check: Any) -> None:
             "it a plain function"
         )
     wants_crash(check)
+    command = getattr(getattr(check, "crash_check_place", None), "command", "")
+    if not command:
+        need_asserts()
 
 
 def wants_crash(check: Check) -> bool:
     """Whether a check takes the crash as its second argument. CrashTestError if it takes no store."""
+    __tracebackhide__ = True
     try:
         signature = inspect.signature(check)
     except (TypeError, ValueError):
@@ -108,9 +115,17 @@ class CheckRunner:
                 if self._crash:
                     arguments += (Crash(acknowledged, started, store.sequence, when(acknowledged, started)),)
                 answer = self._check(*arguments)
+        except CrashTestError:
+            raise
         except Exception as error:
             self.error = error
             return self._said(error)
+        except SystemExit as error:
+            status = "" if error.code is None else f"{error.code!r:.60}"
+            raise CrashTestError(
+                f"the check {callable_text(self._check)} called sys.exit({status}): it has to raise if something is "
+                "wrong, and to return if not"
+            ) from error
         except BaseException as error:  # pytest.fail is no Exception
             if type(error).__name__ != "Failed":
                 raise
@@ -134,9 +149,14 @@ class CheckRunner:
             lines = [source or type(error).__name__]
         if not isinstance(error, AssertionError) and type(error).__name__ != "Failed":
             lines[0] = f"{type(error).__name__}: {lines[0]}"
+        lines = [_cut(line) for line in lines[:MOST_LINES]]
         if frame is not None and not frame.filename.startswith(PACKAGE):
-            lines[0] += f"  ({_file(frame.filename)}:{frame.lineno})"
-        return "\n".join(lines[:MOST_LINES])
+            where = f"({_file(frame.filename)}:{frame.lineno})"
+            if len(lines) == 1 or lines[1].startswith("assert "):  # what pytest adds to a message
+                lines[0] += f"  {where}"
+            else:
+                lines.append(where)
+        return "\n".join(lines)
 
     def _frame(self, error: BaseException) -> traceback.FrameSummary | None:
         """Where in the check's own file it was raised, or in what it called."""
@@ -144,6 +164,10 @@ class CheckRunner:
         code = getattr(inspect.unwrap(self._check), "__code__", None)
         own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
         return own[-1] if own else (frames[-1] if frames else None)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MOST_WIDTH else line[: MOST_WIDTH - 1] + "…"
 
 
 def _file(path: str) -> str:

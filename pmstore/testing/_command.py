@@ -9,9 +9,10 @@ import argparse
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,25 @@ __all__ = ["add_parser"]
 
 FINE, FOUND, FAILED = 0, 1, 2
 
-EXIT_STATUS = """\
+RUN_STATUS = """\
 exit status:
   0  no crash was found that loses or mixes data, or that the check refuses
-  1  one was found; for replay: the state is still wrong
+  1  one was found
   2  the workload, the check or the arguments are wrong: nothing is said about crashes
+"""
+
+REPLAY_STATUS = """\
+exit status:
+  0  nothing is wrong with this state any more
+  1  it is still wrong
+  2  it can't be judged
+"""
+
+OPEN_STATUS = """\
+exit status:
+  0  the store opens
+  1  it does not, as the crash left it
+  2  there is no such crash, or the arguments are wrong
 """
 
 RUN_EXAMPLES = """\
@@ -33,9 +48,10 @@ examples:
   pmstore crash run --check 'python check.py {store}' --budget 5000 bank.py:transfer
   pmstore crash run --store fit.pm --check checks:sound -- python fit.py
 
-Files that have nothing to do with a store: pmstore crash run --files DIR --help
-
 """
+
+# Options of `run` that the files of any program don't have.
+STORE_ONLY = ("--depth", "--media", "--eadr", "--kinds")
 
 
 def add_parser(commands: Any, words: Sequence[str]) -> None:
@@ -48,44 +64,59 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
         "crash",
         help=text,
         description=text[0].upper() + text[1:] + ". docs/crash-testing.md is the tutorial.",
-        epilog=EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    crash.set_defaults(parser=crash)
     inner = crash.add_subparsers(title="commands", required=True, metavar="COMMAND")
     own = words[: words.index("--")] if "--" in words else words
-    if any(word.partition("=")[0] == "--files" for word in own) and _has_files():
+    given = {word.partition("=")[0] for word in own}
+    if "--files" in given and _has_files():
         files: Any = importlib.import_module("pmstore.testing._files_command")
-        run = _add(inner, "run", files.run_files, "record what a program does to files, and explore its crashes", "")
+        text = "record what a program does to files, and explore its crashes"
+        run = _add(inner, "run", files.run_files, text, RUN_STATUS)
         files.add_arguments(run)
+        if own[1:2] == ["run"]:
+            _refuse_of_stores(run, given)
     else:
         _add_run(inner)
-    replay = _add(inner, "replay", _replay, "judge a crash that was found before, again", "")
-    replay.add_argument("file", metavar="FILE", help="a failure file, such as .pmstore-crash/test_transfer.crash")
+    replay = _add(inner, "replay", _replay, "judge a crash that was found before, again", REPLAY_STATUS)
+    replay.add_argument("file", metavar="FILE", help="a failure file, such as .pmstore-crash/test_bank.test_it.crash")
     replay.add_argument("--check", metavar="CHECK", help="instead of the check that the file names")
-    look = _add(inner, "open", _open, "show the store as a crash at some moment would leave it", "")
+    look = _add(inner, "open", _open, "show the store as a crash at some moment would leave it", OPEN_STATUS)
     look.add_argument("file", metavar="FILE", help="a failure file")
-    look.add_argument(
+    moment = look.add_mutually_exclusive_group()
+    moment.add_argument(
         "--event", type=int, metavar="N", help="crash when N events have happened; unless given, the crash of the file"
     )
-    look.add_argument("--commit", type=int, metavar="N", help="crash when commit N was acknowledged, with nothing lost")
-    look.add_argument("--events", action="store_true", help="list the moments between which the run can be crashed")
-    look.add_argument("--export", metavar="OUT", help="write the store there too")
+    moment.add_argument(
+        "--commit", type=int, metavar="N", help="crash when commit N was acknowledged, with nothing lost"
+    )
+    moment.add_argument("--events", action="store_true", help="list the moments between which the run can be crashed")
+    look.add_argument("--export", metavar="OUT", help="write the store there too, over a store if one is there")
 
 
-def _add(commands: Any, name: str, command: Callable[..., int], text: str, examples: str) -> argparse.ArgumentParser:
+def _refuse_of_stores(parser: argparse.ArgumentParser, given: set[str]) -> None:
+    if "--store" in given:
+        parser.error("--store and --files exclude each other: a store has an explorer of its own")
+    for option in STORE_ONLY:
+        if option in given:
+            parser.error(f"{option} is only for stores, not for --files")
+
+
+def _add(commands: Any, name: str, command: Callable[..., int], text: str, epilog: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
-        epilog=examples + EXIT_STATUS,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=_guarded(command), path="crash")
+    parser.set_defaults(command=_guarded(command), path="crash", parser=parser)
     return parser
 
 
 def _add_run(commands: Any) -> None:
-    run = _add(commands, "run", _run, "record a workload, and explore its crashes", RUN_EXAMPLES)
+    run = _add(commands, "run", _run, "record a workload, and explore its crashes", RUN_EXAMPLES + RUN_STATUS)
     run.add_argument(
         "workload",
         metavar="SCRIPT.py:FUNCTION",
@@ -98,7 +129,17 @@ def _add_run(commands: Any) -> None:
         help="module:function or script.py:function that gets the recovered store; or a command with {store} in it, "
         "which ends with status 0 if all is well",
     )
-    run.add_argument("--store", metavar="PATH", help="record what the command after -- does to the store at PATH")
+    run.add_argument(
+        "--store",
+        metavar="PATH",
+        help="record what the command after -- does to the store at PATH ({store} in it): it runs once, for real",
+    )
+    if _has_files():
+        run.add_argument(
+            "--files",
+            metavar="DIR",
+            help="of any program's files, without a store: the options are others, which --files DIR --help shows",
+        )
     run.add_argument("--budget", type=int, metavar="N", help="crash states to judge on each medium (2000)")
     run.add_argument("--seed", type=int, metavar="N", help="of the random choices (1)")
     run.add_argument(
@@ -115,12 +156,24 @@ def _has_files() -> bool:
     return (Path(__file__).parent / "_files_command.py").is_file()
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, for what has to be undone and removed before the process ends."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process as it is
+    raise _Terminated
+
+
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
     """What is told to the user in a few lines, instead of a traceback."""
 
     def guarded(chosen: argparse.Namespace) -> int:
         from pmstore.testing._errors import CrashFailure, CrashTestError
 
+        before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, _terminate)
         try:
             return command(chosen)
         except CrashFailure as failure:
@@ -129,6 +182,11 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
         except CrashTestError as error:
             print(f"pmstore: {error}", file=sys.stderr)
             return FAILED
+        except _Terminated:
+            return 128 + signal.SIGTERM
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
 
     return guarded
 
@@ -161,10 +219,13 @@ def _program(chosen: argparse.Namespace) -> list[str]:
 
 
 def _run_workload(chosen: argparse.Namespace) -> int:
+    from pmstore.testing import _session
     from pmstore.testing._explorer import CrashExplorer
 
     workload = _function(chosen.workload, "the workload")
-    name = getattr(workload, "__name__", "workload")
+    place, _, function = chosen.workload.rpartition(":")
+    scripted = place.endswith(".py")
+    name = _session.path_name(place, f"::{function}") if scripted else _session.test_name(f"{place}.{function}")
     with CrashExplorer(name) as explorer:
         report = explorer.run(workload, check=_check(chosen.check), **_options(chosen))
     print(report)
@@ -172,37 +233,62 @@ def _run_workload(chosen: argparse.Namespace) -> int:
 
 
 def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
-    from pmstore.testing._errors import CrashTestError
+    from pmstore.testing import _session
+    from pmstore.testing._errors import CrashFailure, CrashTestError
     from pmstore.testing._explorer import CrashExplorer, plan
     from pmstore.testing._recording import Recording
+    from pmstore.testing._scratch import Scratch
 
     check = _check(chosen.check)
     options = _options(chosen)
     if len(options.get("media", [])) > 1:
         raise CrashTestError("with --store the command runs once, on one medium: --media memory or --media file")
     (media,) = options.pop("media", None) or [_medium(chosen.store)]
-    with tempfile.TemporaryDirectory(prefix="pmstore-crash-") as directory:
+    path = os.path.abspath(chosen.store)
+    earlier = _sequence(path)
+    with Scratch() as directory:
         output = os.path.join(directory, "recording")
-        path = os.path.abspath(chosen.store)
         environment = dict(os.environ, PMSTORE_CRASH_RECORD=f"{media}:{output}:{path}")
         try:
-            status = subprocess.run(program, env=environment).returncode
+            words = [word.replace("{store}", chosen.store) for word in program]
+            status = subprocess.run(words, env=environment).returncode
         except OSError as error:
             raise CrashTestError(f"{program[0]} can't be run: {error.strerror}") from error
+        opened = os.path.exists(output)
         if status:
+            other = "" if opened else f"; until then it did not open {chosen.store}, which --store names: another path?"
             raise CrashTestError(
-                f"the command ended with status {status}, without any crash: mend it first, or let it end with 0"
+                f"the command ended with status {status}, without any crash: mend it first, or let it end with 0{other}"
             )
-        if not os.path.exists(output):
+        if not opened:
             raise CrashTestError(
                 f"the command did not open the store {chosen.store} for writing: --store takes the path that it opens"
             )
         recording = Recording.load(output)
     chosen_plan = plan(check=check, media=media, **{"budget": None, "seed": None, **options})
-    with CrashExplorer(Path(chosen.store).stem) as explorer:
-        report = explorer.explore(recording, chosen_plan)
+    with CrashExplorer(_session.path_name(chosen.store).removesuffix(".pm")) as explorer:
+        try:
+            report = explorer.explore(recording, chosen_plan)
+        except (CrashFailure, CrashTestError) as error:
+            if earlier is None:
+                raise
+            note = f"{chosen.store} was there already, at commit {earlier}: delete it to begin anew"
+            if isinstance(error, CrashTestError):
+                raise CrashTestError(f"{error}. {note}") from error
+            raise CrashFailure(f"{error}\n  note:   {note}", path=error.path, report=error.report) from error
     print(report)
     return FINE
+
+
+def _sequence(path: str) -> int | None:
+    """The commit that a store is at; None if there is no store to read."""
+    import pmstore
+
+    try:
+        with pmstore.open(path, "r") as store:
+            return store.sequence
+    except (pmstore.Error, OSError):
+        return None
 
 
 def _medium(store: str) -> str:
@@ -248,7 +334,7 @@ def _function(text: str, what: str) -> Any:
         raise
     except AttributeError as error:
         raise CrashTestError(f"{what}: {error}") from error
-    except Exception as error:  # a script's own code runs
+    except (Exception, SystemExit) as error:  # a script's own code runs
         raise CrashTestError(f"{what} {text} can't be loaded: {type(error).__name__}: {error}") from error
     return found
 
@@ -270,19 +356,25 @@ def _check(text: str | None) -> Any:
 # ---- replay
 
 
+def _is_of_files(file: str) -> bool:
+    """Whether a failure is one of `run --files`."""
+    if not _has_files():
+        return False
+    files: Any = importlib.import_module("pmstore.testing._files_run")
+    return bool(files.is_files_replay(Path(file)))
+
+
 def _replay(chosen: argparse.Namespace) -> int:
     from pmstore.testing._check import CheckRunner
     from pmstore.testing._describe import Workshop
     from pmstore.testing._engine import Found
     from pmstore.testing._errors import CrashTestError
     from pmstore.testing._failure import load_failure
-    from pmstore.testing._message import describe
+    from pmstore.testing._message import AGAIN, describe
 
-    if _has_files():
-        files: Any = importlib.import_module("pmstore.testing._files_run")
-        if files.is_files_replay(Path(chosen.file)):
-            files = importlib.import_module("pmstore.testing._files_command")
-            return int(files.replay_files(Path(chosen.file), chosen.check))
+    if _is_of_files(chosen.file):
+        files: Any = importlib.import_module("pmstore.testing._files_command")
+        return int(files.replay_files(Path(chosen.file), chosen.check))
     failure = load_failure(chosen.file)
     check, note = None, ""
     if chosen.check is not None:
@@ -305,6 +397,9 @@ def _replay(chosen: argparse.Namespace) -> int:
     if note:
         print(f"note: {note}", file=sys.stderr)
     if verdict is not None:
+        again = [line for line in failure.message.splitlines() if line.startswith(AGAIN)]
+        print("  it is the recorded run that was judged: what a changed workload does, only a new run shows")
+        print(*again, sep="\n", end="\n" if again else "")
         return FOUND
     if note:
         print("it was found by the check, and said:", failure.message, sep="\n")
@@ -324,6 +419,12 @@ def _open(chosen: argparse.Namespace) -> int:
     from pmstore.testing._errors import CrashTestError
     from pmstore.testing._failure import load_failure
 
+    if _is_of_files(chosen.file):
+        folder = Path(chosen.file) if os.path.isdir(chosen.file) else Path(chosen.file).parent
+        raise CrashTestError(
+            f"{chosen.file} is a failure of files, and holds no store: what the crash left is in {folder / 'image'}; "
+            "crash run --files DIR --list -- COMMAND shows the events"
+        )
     failure = load_failure(chosen.file)
     recording, schedule = failure.recording, failure.schedule
     if chosen.events:
@@ -341,10 +442,7 @@ def _open(chosen: argparse.Namespace) -> int:
         schedule = Schedule(event, "all")
     image = _engine.image(recording, schedule, failure.options)
     if chosen.export is not None:
-        try:
-            Path(chosen.export).write_bytes(image)
-        except OSError as error:
-            raise CrashTestError(f"{chosen.export} can't be written: {error.strerror}") from error
+        _export(image, Path(chosen.export))
     print(f"{_describe.when_text(recording, schedule, None)} (event {schedule.event} of {len(recording)})")
     with _describe.Workshop() as workshop:
         try:
@@ -355,4 +453,22 @@ def _open(chosen: argparse.Namespace) -> int:
         except pmstore.Error as error:
             print(f"  the store does not open: {error}")
             return FOUND
+        finally:
+            if chosen.export is not None:
+                print(f"written to {chosen.export}")
     return FINE
+
+
+def _export(image: bytes, out: Path) -> None:
+    from pmstore.testing._errors import CrashTestError
+    from pmstore.testing._failure import replace
+
+    try:
+        if out.exists():
+            with out.open("rb") as file:
+                head = file.read(4096 + 7) if out.is_file() else b""
+            if b"PMSTORE" not in (head[:7], head[4096:]):
+                raise CrashTestError(f"{out} is there already, and is no store: --export does not write over it")
+        replace(out, image)
+    except OSError as error:
+        raise CrashTestError(f"{out} can't be written: {error.strerror}") from error

@@ -26,12 +26,18 @@ class CrashReport:
         Whether a check of the user's was asked too.
     seed : int
         Of the random choices.
+    failed : str
+        The medium on which a crash failed, and exploring stopped; empty if none did.
+    untried : tuple of str
+        Media that were not explored any more.
     """
 
     media: Mapping[str, Tally] = field(default_factory=dict)
     commits: int = 0
     checked: bool = False
     seed: int = 1
+    failed: str = ""
+    untried: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -45,12 +51,12 @@ class CrashReport:
 
     @property
     def distinct(self) -> int:
-        """Distinct images among them."""
+        """Distinct images of a first crash among them."""
         return sum(tally.distinct for tally in self.media.values())
 
     @property
     def nested(self) -> int:
-        """Among them, those of a second crash: inside recovery, or after it."""
+        """Among those judged, states of a second crash: inside recovery, or after it."""
         return sum(tally.nested for tally in self.media.values())
 
     @property
@@ -75,23 +81,36 @@ class CrashReport:
     def __str__(self) -> str:
         judges = "recovery and the check" if self.checked else "recovery (no check was given)"
         lines = [f"explored the crashes of {count_text(self.commits, 'commit')}, judged by {judges}, seed {self.seed}"]
-        lines += [f"  {medium + ':':<8}{_tally_text(tally)}" for medium, tally in self.media.items()]
+        lines += [
+            f"  {medium + ':':<8}{_tally_text(tally, medium == self.failed)}" for medium, tally in self.media.items()
+        ]
+        lines += [f"  {medium + ':':<8}not tried" for medium in self.untried]
         kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
         if kinds:
             lines.append("  of the kinds " + ", ".join(f"{kind} {count:,}" for kind, count in kinds))
         return "\n".join(lines)
 
 
-def _tally_text(tally: Tally) -> str:
-    if tally.exhaustive:
+MOST_DIGITS = 100
+
+
+def _tally_text(tally: Tally, failed: bool) -> str:
+    if failed:
+        how = "stopped at the first failure"
+    elif tally.exhaustive:
         how = "exhaustive: these are all"
     elif tally.possible < 4:
         how = f"sampled: of about {round(10**tally.possible):,}"
-    else:
+    elif tally.possible < MOST_DIGITS:
         how = f"sampled: of about 10^{tally.possible:.0f}"
+    else:
+        how = f"sampled: of more than 10^{MOST_DIGITS}"
     rate = tally.judged / tally.seconds if tally.seconds > 0 else 0.0
-    nested = f", {tally.nested:,} of them in or after recovery" if tally.nested else ""
+    nested = f", and {tally.nested:,} more in or after recovery" if tally.nested else ""
+    # Of what was stopped nobody knows what else would have been left out.
+    left = 0 if failed else tally.left_out
+    omitted = f"; the budget left out {left:,} of {count_text(tally.points, 'moment')}" if left else ""
     return (
-        f"{count_text(tally.judged, 'state')} at {count_text(tally.points, 'moment')}, {tally.distinct:,} distinct"
-        f"{nested}; {how}; {rate:,.0f} a second"
+        f"{count_text(tally.judged, 'state')} at {count_text(tally.points - left, 'moment')}, {tally.distinct:,} "
+        f"distinct{nested}; {how}{omitted}; {rate:,.0f} a second"
     )

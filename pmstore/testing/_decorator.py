@@ -69,8 +69,7 @@ def crash_test(
         method = _require_workload(function)
         require_check(check)
 
-        @functools.wraps(function)
-        def explored(*arguments: Any, **named: Any) -> None:
+        def explore(*arguments: Any, **named: Any) -> None:
             __tracebackhide__ = True
             before, after = (arguments[:1], arguments[1:]) if method else ((), arguments)
 
@@ -79,7 +78,7 @@ def crash_test(
 
             workload.__qualname__ = callable_text(function)
             identity = _session.test_id()
-            name = _session.test_name(identity) if identity else function.__name__
+            name = _session.test_name(identity) if identity else _session.function_name(function)
             with CrashExplorer(name) as explorer:
                 explorer.run(
                     workload,
@@ -93,10 +92,11 @@ def crash_test(
                     kinds=kinds,
                 )
 
+        explored: Any = functools.wraps(function)(_in_place_of(function, explore))
         # pytest and hypothesis ask for the parameters, and unwrap what has __wrapped__.
         signature = inspect.signature(function)
         left = [p for p in signature.parameters.values() if p.name != "store"]
-        explored.__signature__ = signature.replace(parameters=left, return_annotation=None)  # type: ignore[attr-defined]
+        explored.__signature__ = signature.replace(parameters=left, return_annotation=None)
         explored.__annotations__ = {k: v for k, v in function.__annotations__.items() if k not in ("store", "return")}
         del explored.__wrapped__
         return explored
@@ -107,6 +107,14 @@ def crash_test(
         return decorate(function)
     plan(check, budget, seed, media, depth, sector, eadr, kinds)  # what is wrong is said where it stands
     return decorate
+
+
+def _in_place_of(function: Any, call: Callable[..., None]) -> Any:
+    """A function that makes a call, where another one stands: tracebacks show that one's lines."""
+    code, names = function.__code__, {"call": call}
+    lines = "\n" * (code.co_firstlineno - 1) + "def explored(*arguments, **named): return call(*arguments, **named)"
+    exec(compile(lines, code.co_filename, "exec"), names)
+    return names["explored"]
 
 
 def _require_workload(function: Any) -> bool:

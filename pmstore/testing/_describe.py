@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from pmstore.testing import _engine
 from pmstore.testing._engine import Options, Schedule, Verdict
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._recording import Recording
+from pmstore.testing._scratch import Scratch
 
 __all__ = [
     "Commit",
@@ -50,6 +49,8 @@ FENCES = frozenset({lib.PM_EVENT_FENCE, lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RAN
 MEMORY = Path("/dev/shm")
 MOST_SHOWN = 60  # characters of a value
 MOST_NAMES = 8
+MOST_CONTENTS = 3  # names of a store's contents on one line
+MOST_NAME = 40
 
 
 # ---- stores from images
@@ -59,8 +60,8 @@ class Workshop:
     """A directory of its own, in memory if there is a tmpfs, where images become stores for a moment."""
 
     def __init__(self) -> None:
-        base = MEMORY if os.access(MEMORY, os.W_OK) else None
-        self.directory = tempfile.mkdtemp(prefix="pmstore-crash-", dir=base)
+        self._scratch = Scratch(MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.directory = self._scratch.path
         self._count = 0
         self._free: list[str] = []  # files to be written over, which is much cheaper than a new one for each image
 
@@ -72,7 +73,7 @@ class Workshop:
 
     def close(self) -> None:
         """Remove the directory."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._scratch.close()
 
     def _write(self, image: bytes) -> str:
         if self._free:
@@ -235,13 +236,26 @@ def shortened(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 
-def contents_text(state: Contents) -> str:
-    """The contents on one line: ``a = 70, b = 30``."""
+def contents_text(state: Contents, others: Sequence[Contents | None] = ()) -> str:
+    """The contents on one line: ``a = 70, b = 30``; if these are many, first what the other contents have otherwise."""
     if not state:
         return "empty"
-    shown = [f"{name} = {shortened(value)}" for name, value in list(state.items())[:MOST_NAMES]]
+
+    def same(name: str) -> int:
+        return sum(name in other and equal(state[name], other[name]) for other in others if other is not None)
+
+    names = list(state)
+    if len(names) > MOST_CONTENTS:
+        names.sort(key=same)
+    shown = [f"{short_name(name)} = {shortened(state[name])}" for name in names[:MOST_CONTENTS]]
     more = len(state) - len(shown)
-    return ", ".join(shown) + (f" and {count_text(more, 'name')} more" if more > 0 else "")
+    return ", ".join(shown) + (f", and {count_text(more, 'more name')}" if more > 0 else "")
+
+
+def short_name(name: str) -> str:
+    """A name, cut to a bounded length."""
+    text = name_text(name)
+    return text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…"
 
 
 def equal(one: Any, other: Any) -> bool:

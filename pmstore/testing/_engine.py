@@ -125,7 +125,8 @@ class Tally(NamedTuple):
     points: crash points. judged: states built. distinct: of them, recovered and compared. pruned: not recovered, as
     they differ from one that was only in what recovery writes over unseen; the rest equal one of them. nested:
     states of crashes in and after recovery. possible: decimal digits of the number of states that the model allows.
-    exhaustive: all of them were judged. by_kind: judged states.
+    exhaustive: all of them were judged. by_kind: judged states. left_out: crash points at which the budget, being too
+    small, left nothing to judge but what a commit leaves.
     """
 
     points: int
@@ -137,6 +138,7 @@ class Tally(NamedTuple):
     seconds: float
     by_kind: dict[str, int]
     pruned: int = 0
+    left_out: int = 0
 
 
 def _raise(status: int) -> None:
@@ -268,6 +270,7 @@ class _Part(NamedTuple):
     pruned: int
     possible: float
     sampled: int
+    left_out: int
     by_kind: tuple[int, ...]
     found: Found | None
 
@@ -284,6 +287,7 @@ def _explore_part(recording: Recording, options: Options, calls: _Calls, worker:
         int(result.pruned),
         float(result.possible),
         int(result.sampled_points),
+        int(result.left_out),
         tuple(result.by_kind),
         _found(result, calls),
     )
@@ -380,10 +384,11 @@ def explore(
         sum(part.distinct for part in parts),
         sum(part.nested for part in parts),
         parts[0].possible,
-        not found and not any(part.sampled for part in parts),
+        not found and not any(part.sampled or part.left_out for part in parts),
         time.perf_counter() - started,
         {kind: number for kind, number in kinds.items() if number},
         sum(part.pruned for part in parts),
+        sum(part.left_out for part in parts),
     )
     return tally, min(found, key=lambda one: one.schedule.event, default=None)
 

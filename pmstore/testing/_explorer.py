@@ -5,36 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pmstore
 from pmstore import _store
 from pmstore.testing import _describe, _engine, _session
-from pmstore.testing._check import Check, CheckRunner, require_check
+from pmstore.testing._check import Check, CheckRunner
 from pmstore.testing._coverage import CrashReport
 from pmstore.testing._damage import DamageReport, explore_damage
 from pmstore.testing._describe import MEMORY, Workshop
-from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, Verdict
+from pmstore.testing._engine import Found, Options, Schedule, Tally, Verdict
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._failure import SUFFIX, Failure, place_of, save
 from pmstore.testing._fault import FaultReport
 from pmstore.testing._faults import explore_faults
 from pmstore.testing._message import commands, describe
-from pmstore.testing._progress import terminal
+from pmstore.testing._plan import MEDIA, Plan, one_medium, plan
+from pmstore.testing._progress import Counted, terminal
 from pmstore.testing._recording import Recorder, Recording
 from pmstore.testing._same import require_same
+from pmstore.testing._scratch import Scratch
 from pmstore.testing._shrink import shrink
-from pmstore.testing._workload import passes, raised, require_commits, require_lives
+from pmstore.testing._workload import passes, raised, require_change, require_commits, require_lives
 
-__all__ = ["MEDIA", "CrashExplorer", "Plan"]
-
-MEDIA = ("memory", "file")
-SECTORS = (512, 4096)
+__all__ = ["MEDIA", "CrashExplorer", "Plan", "plan"]
 
 Life = Callable[[pmstore.Store], Any]
 ProgressCall = Callable[[int, int], None]
@@ -42,58 +40,29 @@ ProgressCall = Callable[[int, int], None]
 _busy = threading.Lock()  # the recording of opened stores is the process's, not an explorer's
 
 
-class Plan(NamedTuple):
-    """What to explore and how, checked."""
+class _Hidden(contextlib.AbstractContextManager[str]):
+    """A context manager whose crash failures and errors of use come from the with statement: in pytest, what the user
+    wrote is the traceback.
+    """
 
-    check: Check | None
-    media: tuple[str, ...]
-    options: Options
+    def __init__(self, inner: contextlib.AbstractContextManager[str]) -> None:
+        self._inner = inner
 
+    def __enter__(self) -> str:
+        __tracebackhide__ = True
+        try:
+            return self._inner.__enter__()
+        except CrashTestError as error:
+            raise error.with_traceback(None)  # noqa: B904
 
-def plan(
-    check: Check | None,
-    budget: int | None,
-    seed: int | None,
-    media: Sequence[str] | str,
-    depth: int,
-    sector: int,
-    eadr: bool,
-    kinds: Iterable[str] | None,
-) -> Plan:
-    """The arguments that every way to explore takes. CrashTestError says which of them is wrong."""
-    require_check(check)
-    budget = _session.budget() if budget is None else _whole("budget", budget)
-    if budget < 1:
-        raise CrashTestError(f"budget is how many crash states to judge on each medium, at least 1, not {budget}")
-    seed = _session.seed() if seed is None else _whole("seed", seed)
-    if not 0 <= seed < 1 << 64:
-        raise CrashTestError(f"seed is a number from 0 to 2**64 - 1, not {seed}")
-    if _whole("depth", depth) < 0:
-        raise CrashTestError(f"depth is how many crashes may follow one another, 0 or more, not {depth}")
-    if sector not in SECTORS:
-        raise CrashTestError(f"sector is 512 or 4096 bytes, not {sector!r}")
-    chosen = (media,) if isinstance(media, str) else tuple(media)
-    if not chosen or any(medium not in MEDIA for medium in chosen):
-        raise CrashTestError(f'media is any of "memory" and "file", not {media!r}')
-    wanted = None
-    if kinds is not None:
-        wanted = frozenset((kinds,) if isinstance(kinds, str) else kinds)
-        unknown = sorted(str(kind) for kind in wanted if kind not in KINDS)
-        if unknown or not wanted:
-            raise CrashTestError(f"kinds is any of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
-    return Plan(check, chosen, Options(budget, seed, int(depth), sector, bool(eadr), wanted))
-
-
-def _whole(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise CrashTestError(f"{what} is a whole number, not {value!r:.60}")
-    return int(value.__index__())
-
-
-def _remove(places: dict[str, str]) -> None:
-    for place in places.values():
-        shutil.rmtree(place, ignore_errors=True)
-    places.clear()
+    def __exit__(self, *exception: Any) -> bool | None:
+        __tracebackhide__ = True
+        try:
+            return self._inner.__exit__(*exception)
+        except (CrashFailure, CrashTestError) as error:
+            if error is exception[1]:
+                raise
+            raise error.with_traceback(None)  # noqa: B904
 
 
 class CrashExplorer:
@@ -112,8 +81,7 @@ class CrashExplorer:
     def __init__(self, name: str = "crash", *, directory: str | os.PathLike[str] | None = None) -> None:
         self.name = name
         self._directory = None if directory is None else Path(directory)
-        self._places: dict[str, str] = {}
-        weakref.finalize(self, _remove, self._places)
+        self._places: dict[str, Scratch] = {}
         self._path: str | None = None
 
     def __enter__(self) -> CrashExplorer:
@@ -124,7 +92,9 @@ class CrashExplorer:
 
     def close(self) -> None:
         """Remove the temporary files."""
-        _remove(self._places)
+        for place in self._places.values():
+            place.close()
+        self._places.clear()
 
     @property
     def path(self) -> str:
@@ -204,12 +174,12 @@ class CrashExplorer:
                 count = self._explore(recording, chosen, tallies, progress)
         return self._reported(chosen, tallies, count)
 
-    @contextlib.contextmanager
     def recording(
         self,
         check: Check | None = None,
         *,
-        medium: str = "file",
+        media: Sequence[str] | str | None = None,
+        medium: str | None = None,
         budget: int | None = None,
         seed: int | None = None,
         depth: int = 1,
@@ -217,21 +187,29 @@ class CrashExplorer:
         eadr: bool = False,
         kinds: Iterable[str] | None = None,
         progress: ProgressCall | None = None,
-    ) -> Iterator[str]:
+    ) -> contextlib.AbstractContextManager[str]:
         """For code that opens the store itself: a with statement that gives the path to open it at, records what it
         does, and explores it at the end::
 
             with crash_explorer.recording(check) as path:
                 KMeans(n_clusters=3, n_init=1, random_state=0, store=path).fit(X)
 
-        The parameters are those of `run`, on one medium. The code runs once, so that nobody notices if it would do
-        something else the next time.
+        The parameters are those of `run`, on one medium, "file" unless given (as media or as medium). The code runs
+        once, so that nobody notices if it would do something else the next time.
         """
-        chosen = plan(check, budget, seed, medium, depth, sector, eadr, kinds)
+        __tracebackhide__ = True
+        chosen = plan(check, budget, seed, one_medium(media, medium), depth, sector, eadr, kinds)
+        return _Hidden(self._recording(chosen, progress))
+
+    @contextlib.contextmanager
+    def _recording(self, chosen: Plan, progress: ProgressCall | None) -> Iterator[str]:
         with self._alone():
             path = self._fresh(chosen.media[0])
             with self._recorded(path, chosen.media[0], chosen.options.seed) as recorder:
-                yield path
+                try:
+                    yield path
+                except SystemExit as error:
+                    raise raised(error, ()) from error
                 self._drop_left_open(path)
             tallies: dict[str, Tally] = {}
             require_commits(recorder.recording)
@@ -240,6 +218,7 @@ class CrashExplorer:
 
     def explore(self, recording: Recording, chosen: Plan, progress: ProgressCall | None = None) -> CrashReport:
         """Explore what was recorded elsewhere, as by a process of its own."""
+        __tracebackhide__ = True
         with self._alone():
             tallies: dict[str, Tally] = {}
             require_commits(recording)
@@ -281,7 +260,8 @@ class CrashExplorer:
         source: str | os.PathLike[str] | bytes,
         check: Check | None = None,
         *,
-        medium: str = "file",
+        media: Sequence[str] | str | None = None,
+        medium: str | None = None,
         budget: int | None = None,
         seed: int | None = None,
         older: bytes | None = None,
@@ -290,9 +270,11 @@ class CrashExplorer:
         """Damage the file of a store in one place after the other, and see that nobody takes it for sound.
 
         source: its path, or its bytes. older: an earlier version, sectors of which stand for writes that were lost. The
-        other parameters are those of `run`, on one medium. Raises CrashFailure if damage is passed over.
+        other parameters are those of `run`, on one medium, "file" unless given (as media or as medium). Raises
+        CrashFailure if damage is passed over.
         """
         __tracebackhide__ = True
+        medium = one_medium(media, medium)
         chosen = plan(check, budget, seed, medium, 0, 512, False, None)
         with self._alone(), self._shown(f"damage, {medium}", progress) as shown:
             budget, seed = chosen.options.budget, chosen.options.seed
@@ -311,6 +293,7 @@ class CrashExplorer:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
+        __tracebackhide__ = True
         if not _busy.acquire(blocking=False):
             raise CrashTestError(
                 "two crash explorers at once: another one is recording or exploring in this process. Let it end first, "
@@ -323,7 +306,11 @@ class CrashExplorer:
             _busy.release()
 
     def _reported(self, chosen: Plan, tallies: dict[str, Tally], count: int) -> CrashReport:
+        __tracebackhide__ = True
         report = CrashReport(tallies, count, chosen.check is not None, chosen.options.seed)
+        if not report.judged:
+            kinds = f"kinds={','.join(sorted(chosen.options.kinds))} has none here" if chosen.options.kinds else "none"
+            raise CrashTestError(f"no crash was judged: {kinds} within a budget of {chosen.options.budget}")
         _session.keep_report(str(report))
         return report
 
@@ -331,6 +318,7 @@ class CrashExplorer:
 
     def _fresh(self, medium: str) -> str:
         """A path for a store on a medium where nothing is yet: the same path each time."""
+        __tracebackhide__ = True
         if medium not in self._places:
             base = None
             if medium == "memory":
@@ -340,8 +328,8 @@ class CrashExplorer:
                         'media=("file",), or mount one'
                     )
                 base = MEMORY
-            self._places[medium] = tempfile.mkdtemp(prefix="pmstore-crash-", dir=base)
-        place = self._places[medium]
+            self._places[medium] = Scratch(base)
+        place = os.path.join(self._places[medium].path, "new")
         shutil.rmtree(place, ignore_errors=True)
         os.mkdir(place, 0o700)
         self._path = os.path.join(place, "store.pm")
@@ -349,6 +337,7 @@ class CrashExplorer:
 
     @contextlib.contextmanager
     def _recorded(self, path: str, medium: str, seed: int) -> Iterator[Recorder]:
+        __tracebackhide__ = True
         recorder = Recorder(path, medium, seed)
         others = {store: store.sequence for store in list(_store._open_stores) if store._usable}
         with recorder:
@@ -372,23 +361,28 @@ class CrashExplorer:
                 store._drop(discard=True)
 
     def _record(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+        __tracebackhide__ = True
         path = self._fresh(medium)
         with self._recorded(path, medium, options.seed) as recorder:
-            for life in lives:
+            for number, life in enumerate(lives):
                 store = pmstore.open(path)  # held, as the end of an open store would checkpoint
+                sequence = store.sequence
                 life(store)
+                if number:
+                    require_change(life, store, sequence)
                 self._drop_left_open(path)
         return recorder.recording
 
     def _record_twice(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+        __tracebackhide__ = True
         try:
             first = self._record(lives, medium, options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise raised(error, lives) from error
         require_commits(first)
         try:
             second = self._record(lives, medium, options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if passes(error):
                 raise
             raise CrashTestError(
@@ -409,22 +403,29 @@ class CrashExplorer:
         medium, options = recording.medium, chosen.options
         count = len(_describe.commits(recording))
         shown = None if progress is not None else terminal(f"{self.name}, {medium}")
+        counted = Counted(progress or shown)
         with Workshop() as workshop:
             runner = None if chosen.check is None else CheckRunner(chosen.check, medium, workshop)
             if runner is not None:
                 self._require_check_passes(recording, options, runner)
             try:
-                tally, found = _engine.explore(recording, options, runner, progress or shown)
+                tally, found = _engine.explore(recording, options, runner, counted)
+            except KeyboardInterrupt:
+                where = f"{self.name}, {medium}"
+                print(f"\n{where}: interrupted after {counted.done:,} states; none failed so far", file=sys.stderr)
+                raise
             finally:
                 if shown is not None:
                     shown.close()
             tallies[medium] = tally
             if found is not None:
-                report = CrashReport(dict(tallies), count, runner is not None, options.seed)
+                untried = chosen.media[chosen.media.index(medium) + 1 :]
+                report = CrashReport(dict(tallies), count, runner is not None, options.seed, medium, untried)
                 self._fail(recording, chosen, found, report, runner, workshop)
         return count
 
     def _require_check_passes(self, recording: Recording, options: Options, runner: CheckRunner) -> None:
+        __tracebackhide__ = True
         last = max(recording.states)
         schedule = Schedule(len(recording), "all")
         text = runner(_engine.image(recording, schedule, options), last, last)
@@ -462,14 +463,19 @@ class CrashExplorer:
         text = describe(recording, found, chosen.options, workshop, runner)
         if again is None:
             text.append("  note: judged once more, this state passed: the check is not deterministic")
-        message = "\n".join(
-            [*text, *commands(file, chosen.options), *(f"  {line}" for line in str(report).splitlines())]
-        )
+        covered = [f"  {line}" for line in str(report).splitlines()]
         place = None if chosen.check is None else place_of(chosen.check)
         checked = found.verdict.problem == "check"
-        save(
-            Failure(self.name, message, recording, found.schedule, chosen.options, place, checked, pmstore.__version__),
-            file,
+        message = "\n".join([*text, *commands(file, chosen.options), *covered])
+        failure = Failure(
+            self.name, message, recording, found.schedule, chosen.options, place, checked, pmstore.__version__
         )
+        path: str | None = os.fspath(file)
+        try:
+            save(failure, file)
+        except OSError as error:
+            path = None
+            kept = f"  not kept: {error.filename or file} can't be written: {error.strerror or error}"
+            message = "\n".join([*text, *commands(None, chosen.options), kept, *covered])
         cause = runner.error if runner is not None and checked else None
-        raise CrashFailure(message, path=os.fspath(file), report=report) from cause
+        raise CrashFailure(message, path=path, report=report) from cause

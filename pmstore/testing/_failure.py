@@ -6,10 +6,10 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import secrets
-import shlex
 import subprocess
 import sys
 import zipfile
@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import pmstore
 from pmstore.testing import _engine
+from pmstore.testing._commandline import split_command
 from pmstore.testing._engine import Options, Schedule, Verdict
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._recording import Recording
 
-__all__ = ["CheckPlace", "Failure", "load_failure", "place_of", "save"]
+__all__ = ["CheckPlace", "Failure", "load_failure", "place_of", "replace", "save"]
 
 VERSION = 1
 SUFFIX = ".crash"
@@ -44,18 +45,21 @@ class CheckPlace(NamedTuple):
         """The check. CrashTestError if it can't be had."""
         if self.command:
             return command_check(self.command)
-        problem: Exception | None = None
+        if not self.module and not os.path.isfile(self.file):
+            raise CrashTestError(f"the check {self} can't be imported: there is no file {self.file}")
+        problem: BaseException | None = None
         for load in (self._by_module, self._by_file):
             try:
                 found: Any = load()
                 for part in self.name.split("."):
                     found = getattr(found, part)
-            except Exception as error:  # a module's own code runs, and may raise anything
+            except (Exception, SystemExit) as error:  # a module's own code runs, and may raise anything
                 problem = problem or error
             else:
                 if callable(found):
                     return found  # type: ignore[no-any-return]
-        raise CrashTestError(f"the check {self} can't be imported: {type(problem).__name__}: {problem}")
+        gone = f"; there is no file {self.file}" if self.file and not os.path.isfile(self.file) else ""
+        raise CrashTestError(f"the check {self} can't be imported: {type(problem).__name__}: {problem}{gone}")
 
     def _by_module(self) -> Any:
         if not self.module or self.module == "__main__":
@@ -109,12 +113,18 @@ def command_check(command: str) -> Callable[..., Any]:
     """
     if "{store}" not in command:
         raise CrashTestError(f"the check {command!r} is neither module:function nor a command with {{store}} in it")
-    parts = shlex.split(command)
+    parts = split_command(command, "--check", ("store",))
 
     def check(store: pmstore.Store) -> None:
         path = store.path
         store.close()  # one process at a time; recovered and closed, it holds the same
-        done = subprocess.run([part.replace("{store}", path) for part in parts], capture_output=True, text=True)
+        words = [part.replace("{store}", path) for part in parts]
+        # A Python that is run must not leave out its asserts.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+        except OSError as error:
+            raise CrashTestError(f"--check {command!r}: {words[0]} can't be run: {error.strerror}") from error
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise AssertionError(
@@ -168,30 +178,29 @@ class Failure(NamedTuple):
 
 def save(failure: Failure, file: Path) -> Path:
     """Write the failure file, whole or not at all, and the crash image beside it; returns the image's path."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        ignore = file.parent / ".gitignore"
-        if not ignore.exists() and file.parent.name == ".pmstore-crash":
-            ignore.write_text("# made by pmstore.testing\n*\n")
-        image = file.with_suffix(".pm")
-        _replace(image, failure.image())
-        temporary = file.with_name(f".{secrets.token_hex(8)}")
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            archive.writestr("schedule.json", json.dumps(_described(failure), indent=1, ensure_ascii=False))
-            failure.recording.add_to(archive)
-        os.replace(temporary, file)
-    except OSError as error:
-        raise CrashTestError(
-            f"a crash was found, but {error.filename or file} can't be written ({error.strerror}); what was found:\n"
-            f"{failure.message}"
-        ) from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ignore = file.parent / ".gitignore"
+    if not ignore.exists() and file.parent.name == ".pmstore-crash":
+        ignore.write_text("# made by pmstore.testing\n*\n")
+    archived = io.BytesIO()
+    with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("schedule.json", json.dumps(_described(failure), indent=1, ensure_ascii=False))
+        failure.recording.add_to(archive)
+    image = file.with_suffix(".pm")
+    replace(image, failure.image())
+    replace(file, archived.getvalue())
     return image
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
     temporary = path.with_name(f".{secrets.token_hex(8)}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _described(failure: Failure) -> dict[str, Any]:

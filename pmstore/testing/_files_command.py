@@ -5,20 +5,39 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 from pmstore.testing._errors import CrashFailure, CrashTestError
+from pmstore.testing._failure import CheckPlace
+from pmstore.testing._files_apart import ApartCheck
 from pmstore.testing._files_describe import describe_event, describe_failure
 from pmstore.testing._files_explore import FILESYSTEMS, SECTORS, Options
-from pmstore.testing._files_judge import CommandCheck, Judge
+from pmstore.testing._files_judge import Check, CommandCheck, FunctionCheck
+from pmstore.testing._files_keep import Kept, load_kept, require_free
 from pmstore.testing._files_record import record
-from pmstore.testing._files_run import judge_recording, load_kept, show_progress
+from pmstore.testing._files_run import judge_again, judge_recording
 
-__all__ = ["add_arguments", "main", "replay_files", "run_files"]
+__all__ = ["add_arguments", "main", "refuse_open", "replay_files", "run_files"]
 
 PASSED, FAILED, UNUSABLE = 0, 1, 2
 TIMEOUT = 60.0
+ONLY_STORES = ("--depth", "--store", "--media", "--kinds", "--eadr")
+
+
+class OnlyStores(argparse.Action):
+    """An option that `crash run` has without --files."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        option = rest[-1]
+        more = " (--store and --files exclude each other)" if option == "--store" else ""
+        parser.error(f"{option} is only for stores, not for --files{more}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--files", metavar="DIR", required=True, help="the directory whose files are recorded")
     add(
-        "--check", metavar="COMMAND", help="exits with 0 if the crash image in {dir} is sound; {said}: what was printed"
+        "--check",
+        metavar="COMMAND",
+        help="exits with 0 if the crash image in {dir} is sound; {said}: a file with what the program had printed by "
+        "then",
     )
     add("--filesystem", choices=FILESYSTEMS, default="posix", help="what to rely on: POSIX alone (default), or ext4")
     add("--sector", type=int, choices=SECTORS, default=512, help="bytes that a disk writes whole (default 512)")
@@ -40,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-threads", action="store_true", help="explore the order that threads had in this run")
     add("--keep", metavar="PATH", help="where a failure is kept (default .pmstore-crash/…)")
     add("--list", action="store_true", help="print what was recorded, and judge nothing")
+    for option in ONLY_STORES:
+        add(option, action=OnlyStores, nargs="?", help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help="-- and the command that saves; {dir} stands for DIR")
 
 
@@ -62,43 +86,97 @@ def run_files(chosen: argparse.Namespace) -> int:
     ).verified()
     if not chosen.list and not chosen.check:
         raise CrashTestError("--check is missing: a command that exits with 0 if what is in {dir} is sound")
+    target = Path(chosen.keep) if chosen.keep else None
+    if target is not None:
+        require_free(target)
     check = None if chosen.list else CommandCheck(chosen.check, chosen.timeout)
-    recording = record(program, Path(chosen.files), allow_threads=chosen.allow_threads, echo=True)
-    if check is None:
-        for number, event in enumerate(recording.events, 1):
-            print(f"{number:5} {describe_event(event)}")
-        return PASSED
-    try:
-        report = judge_recording(
-            recording,
-            check,
-            options,
-            replay=lambda path: f"python -m pmstore crash replay {shlex.quote(os.fspath(path))}",
-            target=Path(chosen.keep) if chosen.keep else None,
-            check_text=chosen.check,
-            progress=show_progress,
-        )
-    except CrashFailure as failure:
-        print(f"FAILED: {failure}")
-        return FAILED
+    with _terminated():
+        recording = record(program, Path(chosen.files), allow_threads=chosen.allow_threads, echo=True)
+        if check is None:
+            for number, event in enumerate(recording.events, 1):
+                print(f"{number:5} {describe_event(event)}")
+            return PASSED
+        try:
+            report = judge_recording(
+                recording,
+                check,
+                options,
+                lines=lambda folder: [f"replay: python -m pmstore crash replay {shlex.quote(os.fspath(folder))}"],
+                nothing="does its command name it? {dir} stands for it",
+                target=target,
+                check_text=chosen.check,
+            )
+        except CrashFailure as failure:
+            print(f"FAILED: {failure}")
+            return FAILED
     print(report)
     return PASSED
 
 
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM unwinds, as ^C does: nothing that was started stays, nor what it wrote to temporary directories."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def replay_files(path: Path, check: str | None = None, timeout: float = TIMEOUT) -> int:
-    """Writes the image of a kept failure again and runs its check, or another. Returns 1 if it still fails."""
+    """Writes the image of a kept failure again and runs its check, or another.
+
+    Returns 0 if it is accepted now, 1 if it still fails, 2 if there is no check that could be run.
+    """
     kept = load_kept(path)
+    folder = path if path.is_dir() else path.parent
+    try:
+        judging, name = _check_of(kept, check, timeout)
+    except CrashTestError as error:
+        print(describe_failure(kept.model, kept.found))
+        print(f"  image: {folder / 'image'}")
+        print(f"pmstore: nothing was judged: {error}", file=sys.stderr)
+        return UNUSABLE
+    with _terminated():
+        failure = judge_again(path, judging)
+    if failure is not None:
+        print(f"it still fails: {failure}")
+        return FAILED
+    print(f"the check accepts it now: {name}")
+    print("It is of the run that failed: if the program was changed since, run the crash test again")
+    return PASSED
+
+
+def _check_of(kept: Kept, check: str | None, timeout: float) -> tuple[Check, str]:
     command = check or kept.check
-    print(describe_failure(kept.model, kept.found))
-    print(f"  image: {path.parent / 'image'}")
-    if not command:
-        print("  its check was a Python function: crash_files.replay(path, check) runs it, --check COMMAND another one")
-        return PASSED
-    state = kept.found.state
-    with Judge(CommandCheck(command, timeout)) as judge:
-        text = judge(kept.model.image(state.point, state.lost), kept.model.said(state.point))
-    print(f"the check accepts it: {command}" if text is None else f"it still fails: {text}")
-    return PASSED if text is None else FAILED
+    if command:
+        return CommandCheck(command, timeout), command
+    if not kept.place:
+        raise CrashTestError(
+            "its check is a Python function that can't be imported: crash_files.replay(path, check) runs it, "
+            "--check COMMAND another one"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    place = CheckPlace(*kept.place)
+    function: Callable[..., Any] = place.load()
+    return ApartCheck(FunctionCheck(function)), str(place)
+
+
+def refuse_open(path: Path) -> NoReturn:
+    """What ``crash open`` says of a failure of files."""
+    folder = path if path.is_dir() else path.parent
+    raise CrashTestError(
+        f"{path} is a recording of files, and no store: what the crash left is in {folder / 'image'}, and "
+        "`pmstore crash run --files … --list` prints the events"
+    )
 
 
 def main(words: list[str] | None = None) -> int:

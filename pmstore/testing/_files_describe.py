@@ -21,6 +21,14 @@ def describe_event(event: Event) -> str:
         return f"{event.call} of {event.path} to {count_text(event.length, 'byte')}"
     if event.kind in ("rename", "exchange"):
         return f"{event.kind} of {event.path} to {event.name2}"
+    if event.kind == "create":
+        what = {
+            "mkdir": "the directory ",
+            "mkdirat": "the directory ",
+            "symlink": "the link ",
+            "symlinkat": "the link ",
+        }
+        return f"creation of {what.get(event.call, '')}{event.path}"
     return f"{event.call} of {event.path or 'the directory'}"
 
 

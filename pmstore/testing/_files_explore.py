@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -41,12 +42,18 @@ class Options(NamedTuple):
         """Itself. Raises CrashTestError where a value makes no sense."""
         if self.filesystem not in FILESYSTEMS:
             raise CrashTestError(f"filesystem is one of {', '.join(FILESYSTEMS)}, not {self.filesystem!r}")
+        for name in ("sector", "stale", "budget", "seed", "jobs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise CrashTestError(f"{name} is a whole number, not {value!r}")
         if self.sector not in SECTORS:
             raise CrashTestError(f"sector is 512 or 4096 bytes, not {self.sector}")
         if self.budget < 1:
             raise CrashTestError(f"a budget of {self.budget} judges no state: give at least 1, or leave it out")
         if self.jobs < 1:
             raise CrashTestError(f"{self.jobs} checks at once judge no state: give at least 1")
+        if self.stale < 0 or self.seed < 0:
+            raise CrashTestError("stale and seed are numbers from 0")
         return self
 
 
@@ -256,7 +263,10 @@ def explore(
     search = Search(model, options)
     judged = 0
     found: Found | None = None
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with contextlib.ExitStack() as cleanup:
+        pool = ThreadPoolExecutor(options.jobs)
+        cleanup.callback(pool.shutdown, cancel_futures=True)
+        cleanup.push(lambda kind, *rest: judge.stop() if kind is not None else None)
         running: deque[tuple[State, Future[str | None] | str | None]] = deque()
         states = search.states()
         more = True
@@ -278,9 +288,6 @@ def explore(
                 progress(judged, options.budget)
             if text is not None:
                 found = Found(state, text)
-                for _, other in running:
-                    if isinstance(other, Future):
-                        other.cancel()
                 break
     seconds = time.perf_counter() - start
     exhaustive = search.exhaustive and found is None
@@ -293,15 +300,21 @@ def prove_check(model: Model, judge: Judge) -> str | None:
     Raises
     ------
     CrashTestError
-        The check does not accept the files that the program left, without any crash.
+        The check does not accept the files that the program left, or those that it found, without any crash.
     """
     text = judge(model.image(model.points - 1), model.recording.said)
     if text is not None:
         raise CrashTestError(f"the check fails on the finished files, without any crash: {text}. Mend the check first")
+    text = judge(model.image(0), b"")
+    if text is not None:
+        raise CrashTestError(
+            f"the check refuses the directory as it was before the program ran: {text}. A crash may leave it like "
+            "that: accept it (`if not path.exists(): return`), or put a version 0 there first"
+        )
     if model.recording.said and judge(model.image(0), model.recording.said) is None:
         return (
-            "the check accepts the files as they were before the program ran, with all that it then said: "
-            "does it look at what was said?"
+            "the check passes even if everything that was printed as saved is gone: use what was said "
+            "({said} in --check) if that must not happen"
         )
     return None
 

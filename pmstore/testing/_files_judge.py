@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pmstore.testing._commandline import need_asserts, split_command
 from pmstore.testing._errors import CrashTestError
+from pmstore.testing._files_apart import ApartCheck
 from pmstore.testing._files_model import Image
+from pmstore.testing._scratch import Scratch
 
 __all__ = ["Check", "CommandCheck", "FunctionCheck", "Judge", "write_image"]
 
@@ -25,7 +27,7 @@ Check = Callable[[Path, bytes], str | None]
 wrong.
 """
 
-MEMORY = Path("/dev/shm")
+MEMORY = "/dev/shm"
 MOST_TEXT = 300
 
 
@@ -61,12 +63,17 @@ class FunctionCheck:
     """A check that is a Python function of the directory and of what was said, as str."""
 
     def __init__(self, function: Callable[[Path, str], Any]) -> None:
+        need_asserts()
+        if not callable(function):
+            raise CrashTestError(f"check is a function of (directory, said), not {function!r}")
         self.function = function
 
     def __call__(self, directory: Path, said: bytes) -> str | None:
         try:
             answer = self.function(directory, said.decode("utf-8", "replace"))
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # sys.exit() and pytest.fail() too
             text = next((line for line in str(error).splitlines() if line.strip()), "")  # pytest explains at length
             return f"{type(error).__name__}: {text[:MOST_TEXT]}" if text else type(error).__name__
         if answer is None or answer is True:
@@ -80,12 +87,18 @@ class CommandCheck:
     """
 
     def __init__(self, command: str, timeout: float) -> None:
-        self.words = shlex.split(command)
+        self.words = split_command(command, "--check", ("dir", "said"))
         self.timeout = timeout
+        self.running: set[int] = set()
+        self.stopped = False
+        if not timeout > 0:
+            raise CrashTestError(f"--timeout: a check can't end within {timeout:g} s: give seconds, more than 0")
+        if os.environ.get("PYTHONOPTIMIZE"):
+            raise CrashTestError("PYTHONOPTIMIZE is set: a Python check would run without its asserts, and see nothing")
         if "{dir}" not in command:
             raise CrashTestError("--check must say where the crash image comes in: --check 'python check.py {dir}'")
-        if not self.words or shutil.which(self.words[0]) is None:
-            raise CrashTestError(f"--check: there is no program {self.words[0] if self.words else ''!r}")
+        if shutil.which(self.words[0]) is None:
+            raise CrashTestError(f"--check: there is no program {self.words[0]!r}")
 
     def __call__(self, directory: Path, said: bytes) -> str | None:
         with tempfile.NamedTemporaryFile(prefix="pmstore-said-") as file:
@@ -100,13 +113,16 @@ class CommandCheck:
                 env={**os.environ, "PMSTORE_CRASH_SAID": file.name},
                 start_new_session=True,
             )
+            self.running.add(process.pid)
+            if self.stopped:
+                self.stop()
             try:
                 output, _ = process.communicate(timeout=self.timeout)
             except subprocess.TimeoutExpired:
                 return f"the check took longer than {self.timeout:g} s"
             finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                _kill_group(process.pid)
+                self.running.discard(process.pid)
                 process.wait()
         if process.returncode == 0:
             return None
@@ -115,6 +131,17 @@ class CommandCheck:
         how = f"status {status}" if status > 0 else signal.Signals(-status).name
         return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
 
+    def stop(self) -> None:
+        """Kills the checks that run in other threads: they are in sessions of their own, where no ^C comes."""
+        self.stopped = True
+        for pid in list(self.running):
+            _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
 
 class Judge:
     """Shows images to a check. A context manager: it owns the directories that the images are written to."""
@@ -122,9 +149,8 @@ class Judge:
     def __init__(self, check: Check, keep_name: str = "files") -> None:
         self.check = check
         self.name = keep_name
-        self.scratch = Path(
-            tempfile.mkdtemp(prefix="pmstore-crash-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
-        )
+        self.owned = Scratch(MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.scratch = Path(self.owned.path)
         self.threads = threading.local()
         self.count = 0
 
@@ -134,7 +160,14 @@ class Judge:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.owned.close()
+        if isinstance(self.check, ApartCheck):
+            self.check.close()
+
+    def stop(self) -> None:
+        """Ends the checks that run now: what they say does not matter any more."""
+        if isinstance(self.check, CommandCheck):
+            self.check.stop()
 
     def _directory(self) -> Path:
         """This thread's directory, empty. Its name changes nothing between images: a check may keep what it derives
@@ -156,4 +189,4 @@ class Judge:
         write_image(image, directory)
         self.count += 1
         text = self.check(directory, said)
-        return None if text is None else text.replace(str(directory), "{dir}")
+        return None if text is None else text.replace(f"{directory}/", "").replace(str(directory), "the directory")

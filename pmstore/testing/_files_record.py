@@ -16,7 +16,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import traceback
 import warnings
 from collections import deque
@@ -26,8 +25,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from pmstore._core import ffi, lib
 from pmstore.testing._errors import CrashTestError
+from pmstore.testing._files_apart import die_with_parent
 from pmstore.testing._files_calls import Calls, Finish
 from pmstore.testing._files_recording import Recording, load, save
+from pmstore.testing._scratch import Scratch
 
 __all__ = ["record", "tracing_refused"]
 
@@ -40,6 +41,7 @@ NOT_ALLOWED = (
     "debugger) can't be traced again"
 )
 MOST_TEXT = 2000  # of the program's complaint, in an error
+PATIENCE = 5.0  # seconds before it is said what is waited for
 
 
 class Call(NamedTuple):
@@ -69,24 +71,29 @@ def record(
     """
     if not directory.is_dir():
         raise CrashTestError(f"{directory} is no directory: make it before the program runs, it may be empty")
-    if not callable(program) and (not program or shutil.which(program[0]) is None):
-        raise CrashTestError(f"there is no program {program[0] if program else ''!r}")
+    if not callable(program) and not program:
+        raise CrashTestError("there is no program to record: the command is empty")
+    if not callable(program) and shutil.which(program[0]) is None:
+        hint = ": each word of the command is one of its own, without quotes around all" if " " in program[0] else ""
+        raise CrashTestError(f"there is no program {program[0]!r}{hint}")
     directory = Path(os.path.realpath(directory))
-    with tempfile.TemporaryDirectory(prefix="pmstore-crash-") as scratch:
-        work = Path(scratch)
+    with Scratch() as temporary:
+        work = Path(temporary)
         sys.stdout.flush()
         sys.stderr.flush()
+        parent = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs the tracer alone
             tracer = os.fork()
         if tracer == 0:
-            _trace_and_leave(program, directory, work, allow_threads, environment)
+            _trace_and_leave(program, directory, work, allow_threads, environment, parent)
         try:
             _, status = os.waitpid(tracer, 0)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(tracer, signal.SIGKILL)  # and with it what it traces
-            os.waitpid(tracer, 0)
+            with contextlib.suppress(ChildProcessError):  # it had ended just before
+                os.waitpid(tracer, 0)
             raise
         complaint = work / "complaint"
         if echo:
@@ -102,9 +109,9 @@ def record(
 
 def tracing_refused() -> str | None:
     """Why programs can't be traced here, or None."""
-    with tempfile.TemporaryDirectory(prefix="pmstore-crash-") as scratch:
+    with Scratch() as directory:
         try:
-            record(["true"], Path(scratch))
+            record(["true"], Path(directory))
         except CrashTestError as error:
             return str(error)
     return None
@@ -114,15 +121,21 @@ def tracing_refused() -> str | None:
 
 
 def _trace_and_leave(
-    program: Program, directory: Path, work: Path, allow_threads: bool, environment: Mapping[str, str] | None
+    program: Program,
+    directory: Path,
+    work: Path,
+    allow_threads: bool,
+    environment: Mapping[str, str] | None,
+    parent: int,
 ) -> NoReturn:
     status = 1
     try:
+        die_with_parent(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # ^C is also the parent's, which ends this process
         recording = _trace(program, directory, work, allow_threads, environment)
         save(work / "recording", recording)
         status = 0
-    except KeyboardInterrupt:
-        (work / "complaint").write_text("interrupted")
     except CrashTestError as error:
         (work / "complaint").write_text(str(error), errors="replace")
     except BaseException:
@@ -138,11 +151,13 @@ def _trace(
     said = os.open(work / "said", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     errors = os.open(work / "stderr", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     calls = Calls(directory, said)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # for a function that is traced
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         _run_and_leave(program, directory, work, said, errors, environment)
+    signal.signal(signal.SIGINT, interrupt)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # every file stays open here
     refused = lib.pm_tracer_seize(pid)
     if refused:
@@ -204,17 +219,33 @@ class Loop:
         self.allow_threads = allow_threads
         self.first = first
         self.status = 1
+        self.ended = False
         self.busy: tuple[Call, Finish] | None = None
         self.waiting: deque[Call] = deque()
         self.event = ffi.new("pm_traced *")
 
     def run(self) -> int:
         """Until no process is left. Returns the first one's exit status, or minus the signal that killed it."""
+        signal.signal(signal.SIGALRM, lambda number, frame: self._say_what_lasts())
+        self._wait_patiently()
         while True:
             lib.pm_tracer_next(self.event, 1)
             if self.event.kind == lib.PM_TRACED_NOBODY:
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 return self.status
             self._dispatch()
+
+    def _wait_patiently(self) -> None:
+        # Again and again, as a signal may come when the tracer is about to wait, and not wake it.
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+
+    def _say_what_lasts(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        text = "recording: still running"
+        if self.ended:
+            others = ", ".join(f"process {pid} ({command})" for pid, command in _traced_by(os.getpid()))
+            text = f"the program ended; still waiting for {others}"
+        os.write(2, f"pmstore: {text}\n".encode("utf-8", "replace"))
 
     def _dispatch(self) -> None:
         event = self.event
@@ -226,6 +257,8 @@ class Loop:
         elif kind == lib.PM_TRACED_EXIT:
             if event.pid == self.first:
                 self.status = event.result
+                self.ended = True
+                self._wait_patiently()
             if self.busy is not None and self.busy[0].pid == event.pid:  # killed in the call
                 self.busy = None
                 self._next()
@@ -286,3 +319,14 @@ class Loop:
                 "wrote to standard output, at the same time: in another run the order may be another. Have one thread "
                 "write, or say --allow-threads (allow_threads=True) to explore the order that this run had"
             )
+
+
+def _traced_by(tracer: int) -> list[tuple[int, str]]:
+    """The processes that a process traces, and their commands."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if f"\nTracerPid:\t{tracer}\n" in status.read_text():
+                command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                found.append((int(status.parent.name), command.strip()[:80]))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,13 @@ def save(path: Path, recording: Recording, **more: Any) -> None:
     path.write_bytes(msgpack.packb(record, unicode_errors="surrogateescape"))
 
 
+def _unreadable(path: Path, error: Exception) -> str:
+    with contextlib.suppress(OSError):
+        if MAGIC.encode() in path.read_bytes()[:64]:
+            return f"{path} is damaged: it ends too early, or was changed"
+    return f"{path} is no recording of files" + (f": {error.strerror}" if isinstance(error, OSError) else "")
+
+
 def load(path: Path) -> tuple[Recording, dict[str, Any]]:
     """A recording and what was kept with it."""
     try:
@@ -102,7 +110,7 @@ def load(path: Path) -> tuple[Recording, dict[str, Any]]:
     except FileNotFoundError:
         raise CrashTestError(f"{path}: no such file") from None
     except Exception as error:
-        raise CrashTestError(f"{path} is no recording of files: {error}") from None
+        raise CrashTestError(_unreadable(path, error)) from None
     if not isinstance(record, dict) or record.pop("magic", None) != MAGIC:
         raise CrashTestError(f"{path} is no recording of files")
     version = record.pop("version", None)

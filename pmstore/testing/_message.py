@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 from pathlib import Path
 
 from pmstore.testing import _describe, _engine, _session
@@ -12,9 +14,10 @@ from pmstore.testing._engine import Found, Options
 from pmstore.testing._places import file_map, lost_text
 from pmstore.testing._recording import Recording
 
-__all__ = ["commands", "describe", "shown_path"]
+__all__ = ["AGAIN", "commands", "describe", "shown_path"]
 
 MOST_PIECES = 8
+AGAIN = "  again:  "
 
 
 def describe(
@@ -37,9 +40,10 @@ def describe(
         if advice:
             lines.append(f"  hint: {advice}")
     if state is not None and verdict.sequence is not None:
+        others = [states[n] for n in states if known_here and n in (verdict.sequence - 1, verdict.sequence + 1)]
         lines.append(
             f"  the store recovered to commit {verdict.sequence} (acknowledged {verdict.acknowledged}, begun "
-            f"{verdict.started}): {_describe.contents_text(state)}"
+            f"{verdict.started}): {_describe.contents_text(state, others)}"
         )
     known = [states.image(n) for n in dict.fromkeys((verdict.acknowledged, verdict.started)) if n is not None]
     places = file_map([recording.base, *(i for i in known if i is not None)], recording.medium, workshop)
@@ -68,19 +72,21 @@ def _indented(first: str, lost: list[str]) -> list[str]:
     return [f"{' ' * len(first) if i else first}{line}" for i, line in enumerate(shown)]
 
 
-def commands(file: Path, options: Options) -> list[str]:
-    shown = shown_path(file)
-    lines = [
-        f"  replay: python -m pmstore crash replay {shown}",
-        f"  look:   python -m pmstore ls -l {shown_path(file.with_suffix('.pm'))}",
-    ]
+def commands(file: Path | None, options: Options) -> list[str]:
+    """What to do next. file: the failure file, if it could be written."""
+    lines = []
+    if file is not None:
+        lines += [
+            f"  replay: python -m pmstore crash replay {shown_path(file)}",
+            f"  look:   python -m pmstore ls -l {shown_path(file.with_suffix('.pm'))}",
+        ]
     again = _session.test_line(options.budget, options.seed)
-    return [*lines, f"  again:  {again}"] if again else lines
+    return [*lines, f"{AGAIN}{again}"] if again else lines
 
 
 def shown_path(path: Path) -> str:
-    """Relative to the current directory, if it is below it."""
-    try:
-        return os.fspath(path.resolve().relative_to(Path.cwd().resolve()))
-    except ValueError:
-        return os.fspath(path.resolve())
+    """As a shell takes it; relative to where the user is, if it is below it."""
+    whole = path.resolve()
+    with contextlib.suppress(ValueError):
+        whole = whole.relative_to(_session.start().resolve())
+    return shlex.quote(os.fspath(whole))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Progress", "terminal"]
+__all__ = ["Counted", "Progress", "terminal"]
 
 PATIENCE = 1.0  # seconds before anything is shown
 EVERY = 0.1
@@ -16,6 +16,19 @@ EVERY = 0.1
 def terminal(title: str) -> Progress | None:
     """Shows progress on the terminal that standard error is; None if it is none."""
     return Progress(title) if sys.stderr is not None and sys.stderr.isatty() else None
+
+
+class Counted:
+    """Progress that also says how far it got, if it is interrupted."""
+
+    def __init__(self, show: Callable[[int, int], None] | None) -> None:
+        self.done = 0
+        self._show = show
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done = done
+        if self._show is not None:
+            self._show(done, total)
 
 
 class Progress:

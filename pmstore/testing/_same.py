@@ -13,8 +13,8 @@ from pmstore.testing._recording import Recording
 __all__ = ["require_same"]
 
 ADVICE = (
-    "A workload has to do the same each time: seed its random generators, and take no times, ids, addresses or "
-    "orders of sets from outside"
+    "A workload has to do the same each time: seed its random generators, let no threads race, and take no times, ids, "
+    "addresses or orders of sets from outside"
 )
 
 
@@ -27,11 +27,10 @@ def require_same(first: Recording, second: Recording, options: Options, workshop
 
 
 def _first_difference(first: States, second: States) -> str:
+    ends = [count_text(max(states, default=0), "commit") for states in (first, second)]
     for sequence in sorted({*first, *second}):
-        if sequence not in list(second):
-            return f"its second run made {count_text(max(second, default=0), 'commit')}, its first one more"
-        if sequence not in list(first):
-            return f"its first run made {count_text(max(first, default=0), 'commit')}, its second one more"
+        if sequence not in list(second) or sequence not in list(first):
+            return f"its first run made {ends[0]}, its second run {ends[1]}"
         old, new = first[sequence], second[sequence]
         text = None if old is None or new is None else _difference(old, new)
         if text:

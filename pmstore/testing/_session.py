@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import re
 import shlex
@@ -10,7 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DIRECTORY", "budget", "directory", "keep_report", "reports", "seed", "test_id", "test_line", "test_name"]
+__all__ = [
+    "DIRECTORY",
+    "budget",
+    "directory",
+    "function_name",
+    "keep_report",
+    "path_name",
+    "reports",
+    "seed",
+    "start",
+    "test_id",
+    "test_line",
+    "test_name",
+]
 
 DIRECTORY = ".pmstore-crash"
 BUDGET = 2000
@@ -53,21 +67,53 @@ def test_id() -> str | None:
     return text.rpartition(" (")[0] or None
 
 
-def test_name(identity: str) -> str:
-    """The id as the name of a file."""
-    name = re.sub(r"\.py::", ".", identity)
+def start() -> Path:
+    """Where the user is: where pytest was started, otherwise the current directory."""
+    config = _config()
+    return Path.cwd() if config is None else Path(config.invocation_params.dir)
+
+
+# Ids that what is made of them tells apart: of others it has a hash too.
+PLAIN = re.compile(r"[\w/]+(\.py(::\w+)+(\[\w([\w.-]*\w)?\])?|\.pm|(\.\w+)+)")
+
+
+def test_name(identity: str, shown: str | None = None) -> str:
+    """An id, such as pytest's of a test, as the name of a file, of no other one. shown: what is readable of it."""
+    text = identity if shown is None else shown
+    name = re.sub(r"\.py::", ".", text)
     name = re.sub(r"[^\w.]+", "-", name).strip("-.")
-    if len(name) > 100:
-        name = f"{name[:90]}-{hashlib.blake2b(identity.encode(), digest_size=4).hexdigest()}"
+    if shown is not None or len(name) > 100 or not PLAIN.fullmatch(identity):
+        name = f"{name[:90]}-{hashlib.blake2b(identity.encode(errors='replace'), digest_size=4).hexdigest()}"
     return name
 
 
+def path_name(path: str | os.PathLike[str], name: str = "") -> str:
+    """A function of a Python file, or another file, as the name of a file: by its path from the current directory."""
+    whole = os.path.realpath(path)
+    inside = os.path.relpath(whole, os.path.realpath(os.curdir))
+    if not inside.startswith(os.pardir):
+        return test_name(inside + name)
+    return test_name(whole + name, os.path.basename(whole) + name)
+
+
+def function_name(function: Any) -> str:
+    """A function as the name of a file."""
+    name = str(getattr(function, "__qualname__", "workload"))
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    return path_name(file, f"::{name}") if file else test_name(f"{getattr(function, '__module__', '')}.{name}")
+
+
 def test_line(budget: int, seed: int) -> str | None:
-    """The command that runs the test again."""
+    """The command that runs the test again, from where pytest was started."""
     identity = test_id()
     if identity is None:
         return None
-    return f"pytest {shlex.quote(identity)} --crash-seed={seed} --crash-budget={budget}"
+    file, separator, rest = identity.partition("::")
+    file = os.path.relpath(_config().rootpath / file, start())
+    return f"pytest {shlex.quote(file + separator + rest)} --crash-seed={seed} --crash-budget={budget}"
 
 
 def keep_report(text: str) -> None:

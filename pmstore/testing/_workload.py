@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import pmstore
 from pmstore.testing import _describe
 from pmstore.testing._check import callable_text
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._recording import Recording
 
-__all__ = ["passes", "raised", "require_commits", "require_lives"]
+__all__ = ["passes", "raised", "require_change", "require_commits", "require_lives"]
 
 
 def require_lives(lives: Sequence[Any]) -> None:
+    __tracebackhide__ = True
     if not lives:
         raise CrashTestError("nothing to run: give a function of the open store")
     for life in lives:
@@ -35,7 +37,23 @@ def require_lives(lives: Sequence[Any]) -> None:
             pass
 
 
+def require_change(life: Any, store: pmstore.Store, sequence: int) -> None:
+    """CrashTestError if a life that began at a commit left the store as it was: it may be meant as the check."""
+    if store.closed or store.in_transaction or store.sequence != sequence:
+        return
+    pending = _describe.contents(store)
+    store.rollback()
+    committed = _describe.contents(store)
+    if pending.keys() == committed.keys() and all(_describe.equal(pending[name], committed[name]) for name in pending):
+        name = callable_text(life)
+        raise CrashTestError(
+            f"{name} changed nothing, and each function here is a life of the store, run after the one before: if it "
+            f"is the check, write check={name}; otherwise leave it out"
+        )
+
+
 def require_commits(recording: Recording) -> None:
+    __tracebackhide__ = True
     if all(commit.acknowledged is None for commit in _describe.commits(recording)):
         raise CrashTestError(
             "the workload made no commit, so that there is nothing a crash could break: change something inside `with "
@@ -43,14 +61,13 @@ def require_commits(recording: Recording) -> None:
         )
 
 
-def passes(error: Exception) -> bool:
+def passes(error: BaseException) -> bool:
     """What is not about the workload: errors of this package, and what hypothesis uses to steer."""
     return isinstance(error, CrashTestError) or type(error).__module__.startswith("hypothesis.")
 
 
-def raised(error: Exception, lives: Sequence[Any]) -> Exception:
+def raised(error: BaseException, lives: Sequence[Any]) -> BaseException:
     if passes(error):
         return error
-    return CrashTestError(
-        f"the workload {', '.join(map(callable_text, lives))} raised {type(error).__name__}, without any crash: {error}"
-    )
+    names = " ".join(["the workload", ", ".join(map(callable_text, lives))]).strip()
+    return CrashTestError(f"{names} raised {type(error).__name__}, without any crash: {error}")

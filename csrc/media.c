@@ -39,7 +39,10 @@ static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
     *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
-    if (trace) pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
+    if (trace) {
+        pm_trace_keep(trace);
+        pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
+    }
     struct stat file;
     struct statfs fs;
     if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
@@ -148,6 +151,8 @@ void pm_media_close(pm_media *media)
     media->view = NULL;
     if (media->fd >= 0) close(media->fd);
     media->fd = -1;
+    if (media->trace) pm_trace_free(media->trace);
+    media->trace = NULL;
 }
 
 void pm_media_forked(pm_media *media)

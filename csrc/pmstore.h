@@ -52,7 +52,7 @@ pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
 /* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on failure.
  * The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the disk's.
- * trace: NULL, or what records every event on the durable bytes from the first one of recovery; it must outlive the store. */
+ * trace: NULL, or what records every event on the durable bytes from the first one of recovery. */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
@@ -206,7 +206,7 @@ typedef struct {
 /* seed: if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same writes the
  * same. NULL: no memory. */
 pm_trace *pm_trace_new(uint64_t seed);
-void pm_trace_free(pm_trace *trace); /* after the last store under it */
+void pm_trace_free(pm_trace *trace); /* stores that are open keep it */
 size_t pm_trace_count(const pm_trace *trace);
 const pm_event *pm_trace_events(const pm_trace *trace);
 const uint8_t *pm_trace_data(const pm_trace *trace);

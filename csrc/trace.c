@@ -1,12 +1,14 @@
 #include "trace.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "status.h"
 
 struct pm_trace {
+    atomic_int references;
     pm_event *events;
     size_t count, room;
     uint8_t *data;
@@ -23,13 +25,20 @@ struct pm_trace {
 pm_trace *pm_trace_new(uint64_t seed)
 {
     pm_trace *trace = calloc(1, sizeof *trace);
-    if (trace) trace->seed = seed, trace->ranges = -1;
+    if (!trace) return NULL;
+    atomic_store(&trace->references, 1);
+    trace->seed = seed, trace->ranges = -1;
     return trace;
+}
+
+void pm_trace_keep(pm_trace *trace)
+{
+    atomic_fetch_add(&trace->references, 1);
 }
 
 void pm_trace_free(pm_trace *trace)
 {
-    if (!trace) return;
+    if (!trace || atomic_fetch_sub(&trace->references, 1) > 1) return;
     free(trace->events);
     free(trace->data);
     free(trace);

@@ -1,6 +1,6 @@
 /*
- * What happens to the durable bytes of a store, in order. A trace belongs to its caller, outlives the store that writes
- * it, and may follow several lives of one. The media report to it from the functions that touch durable bytes, so that
+ * What happens to the durable bytes of a store, in order. A trace belongs to its caller and may follow several lives of
+ * one store. The media report to it from the functions that touch durable bytes, so that
  * a flush or a sync that they leave out is left out of the trace too.
  *
  * It also makes chosen operations fail, and gives stores ids that are the same in every run.
@@ -11,6 +11,10 @@
 #include <stdbool.h>
 
 #include "pmstore.h"
+
+/* One more pm_trace_free is needed: a store keeps its trace until it is closed, in whatever order a garbage collector
+ * lets go. */
+void pm_trace_keep(pm_trace *trace);
 
 /* data: length bytes that were written, or NULL. */
 void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data);

@@ -88,7 +88,7 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
 
 class Trace:
     """Records what stores under it do to their durable bytes, makes operations fail, and gives stores ids that are the
-    same in every run (seed; 0: random ones). To outlive the stores.
+    same in every run (seed; 0: random ones).
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -16,7 +16,7 @@ import pytest
 import pmstore
 from pmstore._core import ffi, lib
 from pmstore.testing._engine import Found
-from pmstore.testing._recording import Recording
+from pmstore.testing._recording import Recorder, Recording
 
 from .conftest import Medium
 from .crashes import (
@@ -213,3 +213,16 @@ def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, 
     events = [recording.event(number) for number in range(len(recording))]
     written = [event.offset for event in events if event.data and event.offset in (0, 4096)]
     assert written == [damaged, 4096 - damaged]
+
+
+def test_a_trace_may_go_before_its_store(medium: Medium) -> None:
+    """As garbage collectors let go of both in any order. It was used after it was freed."""
+    path = medium.directory / "store.pm"
+    with Recorder(path, medium.name) as recorder:
+        store = pmstore.open(path)
+        ffi.release(recorder.trace.pointer)
+        store["a"] = 1
+        store.close()
+        recorder._base = None  # nothing to read any more
+    with pmstore.open(path, "r", media=medium.name) as store:
+        assert store["a"] == 1

@@ -284,3 +284,23 @@ def test_the_explorer_does_both(tmp_path: Path) -> None:
         assert explorer.damage(tmp_path / "store.pm", budget=20).judged == 20
         with pytest.raises(CrashTestError, match="media is any of"):
             explorer.faults(some, media="tape")
+
+
+def test_a_check_in_the_place_of_a_life(tmp_path: Path) -> None:
+    def change(store: pmstore.Store) -> None:
+        store["a"] = 1
+        store.commit()
+
+    def check(store: pmstore.Store) -> None:
+        assert store.get("a") in (None, 1)
+
+    with pytest.raises(CrashTestError, match="changed nothing"):
+        explore_faults([change, check], medium="file", directory=tmp_path, budget=3)
+
+
+def test_a_workload_that_leaves_the_interpreter(tmp_path: Path) -> None:
+    def leaves(store: pmstore.Store) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(CrashTestError):
+        explore_faults(leaves, medium="file", directory=tmp_path, budget=3)

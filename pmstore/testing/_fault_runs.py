@@ -20,7 +20,7 @@ from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._fault import MANNERS, OPERATIONS, SHORT, Fault
 from pmstore.testing._marks import Marks, beginning_at, first_difference
 from pmstore.testing._recording import Recorder, Recording
-from pmstore.testing._workload import raised, require_commits
+from pmstore.testing._workload import raised, require_change, require_commits
 
 __all__ = ["Life", "Runs"]
 
@@ -157,6 +157,8 @@ class Runs:
                 assert life.store is not None
                 sequence = int(_marks(recorder).acknowledged)
                 hash = None if life.store.closed else life.store._catalog.core.state_hash()
+                if 0 < number < len(self._workload):
+                    require_change(self._workload[number], life.store, self._ends[-1].sequence)
                 self._ends.append(_End(sequence, hash, _kinds(life.told)))
                 self._kill(life.store)
             count = recorder.trace.operations()[0]
@@ -175,6 +177,9 @@ class Runs:
                     return _Life(number, store, error, told)
                 self._kill(store)
                 raise
+            except SystemExit as error:
+                self._kill(store)
+                raise raised(error, self._workload) from error
             except BaseException:
                 self._kill(store)
                 raise

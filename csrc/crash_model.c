@@ -57,8 +57,9 @@ pm_status pm_model_init(pm_model *model, const pm_recording *recording, const pm
     model->index = calloc(model->units, sizeof *model->index);
     model->never = calloc(model->units, 1);
     if (!model->durable || !model->index || !model->never) {
+        uint64_t capacity = model->capacity;
         pm_model_free(model);
-        return pm_fail(PM_NO_MEMORY, "no memory to explore a store of %llu bytes", (unsigned long long)model->capacity);
+        return pm_fail(PM_NO_MEMORY, "no memory to explore a store of %llu bytes", (unsigned long long)capacity);
     }
     if (recording->base_size) memcpy(model->durable, recording->base, recording->base_size);
     return PM_OK;

@@ -4,13 +4,17 @@ after it. docs/crash-model.md states the rules.
 
 from __future__ import annotations
 
+import os
 import struct
+import zipfile
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from pmstore._core import ffi, lib
 from pmstore.testing._engine import KINDS, Options, explore
+from pmstore.testing._errors import CrashTestError
 from pmstore.testing._recording import Recording
 
 SIZE = 8192
@@ -280,3 +284,26 @@ def test_each_kind_is_within_the_model(kind: str) -> None:
     explore(recording, Options(budget=500, kinds=frozenset({kind})), note, raw=True)
     assert found and found <= every_during
     assert every_after <= every_during
+
+
+def test_workers_leave_no_process(tmp_path: Path) -> None:
+    recording = Recording("file", bytes(SIZE), b"", b"")
+    options = Options(budget=8, workers=3)
+
+    def fails(image: bytes, acknowledged: int, started: int) -> str | None:
+        raise ZeroDivisionError
+
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text()
+    with pytest.raises(ZeroDivisionError):
+        explore(recording, options, fails, raw=True)
+    assert children.read_text() == before
+
+
+@pytest.mark.parametrize("damage", ["null", "[]", '{"format": 2}', '{"format": 1}'])
+def test_what_is_no_recording(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "r"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("recording.json", damage)
+    with pytest.raises(CrashTestError, match="record"):
+        Recording.load(path)

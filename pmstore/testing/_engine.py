@@ -301,7 +301,8 @@ class _Worker:
         self.pid = os.fork()
         if self.pid:
             os.close(writer)
-            self._reader = reader
+            self._answer = os.fdopen(reader, "rb")
+            self._ended = False
             return
         try:
             os.close(reader)
@@ -323,9 +324,10 @@ class _Worker:
                 return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def result(self) -> _Part:
-        with open(self._reader, "rb") as source:
-            answer = source.read()
+        answer = self._answer.read()
+        self._answer.close()
         os.waitpid(self.pid, 0)
+        self._ended = True
         outcome = pickle.loads(answer) if answer else RuntimeError("a worker of the crash explorer died")
         if isinstance(outcome, BaseException):
             raise outcome
@@ -333,9 +335,10 @@ class _Worker:
         return outcome
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.close(self._reader)
-        os.waitpid(self.pid, 0)
+        """End it, if its result is not wanted or could not be had."""
+        if not self._ended:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
 
 
 def _explore_parts(
@@ -344,11 +347,14 @@ def _explore_parts(
     def part(worker: int) -> _Part:
         return _explore_part(recording, options, _Calls(check, None if worker else progress), worker, raw)
 
-    workers = [_Worker(functools.partial(part, number)) for number in range(1, options.workers)]
+    workers: list[_Worker] = []
     try:
+        for number in range(1, options.workers):
+            workers.append(_Worker(functools.partial(part, number)))
         parts = [part(0)]
         while workers and parts[-1].found is None:
-            parts.append(workers.pop(0).result())
+            parts.append(workers[0].result())
+            workers.pop(0)
         return parts
     finally:
         for worker in workers:

@@ -96,13 +96,13 @@ class Recording:
         try:
             with zipfile.ZipFile(file) as archive:
                 return cls.take_from(archive)
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+        except (zipfile.BadZipFile, LookupError, TypeError, ValueError, EOFError, OSError, RecursionError) as error:
             raise CrashTestError(f"{file!s} is no recording, or a damaged one ({error}): record it again") from error
 
     @classmethod
     def take_from(cls, archive: zipfile.ZipFile) -> Recording:
         """What `add_to` put into an archive."""
-        about = json.loads(archive.read("recording.json"))
+        about = dict(json.loads(archive.read("recording.json")))
         if about.get("format") != FORMAT or about.get("event_size") != _EVENT_SIZE:
             raise CrashTestError(
                 f"the recording has format {about.get('format')}, and this pmstore reads format {FORMAT}: "
@@ -110,7 +110,10 @@ class Recording:
             )
         if about["medium"] not in MEDIA:
             raise ValueError(f"a medium {about['medium']!r}")
-        return cls(about["medium"], archive.read("base"), archive.read("events"), archive.read("data"))
+        recording = cls(about["medium"], archive.read("base"), archive.read("events"), archive.read("data"))
+        if len(recording.events) % _EVENT_SIZE:
+            raise ValueError("half an event")
+        return recording
 
 
 class Recorder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ import pytest
 import pmstore
 
 MEMORY = Path("/dev/shm")
+
+# A shell starts what runs in the background with interrupts ignored, and so would the programs under test be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Medium(NamedTuple):

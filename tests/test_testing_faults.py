@@ -67,7 +67,8 @@ def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
     assert report.judged == (report.possible if budget is None else min(budget, report.possible))
     assert report.crashes > report.judged
     if medium.name == "file":
-        assert report.possible > 200 and report.outcomes["refused"]
+        assert report.possible > 200
+        assert report.outcomes["refused"] or report.judged < 30  # few may all be harmless
 
 
 def test_I4_faults_in_the_recoveries_of_several_lives(medium: Medium) -> None:

@@ -79,9 +79,11 @@ static void weigh(execution *x)
     for (size_t i = 0; i < base->outside_count; i++) outside |= changed(x, base->outside[i]);
     for (size_t i = 0; i < base->record_count; i++) records |= changed(x, base->records[i]);
     if (!witness || !(records || outside) || !base->record_count) return;
-    /* Record i holds commit newest - count + 1 + i. */
-    for (size_t i = base->record_count; i-- > 0 && (changed(x, base->records[i]) || (outside && i + 1 == base->record_count));)
-        x->oldest = newest - (base->record_count - i);
+    /* Record i holds commit newest - count + 1 + i. Home may hold what a lost record changed in the contents that the one before
+     * declares: then that one is taken for torn as well. */
+    bool lost = false;
+    for (size_t i = base->record_count; i-- > 0; x->oldest = newest - (base->record_count - i), lost = true)
+        if (!changed(x, base->records[i]) && !(outside && i + 1 == base->record_count) && !(lost && base->outside_count)) break;
     x->lost_evidence = x->oldest < newest;
 }
 

@@ -258,10 +258,10 @@ def main() -> int:
         say(f"the fuzzer does not build: {' '.join(error.cmd[-4:])}")
         return 1
     if arguments.replay:
-        command = [str(program), *map(str, arguments.replay)]
-        if compiler.guided:
-            command.append(f"-artifact_prefix={out / 'crashes'}/")
-        return int(subprocess.run(command, env={**os.environ, **OPTIONS}, check=False).returncode != 0)
+        crashes = out / "crashes"  # where the program leaves the input once more
+        crashes.mkdir(parents=True, exist_ok=True)
+        command = [str(program), *(str(path.resolve()) for path in arguments.replay)]
+        return int(subprocess.run(command, env={**os.environ, **OPTIONS}, cwd=crashes, check=False).returncode != 0)
     start = time.monotonic()
     how = f"{compiler.command}, {'guided by coverage' if compiler.guided else 'not guided by coverage'}"
     say(f"{arguments.runs:,} executions in {arguments.jobs} jobs, seed {arguments.seed} ({how})")

@@ -11,11 +11,15 @@
 
 /* ---- walking the recording ---------------------------------------------------------------------------------- */
 
+static bool acknowledges(const pm_event *event)
+{
+    return event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED;
+}
+
 static void move_bounds(pm_explorer *e, const pm_event *event)
 {
     if (event->kind == PM_EVENT_COMMIT_BEGIN && event->offset > e->started) e->started = event->offset;
-    if (event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED)
-        e->acknowledged = e->started = event->offset;
+    if (acknowledges(event)) e->acknowledged = e->started = event->offset;
 }
 
 pm_status pm_explorer_make_keep(pm_explorer *e)
@@ -135,28 +139,23 @@ static void divide_budget(pm_explorer *e)
         if (mine(e, i) && !e->points[i].quota) {
             /* Less than one each: some points are left out. */
             double share = left / (double)open--;
-            uint64_t quota = share >= 4                                                    ? (uint64_t)share
-                             : (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < share / 4 ? 4
-                                                                                           : 0;
+            uint64_t quota = 0;
+            if (share >= 4) quota = (uint64_t)share;
+            else if (pm_explorer_by_chance(e, share / 4)) quota = 4;
             e->points[i].quota = quota;
             left -= (double)quota;
             if (left < 0) left = 0;
         }
 }
 
-static bool acknowledges(const pm_event *event)
+/* A crash right behind the event that is being walked over, which loses nothing. */
+static pm_status judge_whole(pm_explorer *e, pm_crash_kind kind)
 {
-    return event->kind == PM_EVENT_COMMIT_END || event->kind == PM_EVENT_RECOVERED;
-}
-
-/* What every commit leaves if all of it survives: the plainest state, and where mistakes of a program show. Beyond the
- * budget. */
-static pm_status judge_boundary(pm_explorer *e)
-{
+    if (!pm_explorer_wants(e, kind)) return PM_OK;
     PM_TRY(pm_explorer_make_keep(e));
     pm_explorer_keep_all(e);
     e->event++; /* so many have happened */
-    if (pm_explorer_wants(e, PM_CRASH_ALL)) pm_explorer_judge(e, PM_CRASH_ALL, 0);
+    pm_explorer_judge(e, kind, 0);
     e->event--;
     return PM_OK;
 }
@@ -184,7 +183,10 @@ pm_status pm_explorer_run(pm_explorer *e)
         if (e->event == e->recording->count || e->stop) break;
         const pm_event *event = &e->recording->events[e->event];
         feed(e, event);
-        if (acknowledges(event) && e->event >= e->skip && mine(e, e->event) && !e->stop) PM_TRY(judge_boundary(e));
+        /* What every commit leaves if all of it survives: the plainest state, and where mistakes of a program show.
+         * Beyond the budget. */
+        if (acknowledges(event) && e->event >= e->skip && mine(e, e->event) && !e->stop)
+            PM_TRY(judge_whole(e, PM_CRASH_ALL));
         if (!event->has_data || number == e->point_count || e->stop || e->event < e->skip) continue;
         /* What a process leaves that is killed between two writes: of each point's writes a part of its quota. */
         const pm_crash_point *p = &e->points[number];
@@ -192,11 +194,7 @@ pm_status pm_explorer_run(pm_explorer *e)
         in_segment++;
         if (in_segment == p->writes || !pm_explorer_wants(e, PM_CRASH_PREFIX)) continue;
         if (wanted < p->writes && pm_explorer_below(e, p->writes) >= wanted) continue;
-        PM_TRY(pm_explorer_make_keep(e));
-        pm_explorer_keep_all(e);
-        e->event++; /* so many have happened */
-        pm_explorer_judge(e, PM_CRASH_PREFIX, 0);
-        e->event--;
+        PM_TRY(judge_whole(e, PM_CRASH_PREFIX));
     }
     return e->status;
 }

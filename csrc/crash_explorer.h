@@ -7,6 +7,7 @@
 #define PM_CRASH_EXPLORER_H
 
 #include "crash_judge.h"
+#include "format.h"
 
 typedef struct {
     uint64_t event;  /* the crash is right before it */
@@ -69,10 +70,13 @@ static inline void pm_explorer_fail(pm_explorer *explorer, pm_status status)
 
 static inline uint64_t pm_explorer_random(pm_explorer *explorer)
 {
-    uint64_t x = explorer->random += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
+    explorer->random += UINT64_C(0x9e3779b97f4a7c15);
+    return pm_seal(0, explorer->random, 0);
+}
+
+static inline bool pm_explorer_by_chance(pm_explorer *explorer, double chance)
+{
+    return (double)(pm_explorer_random(explorer) >> 11) * 0x1p-53 < chance;
 }
 
 static inline bool pm_explorer_wants(const pm_explorer *explorer, pm_crash_kind kind)

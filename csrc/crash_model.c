@@ -318,14 +318,14 @@ unsigned pm_model_pieces(const pm_model_cell *cell, uint32_t write)
     return (unsigned)((one->offset + one->length - 1) / PIECE - one->offset / PIECE + 1);
 }
 
-static bool tears(const pm_model *model, const pm_model_cell *cell)
+bool pm_model_tears(const pm_model *model, const pm_model_cell *cell)
 {
     return model->memory && cell->unit != PM_MODEL_SIZE;
 }
 
 double pm_model_ways(const pm_model *model, const pm_model_cell *cell)
 {
-    if (!tears(model, cell)) return cell->count + 1.0;
+    if (!pm_model_tears(model, cell)) return cell->count + 1.0;
     double ways = 1;
     for (uint32_t i = 0; i < cell->count; i++) ways += (double)((UINT64_C(1) << pm_model_pieces(cell, i)) - 1);
     return ways;
@@ -333,7 +333,7 @@ double pm_model_ways(const pm_model *model, const pm_model_cell *cell)
 
 pm_model_keep pm_model_way(const pm_model *model, const pm_model_cell *cell, uint64_t number)
 {
-    if (!tears(model, cell)) return (pm_model_keep){(uint32_t)number, 0};
+    if (!pm_model_tears(model, cell)) return (pm_model_keep){(uint32_t)number, 0};
     for (uint32_t i = 0; i < cell->count; i++) {
         uint64_t masks = (UINT64_C(1) << pm_model_pieces(cell, i)) - 1;
         if (number < masks) return (pm_model_keep){i, number};

@@ -70,6 +70,9 @@ static inline pm_model_keep pm_model_whole(const pm_model_cell *cell)
     return (pm_model_keep){cell->count, 0};
 }
 
+/* Whether a crash may keep some pieces of a write to it (M2). */
+bool pm_model_tears(const pm_model *model, const pm_model_cell *cell);
+
 unsigned pm_model_pieces(const pm_model_cell *cell, uint32_t write); /* 8-byte pieces that a write of it touches */
 
 /* Changes `image`, which shows what is durable, to what a crash leaves that keeps of cell i what keep[i] says; stale:

@@ -132,11 +132,6 @@ static bool goes_on(pm_explorer *e)
     return !e->stop;
 }
 
-static bool by_chance(pm_explorer *e, double chance)
-{
-    return (double)(pm_explorer_random(e) >> 11) * 0x1p-53 < chance;
-}
-
 void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
 {
     uint64_t hash;
@@ -161,7 +156,7 @@ void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
     }
     pm_explorer_unbuild(e, stale);
     if (finding.problem) pm_explorer_found(e, &finding, kind, stale);
-    else if (!again && e->nested_left && by_chance(e, e->nested_chance)) pm_explorer_nest(e, kind, stale);
+    else if (!again && e->nested_left && pm_explorer_by_chance(e, e->nested_chance)) pm_explorer_nest(e, kind, stale);
 }
 
 /* ---- the states of one crash point -------------------------------------------------------------------------- */
@@ -305,7 +300,7 @@ static void judge_random(pm_explorer *e, uint64_t wanted)
         for (size_t j = 0; j < e->model.count; j++) {
             e->keep[j] = pm_explorer_below(e, 16) < chance ? pm_model_whole(&e->model.cells[j]) : (pm_model_keep){0};
             if (!e->keep[j].kept && pm_explorer_below(e, 4) == 0) {
-                if (e->model.memory && e->model.cells[j].unit != PM_MODEL_SIZE) tear(e, j);
+                if (pm_model_tears(&e->model, &e->model.cells[j])) tear(e, j);
                 else lose(e, j);
             }
         }
@@ -352,7 +347,7 @@ static bool few(const pm_explorer *e, const pm_crash_point *p)
 
 void pm_explorer_judge_point(pm_explorer *e, const pm_crash_point *p)
 {
-    if (e->kill_chance && by_chance(e, e->kill_chance / (double)e->point_count)) pm_explorer_nest_killed(e);
+    if (e->kill_chance && pm_explorer_by_chance(e, e->kill_chance / (double)e->point_count)) pm_explorer_nest_killed(e);
     if (few(e, p)) {
         judge_every(e);
         judge_stale(e, 2);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "format.h"
 #include "status.h"
 
 struct pm_trace {
@@ -105,11 +106,8 @@ int pm_trace_ranges(const pm_trace *trace)
 uint64_t pm_trace_id(pm_trace *trace)
 {
     if (!trace->seed) return 0;
-    uint64_t x = trace->seed + ++trace->ids * UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    x ^= x >> 31;
-    return x ? x : 1;
+    uint64_t id = pm_seal(0, trace->seed, ++trace->ids);
+    return id ? id : 1;
 }
 
 void pm_trace_clear(pm_trace *trace)

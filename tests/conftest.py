@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pmstore
+from pmstore.testing._files_record import tracing_refused
 
 MEMORY = Path("/dev/shm")
 
@@ -69,6 +70,14 @@ def open_store(medium: Medium) -> Iterator[Callable[..., pmstore.Store]]:
 def store(open_store: Callable[..., pmstore.Store]) -> pmstore.Store:
     """A new store."""
     return open_store()
+
+
+@pytest.fixture(scope="session")
+def tracing() -> None:
+    """For tests that record the calls of other programs."""
+    refused = tracing_refused()
+    if refused:
+        pytest.skip(refused)
 
 
 class Child:

@@ -39,7 +39,6 @@ CLASSES = ("commit", "recovery", "growth", "creation")
 ACKNOWLEDGED, BEGUN, PHASE, CALLS, TIME = range(5)  # on the board
 BEFORE, INSIDE, AFTER = range(3)  # phases
 MEMORY = Path("/dev/shm")
-FIRST_GUESS = 2_000_000  # ns
 LARGEST = 24 << 20
 
 # ---- what they write

@@ -22,17 +22,9 @@ import pmstore
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._files_command import main, replay_files
 from pmstore.testing._files_fixture import CrashFiles
-from pmstore.testing._files_record import tracing_refused
 from pmstore.testing._files_recording import load, save
 
 Command = Callable[..., int]
-
-
-@pytest.fixture(scope="session")
-def tracing() -> None:
-    refused = tracing_refused()
-    if refused:
-        pytest.skip(refused)
 
 
 @pytest.fixture

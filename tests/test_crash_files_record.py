@@ -15,17 +15,10 @@ import pytest
 
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._files_model import Model
-from pmstore.testing._files_record import record, tracing_refused
+from pmstore.testing._files_record import record
 from pmstore.testing._files_recording import Recording, load, save
 
 Recorded = Callable[..., Recording]
-
-
-@pytest.fixture(scope="session")
-def tracing() -> None:
-    refused = tracing_refused()
-    if refused:
-        pytest.skip(refused)
 
 
 @pytest.fixture

@@ -23,20 +23,13 @@ from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._files_command import main, refuse_open, replay_files
 from pmstore.testing._files_fixture import CrashFiles
 from pmstore.testing._files_keep import is_files_replay, require_free
-from pmstore.testing._files_record import record, tracing_refused
+from pmstore.testing._files_record import record
 
 ROOT = Path(pmstore.__file__).parent.parent
 SAVE = (
     "import os, sys; d = sys.argv[1]; open(d + '/new', 'w').write('x'); os.rename(d + '/new', d + '/run'); print('ok')"
 )
 REFUSES = "import os, sys; d = sys.argv[1]; sys.exit(os.path.exists(d + '/run') and not os.path.getsize(d + '/run'))"
-
-
-@pytest.fixture(scope="session")
-def tracing() -> None:
-    refused = tracing_refused()
-    if refused:
-        pytest.skip(refused)
 
 
 @pytest.fixture

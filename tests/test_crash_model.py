@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,23 @@ A, B, C = 0, 512, 4096  # three sectors of 512 bytes; A and B are in one of 4096
 
 
 class Step(NamedTuple):
+    """One event. data: what it writes; or None."""
+
     kind: int
-    offset: int
-    length: int
-    data: bytes | None
+    offset: int = 0
+    length: int = 0
+    data: bytes | None = None
+
+
+def recorded(medium: str, base: bytes, steps: Sequence[Step]) -> Recording:
+    """The steps as what a store did to `base`."""
+    events = ffi.new("pm_event[]", len(steps))
+    data = b""
+    for event, step in zip(events, steps):
+        event.kind, event.offset, event.length = step.kind, step.offset, step.length
+        event.has_data, event.data = step.data is not None, len(data)
+        data += step.data or b""
+    return Recording(medium, base, bytes(ffi.buffer(events)), data)
 
 
 def word(value: int) -> bytes:
@@ -67,14 +81,7 @@ def states(
     medium: str, program: tuple[Step, ...], watched: tuple[int, ...], **options: Any
 ) -> tuple[set[Any], set[Any]]:
     """What the watched words (None: behind the end of the file) may be while the program runs, and after it."""
-    steps = [*program, DONE]
-    events = ffi.new("pm_event[]", len(steps))
-    data = b""
-    for event, step in zip(events, steps):
-        event.kind, event.offset, event.length = step.kind, step.offset, step.length
-        event.has_data, event.data = step.data is not None, len(data)
-        data += step.data or b""
-    recording = Recording(medium, bytes(SIZE), bytes(ffi.buffer(events)), data)
+    recording = recorded(medium, bytes(SIZE), [*program, DONE])
     during: set[Any] = set()
     after: set[Any] = set()
 
@@ -274,14 +281,7 @@ def test_each_kind_is_within_the_model(kind: str) -> None:
     def note(image: bytes, acknowledged: int, started: int) -> None:
         found.add(tuple(struct.unpack_from("<Q", image, at)[0] for at in watched))
 
-    data = b"".join(step.data or b"" for step in program)
-    events = ffi.new("pm_event[]", len(program))
-    at = 0
-    for event, step in zip(events, program):
-        event.kind, event.offset, event.length, event.has_data, event.data = *step[:3], step.data is not None, at
-        at += len(step.data or b"")
-    recording = Recording("memory", bytes(SIZE), bytes(ffi.buffer(events)), data)
-    explore(recording, Options(budget=500, kinds=frozenset({kind})), note, raw=True)
+    explore(recorded("memory", bytes(SIZE), program), Options(budget=500, kinds=frozenset({kind})), note, raw=True)
     assert found and found <= every_during
     assert every_after <= every_during
 

@@ -6,32 +6,23 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pmstore._core import ffi, lib
+from pmstore._core import lib
 from pmstore.testing import _engine
 from pmstore.testing._engine import Options, explore
-from pmstore.testing._recording import Recording
+
+from .test_crash_model import Step, recorded
 
 PAGE = 4096
 LINE = 64
 MOST_STATES = 1000  # at a crash point: the explorer judges all of no more (EXHAUSTIVE in _engine.py)
 
 States = dict[tuple[int, int], set[bytes]]  # what crashes leave, by bounds: acknowledged, started
-
-
-class Step(NamedTuple):
-    """One event. data: what it writes; or None."""
-
-    kind: int
-    offset: int = 0
-    length: int = 0
-    data: bytes | None = None
 
 
 @dataclass
@@ -209,18 +200,12 @@ def expected(medium: str, cell: int, eadr: bool, base: bytes, program: list[Step
 
 def explored(medium: str, sector: int, eadr: bool, base: bytes, program: list[Step]) -> States:
     """The images that the explorer hands out, by bounds."""
-    events = ffi.new("pm_event[]", len(program))
-    data = b""
-    for event, step in zip(events, program):
-        event.kind, event.offset, event.length = step.kind, step.offset, step.length
-        event.has_data, event.data = step.data is not None, len(data)
-        data += step.data or b""
     out: States = {}
 
     def note(image: bytes, acknowledged: int, started: int) -> None:
         out.setdefault((acknowledged, started), set()).add(image)
 
-    recording = Recording(medium, base, bytes(ffi.buffer(events)), data)
+    recording = recorded(medium, base, program)
     explore(recording, Options(budget=10**6, sector=sector, eadr=eadr, kinds=KINDS), note, raw=True)
     return out
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pmstore._display import count_text
 from pmstore.testing._engine import Tally
 
-__all__ = ["CrashReport"]
+__all__ = ["CrashReport", "tallied"]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,13 @@ class CrashReport:
         lines += [f"  {medium + ':':<8}not tried" for medium in self.untried]
         kinds = sorted(self.by_kind.items(), key=lambda item: -item[1])
         if kinds:
-            lines.append("  of the kinds " + ", ".join(f"{kind} {count:,}" for kind, count in kinds))
+            lines.append(f"  of the kinds {tallied(dict(kinds))}")
         return "\n".join(lines)
+
+
+def tallied(counts: Mapping[str, int]) -> str:
+    """ "one 3, another 1"; "none" if there are none."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
 MOST_DIGITS = 100

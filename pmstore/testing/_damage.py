@@ -18,6 +18,7 @@ import pmstore
 from pmstore._display import count_text
 from pmstore.testing import _session
 from pmstore.testing._check import Check, CheckRunner, require_check
+from pmstore.testing._coverage import tallied
 from pmstore.testing._describe import Contents, Workshop, contents, differences
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._recording import MEDIA
@@ -129,12 +130,11 @@ class DamageReport:
 
     def __str__(self) -> str:
         how = "all" if self.exhaustive else "chosen"
-        kinds = ", ".join(f"{name} {count:,}" for name, count in self.by_kind.items()) or "none"
-        ends = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.items()) or "none"
         rate = self.judged / self.seconds if self.seconds > 0 else 0.0
         return (
             f"damage at rest on {self.medium}: {count_text(self.judged, 'case')} of {self.possible:,} ({how}, seed "
-            f"{self.seed}), {rate:,.0f} a second\n  of the kinds {kinds}\n  what became of them: {ends}"
+            f"{self.seed}), {rate:,.0f} a second\n"
+            f"  of the kinds {tallied(self.by_kind)}\n  what became of them: {tallied(self.outcomes)}"
         )
 
 

@@ -381,8 +381,6 @@ def verdict_text(verdict: Verdict, found: Contents | None, states: States) -> li
         return [f"who opens it read-only sees something else than recovery leaves: {verdict.text}"]
     if verdict.problem == "write":
         return [f"after the recovery it can't go on: {verdict.text}"]
-    if verdict.problem == "twice":
-        return [f"recovered a second time it is not the same: {verdict.text}"]
     if verdict.problem == "check":
         return verdict.text.splitlines() or ["the check failed"]
     return [verdict.text or verdict.problem]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pmstore._core import lib
 from pmstore._display import count_text
+from pmstore.testing._coverage import tallied
 
 __all__ = ["MANNERS", "OPERATIONS", "SHORT", "Fault", "FaultReport"]
 
@@ -94,10 +95,9 @@ class FaultReport:
 
     def __str__(self) -> str:
         how = "these are all" if self.exhaustive else f"chosen by seed {self.seed}"
-        kinds = ", ".join(f"{name} {count:,}" for name, count in self.by_operation.items()) or "none"
-        ends = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.items()) or "none"
         return (
             f"failing calls of {count_text(self.commits, 'commit')} on {self.medium}: {self.judged:,} of "
-            f"{self.possible:,}, {how}\n  of the operations {kinds}\n  what became of them: {ends}\n"
+            f"{self.possible:,}, {how}\n"
+            f"  of the operations {tallied(self.by_operation)}\n  what became of them: {tallied(self.outcomes)}\n"
             f"  and {count_text(self.crashes, 'crash state')} after them"
         )

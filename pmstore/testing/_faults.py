@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pmstore.testing._errors import CrashTestError
 from pmstore.testing._fault import Fault, FaultReport
 from pmstore.testing._fault_runs import Life, Runs
 from pmstore.testing._recording import MEDIA
+from pmstore.testing._scratch import Scratch
 from pmstore.testing._workload import require_lives
 
 __all__ = ["explore_faults"]
@@ -81,7 +81,7 @@ def explore_faults(
     if directory is not None and not os.path.isdir(directory):
         raise CrashTestError(f"{os.fspath(directory)} is no directory")
     begun = time.perf_counter()
-    with Workshop() as workshop, tempfile.TemporaryDirectory(dir=directory or workshop.directory) as place:
+    with Workshop() as workshop, Scratch(directory or workshop.directory) as place:
         runner = None if check is None else CheckRunner(check, medium, workshop)
         runs = Runs(lives, medium, Path(place), seed, max_size, runner)
         cases, commits = runs.learn()

@@ -14,6 +14,7 @@
  */
 #include "hash.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "pmstore.h" /* so that the two declarations are compared */
@@ -234,7 +235,7 @@ static ALWAYS_INLINE void stripe_portable(uint64_t accumulators[8], const uint8_
 }
 
 /* A page, every stripe of which is loaded once. */
-typedef uint64_t copy_page_function(uint8_t *to, const uint8_t *bytes);
+typedef pm_hash64_page_function copy_page_function;
 enum { COPY_PAGE = 4096 };
 
 static uint64_t hash_long_portable(const uint8_t *bytes, size_t length, const uint8_t *secret)
@@ -278,10 +279,12 @@ AVX2 static ALWAYS_INLINE __m256i load256(const void *from)
     return _mm256_loadu_si256(from);
 }
 
-AVX2 static ALWAYS_INLINE half stripe_avx2(half sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy)
+AVX2 static ALWAYS_INLINE half stripe_avx2(half sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream)
 {
     __m256i lane = load256(bytes);
-    if (copy)
+    if (copy && stream)
+        _mm256_stream_si256((void *)copy, lane);
+    else if (copy)
         _mm256_storeu_si256((void *)copy, lane);
     __m256i key = _mm256_xor_si256(lane, load256(secret));
     __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
@@ -302,7 +305,7 @@ AVX2 static ALWAYS_INLINE half scramble_avx2(half sum, const uint8_t *secret)
     return (half){_mm256_add_epi64(_mm256_mul_epu32(x, prime), high), _mm256_setzero_si256()};
 }
 
-AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy)
+AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy, bool stream)
 {
     const uint8_t *start = bytes, *last_stripe = bytes + length - STRIPE;
     size_t left = length;
@@ -312,20 +315,20 @@ AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length
 #pragma GCC unroll 16
         for (size_t n = 0; n < STRIPES; n++) {
             uint8_t *to = copy ? copy + (bytes - start) + n * STRIPE : NULL;
-            a = stripe_avx2(a, bytes + n * STRIPE, secret + n * SECRET_STEP, to);
-            b = stripe_avx2(b, bytes + n * STRIPE + 32, secret + n * SECRET_STEP + 32, to ? to + 32 : NULL);
+            a = stripe_avx2(a, bytes + n * STRIPE, secret + n * SECRET_STEP, to, stream);
+            b = stripe_avx2(b, bytes + n * STRIPE + 32, secret + n * SECRET_STEP + 32, to ? to + 32 : NULL, stream);
         }
         a = scramble_avx2(a, secret + AT_SCRAMBLE);
         b = scramble_avx2(b, secret + AT_SCRAMBLE + 32);
     }
     for (size_t n = 0; n < (left - 1) / STRIPE; n++) {
         uint8_t *to = copy ? copy + (bytes - start) + n * STRIPE : NULL;
-        a = stripe_avx2(a, bytes + n * STRIPE, secret + n * SECRET_STEP, to);
-        b = stripe_avx2(b, bytes + n * STRIPE + 32, secret + n * SECRET_STEP + 32, to ? to + 32 : NULL);
+        a = stripe_avx2(a, bytes + n * STRIPE, secret + n * SECRET_STEP, to, stream);
+        b = stripe_avx2(b, bytes + n * STRIPE + 32, secret + n * SECRET_STEP + 32, to ? to + 32 : NULL, stream);
     }
     uint8_t *to = copy ? copy + length - STRIPE : NULL;
-    a = stripe_avx2(a, last_stripe, secret + AT_LAST_STRIPE, to);
-    b = stripe_avx2(b, last_stripe + 32, secret + AT_LAST_STRIPE + 32, to ? to + 32 : NULL);
+    a = stripe_avx2(a, last_stripe, secret + AT_LAST_STRIPE, to, stream);
+    b = stripe_avx2(b, last_stripe + 32, secret + AT_LAST_STRIPE + 32, to ? to + 32 : NULL, stream);
 
     uint64_t accumulators[8] __attribute__((aligned(32)));
     _mm256_store_si256((__m256i *)accumulators, cross_avx2(a));
@@ -335,23 +338,29 @@ AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length
 
 AVX2 static uint64_t hash_long_avx2(const uint8_t *bytes, size_t length, const uint8_t *secret)
 {
-    return long_avx2(bytes, length, secret, NULL);
+    return long_avx2(bytes, length, secret, NULL, false);
 }
 
 AVX2 static uint64_t copy_page_avx2(uint8_t *to, const uint8_t *bytes)
 {
-    return long_avx2(bytes, COPY_PAGE, default_secret, to);
+    return long_avx2(bytes, COPY_PAGE, default_secret, to, false);
+}
+
+AVX2 static uint64_t stream_page_avx2(uint8_t *to, const uint8_t *bytes)
+{
+    return long_avx2(bytes, COPY_PAGE, default_secret, to, true);
 }
 
 typedef struct {
     __m512i products, lanes;
 } whole;
 
-AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy)
+AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream)
 {
     __m512i lane = _mm512_loadu_si512(bytes);
     if (copy) {
-        _mm512_storeu_si512(copy, lane);
+        if (stream) _mm512_stream_si512((void *)copy, lane);
+        else _mm512_storeu_si512(copy, lane);
         _mm_prefetch(bytes + COPY_PAGE, _MM_HINT_T0);
     }
     __m512i key = _mm512_xor_si512(lane, _mm512_loadu_si512(secret));
@@ -373,7 +382,8 @@ AVX512 static ALWAYS_INLINE whole scramble_avx512(whole sum, const uint8_t *secr
     return (whole){_mm512_add_epi64(_mm512_mul_epu32(x, prime), high), _mm512_setzero_si512()};
 }
 
-AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy)
+AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy,
+                                                 bool stream)
 {
     const uint8_t *start = bytes, *last_stripe = bytes + length - STRIPE;
     size_t left = length;
@@ -382,14 +392,14 @@ AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t le
 #pragma GCC unroll 16
         for (size_t n = 0; n < STRIPES; n++)
             sum = stripe_avx512(sum, bytes + n * STRIPE, secret + n * SECRET_STEP,
-                                copy ? copy + (bytes - start) + n * STRIPE : NULL);
+                                copy ? copy + (bytes - start) + n * STRIPE : NULL, stream);
         sum = scramble_avx512(sum, secret + AT_SCRAMBLE);
     }
 #pragma GCC unroll 16
     for (size_t n = 0; n < (left - 1) / STRIPE; n++)
         sum = stripe_avx512(sum, bytes + n * STRIPE, secret + n * SECRET_STEP,
-                            copy ? copy + (bytes - start) + n * STRIPE : NULL);
-    sum = stripe_avx512(sum, last_stripe, secret + AT_LAST_STRIPE, copy ? copy + length - STRIPE : NULL);
+                            copy ? copy + (bytes - start) + n * STRIPE : NULL, stream);
+    sum = stripe_avx512(sum, last_stripe, secret + AT_LAST_STRIPE, copy ? copy + length - STRIPE : NULL, stream);
 
     uint64_t accumulators[8] __attribute__((aligned(64)));
     _mm512_store_si512(accumulators, cross_avx512(sum));
@@ -398,22 +408,33 @@ AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t le
 
 AVX512 static uint64_t hash_long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret)
 {
-    return long_avx512(bytes, length, secret, NULL);
+    return long_avx512(bytes, length, secret, NULL, false);
 }
 
 AVX512 static uint64_t copy_page_avx512(uint8_t *to, const uint8_t *bytes)
 {
-    return long_avx512(bytes, COPY_PAGE, default_secret, to);
+    return long_avx512(bytes, COPY_PAGE, default_secret, to, false);
+}
+
+AVX512 static uint64_t stream_page_avx512(uint8_t *to, const uint8_t *bytes)
+{
+    return long_avx512(bytes, COPY_PAGE, default_secret, to, true);
 }
 
 #endif /* PM_X86 */
 
 static hash_long_function *hash_long = hash_long_portable;
 static copy_page_function *copy_page = copy_page_portable;
+static copy_page_function *stream_page;
 
 uint64_t pm_hash64_copy_page(void *to, const void *bytes)
 {
     return copy_page(to, bytes);
+}
+
+pm_hash64_page_function *pm_hash64_stream_page(void)
+{
+    return stream_page;
 }
 
 uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed)
@@ -484,9 +505,9 @@ __attribute__((constructor)) static void choose_versions(void)
 {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f"))
-        hash_long = hash_long_avx512, copy_page = copy_page_avx512;
+        hash_long = hash_long_avx512, copy_page = copy_page_avx512, stream_page = stream_page_avx512;
     else if (__builtin_cpu_supports("avx2"))
-        hash_long = hash_long_avx2, copy_page = copy_page_avx2;
+        hash_long = hash_long_avx2, copy_page = copy_page_avx2, stream_page = stream_page_avx2;
     if (__builtin_cpu_supports("sse4.2"))
         crc32c = crc32c_sse42;
 }

@@ -17,6 +17,11 @@ uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
  * the source. */
 uint64_t pm_hash64_copy_page(void *to, const void *bytes);
 
+/* The same with non-temporal stores into a page, which a fence must follow. NULL if the processor has none that are wide enough to
+ * gain by it. */
+typedef uint64_t pm_hash64_page_function(uint8_t *to, const uint8_t *bytes);
+pm_hash64_page_function *pm_hash64_stream_page(void);
+
 /* CRC-32C (Castagnoli, as in iSCSI). Start with crc = 0; pm_crc32c(b, n, pm_crc32c(a, m, 0)) is that of a then b. */
 uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
 

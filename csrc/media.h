@@ -25,6 +25,9 @@ typedef enum {
 
 typedef struct {
     pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
+    /* Whole pages, which a program may be changing: each byte is loaded once, and what was loaded is what is written and hashed (I6).
+     * Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. */
+    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes);
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
     /* What was streamed or flushed (memory), or written (file), is durable when it returns. */
     pm_status (*fence)(pm_media *media);
@@ -74,6 +77,12 @@ static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const v
                                        pm_write_how how)
 {
     return media->operations->write(media, offset, source, length, how);
+}
+
+static inline pm_status pm_media_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
+                                              uint64_t *hashes)
+{
+    return media->operations->write_hashed(media, offset, source, pages, hashes);
 }
 
 /* Blocks for [from, to) of the file, so that writing there can't fail for want of space (D8). */

@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "hash.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -150,6 +152,23 @@ static pm_status memory_write(pm_media *media, uint64_t offset, const void *sour
     return PM_OK;
 }
 
+static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
+{
+    PM_CHECK(offset % PM_PAGE == 0 && offset + pages * PM_PAGE <= media->size);
+    pm_hash64_page_function *stream_page = media->trace ? NULL : pm_hash64_stream_page();
+    uint8_t *to = media->view + offset;
+    for (uint64_t page = 0; page < pages; page++, to += PM_PAGE, source += PM_PAGE) {
+        if (stream_page) {
+            hashes[page] = stream_page(to, source);
+        } else {
+            uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
+            hashes[page] = pm_hash64_copy_page(copy, source);
+            media->stream(media, to, copy, PM_PAGE);
+        }
+    }
+    return PM_OK;
+}
+
 static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
 {
     uint64_t first = offset / PM_LINE, end = (offset + length + PM_LINE - 1) / PM_LINE;
@@ -179,4 +198,4 @@ static pm_status memory_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
-const pm_media_operations pm_media_memory = {memory_write, memory_flush, memory_fence, memory_write_through, memory_grow};
+const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_fence, memory_write_through, memory_grow};

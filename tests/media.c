@@ -12,7 +12,7 @@
 
 #include <immintrin.h>
 
-enum { SPACE = 1024, LINE = 64, LINES = SPACE / LINE };
+enum { SPACE = 3 * 4096, LINE = 64 };
 
 static uint8_t space[SPACE] __attribute__((aligned(4096)));
 static uint8_t durable[SPACE]; /* at the next fence */
@@ -38,6 +38,7 @@ static void note_stream(const void *address, size_t length)
 #define _mm256_stream_si256(to, value) (_mm256_storeu_si256(to, value), note_stream(to, 32))
 #define _mm_stream_si128(to, value) (_mm_storeu_si128(to, value), note_stream(to, 16))
 
+#include "hash.c"
 #include "media_memory.c"
 
 void pm_check_failed(const char *condition, const char *file, int line)
@@ -120,6 +121,24 @@ int main(void)
                 media.operations->flush(&media, offset, length);
                 look(flushes[f].name, source, offset, length);
             }
+    struct {
+        const char *name;
+        pm_hash64_page_function *copy;
+        bool supported;
+    } pages[] = {{"page, avx512", stream_page_avx512, __builtin_cpu_supports("avx512f")},
+                 {"page, avx2", stream_page_avx2, __builtin_cpu_supports("avx2")},
+                 {"page, without either", NULL, true}};
+    uint64_t hash;
+    for (size_t p = 0; p < 3; p++) {
+        if (!pages[p].supported) continue;
+        stream_page = pages[p].copy;
+        for (size_t shift = 0; shift < 16; shift += 5) {
+            begin();
+            if (media.operations->write_hashed(&media, 4096, source + shift, 1, &hash)) return 1;
+            look(pages[p].name, source + shift, 4096, 4096);
+            if (hash != pm_hash64(source + shift, 4096, 0)) fail(pages[p].name, 4096, 4096, "another hash");
+        }
+    }
     begin();
     unsigned before = fences;
     if (media.operations->write_through(&media, 192, source, 100) || fences != before + 1) fail("write_through", 192, 100, "no fence");

@@ -106,7 +106,12 @@ def test_only_media_touch_durable_bytes(path: Path) -> None:
         return
     if path.name == "crash_judge.c":
         return  # its file is a crash image in memory
-    found = WRITES_DURABLE_BYTES.findall(without_comments(path.read_text(encoding="utf-8")))
+    source = without_comments(path.read_text(encoding="utf-8"))
+    if path.stem == "hash":
+        source = re.sub(r"_mm\d+_stream_si\d+", "", source)  # to where media says, which alone may ask for it
+    else:
+        assert "pm_hash64_stream_page" not in source
+    found = WRITES_DURABLE_BYTES.findall(source)
     assert not found, f"{path.name} goes around media: {found}"
 
 

@@ -28,6 +28,9 @@ enum {
     PM_PIECE = 4096 /* the body of a record is hashed in pieces of this size */
 };
 
+/* Extents that may have two slots: as many as have a bit in the header. */
+enum { PM_SLOT_PAGES = 8, PM_SLOTS_PER_PAGE = 126, PM_SLOTS_MOST = 1024 };
+
 #define PM_REGION_LIMIT (UINT64_C(1) << 42) /* bytes; bounds every offset that is read from a file */
 
 /* Over all hashes of a state; see pm_digest_term. */
@@ -53,12 +56,13 @@ typedef struct {
     uint64_t log_offset;
     uint64_t log_size;
     pm_digest digest; /* of the state that home holds durably (I12) */
+    uint64_t slots[PM_SLOTS_MOST / 64]; /* a bit for each entry of the table of slots: which slot was current then */
     uint32_t flags;
     uint32_t crc; /* CRC-32C of all bytes before */
 } pm_header;
 
-_Static_assert(sizeof(pm_header) == 96, "header");
-_Static_assert(offsetof(pm_header, crc) == 92, "header.crc");
+_Static_assert(sizeof(pm_header) == 224, "header");
+_Static_assert(offsetof(pm_header, crc) == 220, "header.crc");
 
 /* A witness in the page of header copy A: the log held this record durably. Written once it did and before home changes, with
  * no order or sync of its own; where it is found, the record must be found too. */
@@ -97,7 +101,8 @@ _Static_assert(offsetof(pm_record, crc) == 60, "record.crc");
 enum {
     PM_ITEM_RUN = 1,   /* length bytes for region offset; the bytes follow */
     PM_ITEM_DIRECT,    /* an extent of length contents bytes was written in place; a pm_direct follows */
-    PM_ITEM_SPILL      /* the items themselves are length bytes at region offset; a pm_direct follows; the only item */
+    PM_ITEM_SPILL,     /* the items themselves are length bytes at region offset; a pm_direct follows; the only item */
+    PM_ITEM_SLOT       /* as DIRECT, in a slot of an extent that has two; it is the current one from here on */
 };
 
 typedef struct {
@@ -106,8 +111,8 @@ typedef struct {
 } pm_item;
 
 typedef struct {
-    uint64_t hash; /* DIRECT: of the extent's table of block hashes; SPILL: of the items, as of a body */
-    uint64_t reserved;
+    uint64_t hash; /* DIRECT, SLOT: of the extent's table of block hashes; SPILL: of the items, as of a body */
+    uint64_t slot; /* SLOT: 2 * the entry in the table of slots + which of the two; otherwise 0 */
 } pm_direct;
 
 _Static_assert(sizeof(pm_item) == 16 && sizeof(pm_direct) == 16, "items");
@@ -120,7 +125,7 @@ static inline uint64_t pm_item_pack(unsigned kind, uint64_t length)
 /* ---- region: pages of metadata -------------------------------------------------------------------------------- */
 
 enum { PM_TYPE_ROOT = 0x544f4f52, PM_TYPE_MAP_LIST = 0x5453494c, PM_TYPE_MAP = 0x2050414d, PM_TYPE_NODE = 0x45444f4e,
-       PM_TYPE_SLAB = 0x42414c53 };
+       PM_TYPE_SLAB = 0x42414c53, PM_TYPE_SLOTS = 0x544f4c53 };
 
 typedef struct {
     uint64_t hash; /* of the bytes behind it (a slab's: of the header), sealed with place and store_id */
@@ -147,6 +152,7 @@ typedef struct {
     uint64_t keys;   /* entries in the catalog */
     uint64_t slabs[PM_SLAB_CLASSES];  /* per class, the first slab with a free block */
     uint64_t map_lists[PM_ROOT_LISTS];
+    uint64_t slots[PM_SLOT_PAGES]; /* the table of slots; 0: none yet */
 } pm_root;
 
 _Static_assert(sizeof(pm_root) <= PM_PAGE, "root");
@@ -163,6 +169,21 @@ typedef struct {
     uint64_t words[(PM_PAGE - PM_LINE) / 8]; /* 32 pages each */
 } pm_map;
 
+/* An extent with two slots, each with contents and table of hashes of its own. Which one is current stands in the header, and in
+ * the records after it. */
+typedef struct {
+    uint64_t extent; /* as its catalog entry knows it, and the first slot; 0: this entry is free */
+    uint64_t other;
+    uint64_t length; /* bytes of contents */
+    uint64_t reserved;
+} pm_slot_pair;
+
+typedef struct {
+    pm_page_head head;
+    uint8_t reserved[PM_LINE - sizeof(pm_page_head)];
+    pm_slot_pair pairs[PM_SLOTS_PER_PAGE];
+} pm_slot_table;
+
 typedef struct {
     pm_page_head head; /* level: the class */
     uint64_t used;     /* a bit per block */
@@ -171,7 +192,8 @@ typedef struct {
     uint8_t reserved[8];
 } pm_slab;
 
-_Static_assert(sizeof(pm_map_list) == PM_PAGE && sizeof(pm_map) == PM_PAGE && sizeof(pm_slab) == PM_LINE, "pages");
+_Static_assert(sizeof(pm_map_list) == PM_PAGE && sizeof(pm_map) == PM_PAGE && sizeof(pm_slot_table) == PM_PAGE &&
+               sizeof(pm_slab) == PM_LINE && PM_SLOT_PAGES * PM_SLOTS_PER_PAGE <= PM_SLOTS_MOST, "pages");
 
 /* ---- region: extents ------------------------------------------------------------------------------------------ */
 

@@ -62,16 +62,15 @@ static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
- * unseen: take it without comparing it with home. */
-static page_change gather_page(composer *c, uint64_t offset, bool unseen, uint64_t *hash)
+ * offset: of its home. unseen: take it without comparing it with home. */
+static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset, bool unseen, uint64_t *hash)
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
-    const uint8_t *home = region->home + offset;
     compose_flush(c);
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
-    uint64_t page_hash = pm_hash64_copy_page(room, region->live + offset);
-    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, home);
+    uint64_t page_hash = pm_hash64_copy_page(room, live);
+    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, region->home + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
     if (region->media->granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
@@ -88,26 +87,26 @@ static page_change gather_page(composer *c, uint64_t offset, bool unseen, uint64
     return PAGE_SPARSE;
 }
 
-/* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
-static bool mostly_changed(const pm_region *region, uint64_t offset, uint64_t blocks)
+bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length)
 {
-    enum { ONE_PAGE_OF = 8, LINES_APART = 21 };
+    enum { ONE_PAGE_OF = 8, PAGES_MOST = 64, LINES_APART = 21 };
+    uint64_t blocks = length / PM_PAGE, step = blocks / PAGES_MOST > ONE_PAGE_OF ? blocks / PAGES_MOST : ONE_PAGE_OF;
     uint64_t seen = 0, changed = 0;
-    for (uint64_t block = 0; block < blocks; block += ONE_PAGE_OF, seen++) {
-        uint64_t at = offset + block * PM_PAGE, end = at + PM_PAGE;
-        while (at < end && memcmp(region->live + at, region->home + at, PM_LINE)) at += LINES_APART * PM_LINE;
+    for (uint64_t block = 0; block < blocks; block += step, seen++) {
+        uint64_t at = block * PM_PAGE, end = at + PM_PAGE;
+        while (at < end && memcmp(region->live + place + at, region->home + home + at, PM_LINE)) at += LINES_APART * PM_LINE;
         changed += at >= end;
     }
-    return changed >= seen - seen / 4;
+    return seen && changed >= seen - seen / 4;
 }
 
 /* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
  * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
-static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bool fresh, bool *dense)
+static pm_status gather_extent(composer *c, uint64_t place, uint64_t offset, uint64_t length, bool fresh, bool *dense, bool *changed)
 {
     pm_region *region = c->region;
     uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
-    bool unseen = *dense && mostly_changed(region, offset, length / PM_PAGE);
+    bool unseen = *dense && pm_gather_mostly_changed(region, place, offset, length);
     struct block_hash {
         uint64_t block, hash;
     } few[64], *hashes = few;
@@ -115,11 +114,11 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
     for (uint64_t block = 0; block < blocks; block++) {
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
-        const uint8_t *live = region->live + at;
+        const uint8_t *live = region->live + place + block * PM_PAGE;
         if (!fresh && !unseen && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
         if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, at, unseen, &hash);
+            page_change change = gather_page(c, live, at, unseen, &hash);
             whole += change == PAGE_WHOLE;
             if (change == PAGE_EQUAL) continue;
         } else {
@@ -131,13 +130,14 @@ static pm_status gather_extent(composer *c, uint64_t offset, uint64_t length, bo
         hashes[dirty++] = (struct block_hash){block, hash};
     }
     for (uint64_t i = 0; i < dirty; i++) {
-        uint64_t place = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
+        uint64_t at = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
         memcpy(&old, region->home + entry, sizeof old);
-        pm_digest_add(&c->changed, place, pm_digest_term(place, hashes[i].hash) - (fresh ? 0 : pm_digest_term(place, old)));
+        pm_digest_add(&c->changed, at, pm_digest_term(at, hashes[i].hash) - (fresh ? 0 : pm_digest_term(at, old)));
         compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, fresh);
     }
     if (hashes != few) free(hashes);
-    *dense = blocks >= 4 && whole >= blocks - blocks / 4;
+    *changed = dirty;
+    if (dirty) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
     return PM_OK;
 }
 
@@ -165,7 +165,7 @@ void pm_gather_sort(pm_candidate *list, size_t count)
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (list[i].what != PM_EXTENT || memcmp(region->live + list[i].offset, region->home + list[i].offset, list[i].length))
+        if (list[i].what != PM_EXTENT || memcmp(region->live + list[i].offset, region->home + list[i].home, list[i].length))
             return true;
     return false;
 }
@@ -188,14 +188,14 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *li
         bool never = false, fresh;
         switch (next->what) {
         case PM_EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->length, false, &next->buffer->dense));
+            PM_TRY(gather_extent(&c, next->offset, next->home, next->length, false, &next->buffer->dense, &next->buffer->changed));
             break;
         case PM_NEW_EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->length, true, &never));
+            PM_TRY(gather_extent(&c, next->offset, next->offset, next->length, true, &never, &never));
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);
-            gather_page(&c, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
+            gather_page(&c, live, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
             break;
         case PM_META_SLAB:
             pm_page_seal(region, live);

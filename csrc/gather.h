@@ -16,6 +16,7 @@ typedef struct {
     /* New: a small one that home knows nothing of. Gone: a page that is no longer metadata. */
     enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB, PM_META_GONE } what;
     pm_buffer *buffer; /* PM_EXTENT: over it */
+    uint64_t home;     /* PM_EXTENT: where its committed bytes are, and runs go */
 } pm_candidate;
 
 /* In ascending order of the region: a writer takes runs in no other. */
@@ -23,6 +24,9 @@ void pm_gather_sort(pm_candidate *list, size_t count);
 
 /* True if anything differs from home, as far as bytes are concerned that programs may write. */
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count);
+
+/* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
+bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
 
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
  * *digest: by what the state's digest changes. */

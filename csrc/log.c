@@ -85,6 +85,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     log->header = *best;
     log->sequence = best->sequence;
     log->digest = best->digest;
+    memcpy(log->slots, best->slots, sizeof log->slots);
     return PM_OK;
 }
 
@@ -109,6 +110,7 @@ pm_status pm_log_reset(pm_log *log, pm_header next)
     next.salt = pm_new_id(log->media);
     next.sequence = log->sequence;
     next.digest = log->digest;
+    memcpy(next.slots, log->slots, sizeof next.slots);
     next.log_offset = PM_REGION_START + next.region_size;
     PM_TRY(header_write(log->media, &next, log->copy));
     log->header = next;
@@ -243,11 +245,10 @@ void pm_writer_keep(pm_writer *writer, uint64_t offset, const uint8_t *bytes, si
     writer->payload += length;
 }
 
-void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_t length, uint64_t hash)
+void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_t length, pm_direct direct)
 {
     make_room(writer);
     pm_item item = {offset, pm_item_pack(kind, length)};
-    pm_direct direct = {hash, 0};
     memcpy(body_in_stage(writer) + writer->used, &item, sizeof item);
     memcpy(body_in_stage(writer) + writer->used + sizeof item, &direct, sizeof direct);
     writer->used += sizeof item + sizeof direct;
@@ -378,7 +379,7 @@ bool pm_log_next(const uint8_t *body, uint64_t length, uint64_t *cursor, pm_log_
     item->length = head.kind_length & (UINT64_MAX >> 8);
     item->bytes = body + *cursor + sizeof head;
     uint64_t bytes = item->kind == PM_ITEM_RUN ? item->length : sizeof(pm_direct);
-    if (item->kind < PM_ITEM_RUN || item->kind > PM_ITEM_SPILL || bytes > length - *cursor - sizeof head) return false;
+    if (item->kind < PM_ITEM_RUN || item->kind > PM_ITEM_SLOT || bytes > length - *cursor - sizeof head) return false;
     *cursor += sizeof head + bytes;
     return true;
 }

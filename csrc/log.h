@@ -17,6 +17,7 @@ typedef struct {
     uint64_t head;     /* where the next record goes, from log_offset */
     uint64_t sequence; /* of the last record, or of the header */
     pm_digest digest;  /* of the same */
+    uint64_t slots[PM_SLOTS_MOST / 64]; /* which slots are current after the same */
     bool read_only;
     unsigned copy;     /* of the header: the one that was read, 0 for A and 1 for B */
     bool half_written; /* the copies differ: a crash between them, or damage to one */
@@ -72,7 +73,7 @@ void pm_writer_count(pm_writer *writer); /* the same without a place: nothing is
 uint8_t *pm_writer_room(pm_writer *writer, uint64_t offset, size_t length);
 void pm_writer_keep(pm_writer *writer, uint64_t offset, const uint8_t *bytes, size_t length);
 
-void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_t length, uint64_t hash);
+void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_t length, pm_direct direct);
 
 /* Writes what is left of the body, not durably. */
 pm_status pm_writer_finish(pm_writer *writer);
@@ -91,6 +92,12 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
 /* The commit point: on return the record, and everything streamed before it, is durable. `alone`: nothing but the
  * record needs to become durable. The body is in the writer, begun at pm_log_body(log). digest: of the new state. */
 pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool alone);
+
+/* Which of an extent's two slots is current: entry of the table, 0 or 1. */
+static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned which)
+{
+    log->slots[entry / 64] = (log->slots[entry / 64] & ~(UINT64_C(1) << entry % 64)) | (uint64_t)which << entry % 64;
+}
 
 /* Notes that the last record is durable, so that later damage to it can be told from a crash that tore it. */
 pm_status pm_log_witness(pm_log *log);

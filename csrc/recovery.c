@@ -18,19 +18,10 @@ typedef struct {
 
 /* ---- scanning ----------------------------------------------------------------------------------------------- */
 
-/* Every item lies inside the region, and nothing follows the last. */
-static bool items_sound(const pm_region *region, const uint8_t *body, uint64_t length, bool spilled)
+/* An extent that was written in its place. */
+static bool is_direct(const pm_log_item *item)
 {
-    pm_log_item item;
-    uint64_t cursor = 0;
-    while (pm_log_next(body, length, &cursor, &item)) {
-        uint64_t size = item.kind == PM_ITEM_DIRECT && item.length < PM_REGION_LIMIT ? pm_extent_size(item.length) : item.length;
-        /* The root's page has offset 0, which pm_region_holds takes for "none". */
-        if (!item.length || item.offset >= region->size || size > region->size - item.offset) return false;
-        if (item.kind == PM_ITEM_DIRECT && item.offset % PM_PAGE) return false;
-        if (item.kind == PM_ITEM_SPILL && (spilled || item.offset % PM_PAGE || cursor != length)) return false;
-    }
-    return cursor == length;
+    return item->kind == PM_ITEM_DIRECT || item->kind == PM_ITEM_SLOT;
 }
 
 static pm_direct direct_of(const pm_log_item *item)
@@ -38,6 +29,22 @@ static pm_direct direct_of(const pm_log_item *item)
     pm_direct direct;
     memcpy(&direct, item->bytes, sizeof direct);
     return direct;
+}
+
+/* Every item lies inside the region, and nothing follows the last. */
+static bool items_sound(const pm_region *region, const uint8_t *body, uint64_t length, bool spilled)
+{
+    pm_log_item item;
+    uint64_t cursor = 0;
+    while (pm_log_next(body, length, &cursor, &item)) {
+        uint64_t size = is_direct(&item) && item.length < PM_REGION_LIMIT ? pm_extent_size(item.length) : item.length;
+        /* The root's page has offset 0, which pm_region_holds takes for "none". */
+        if (!item.length || item.offset >= region->size || size > region->size - item.offset) return false;
+        if (is_direct(&item) && item.offset % PM_PAGE) return false;
+        if (item.kind == PM_ITEM_SLOT && direct_of(&item).slot >= 2 * PM_SLOTS_MOST) return false;
+        if (item.kind == PM_ITEM_SPILL && (spilled || item.offset % PM_PAGE || cursor != length)) return false;
+    }
+    return cursor == length;
 }
 
 /* A record's items may stand in free pages of the region instead of the log. */
@@ -61,7 +68,7 @@ static bool directs_sound(pm_store *store, const found_body *body)
     const uint8_t *home = store->media.view + PM_REGION_START;
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(body->body, body->length, &cursor, &item);) {
-        if (item.kind != PM_ITEM_DIRECT) continue;
+        if (!is_direct(&item)) continue;
         uint64_t place = item.offset + pm_extent_table(item.length);
         if (pm_table_hash(region, home + place, 8 * pm_extent_blocks(item.length), place) != direct_of(&item).hash) return false;
         if (pm_extent_damage(region, home, item.offset, item.length) != UINT64_MAX) return false;
@@ -121,7 +128,7 @@ static pm_status note_declared(pm_store *store, found_log *found)
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
-            if (item.kind != PM_ITEM_DIRECT) continue;
+            if (!is_direct(&item)) continue;
             if (!found->declared && !(found->declared = calloc(store->region.size / PM_PAGE, sizeof *found->declared)))
                 return pm_fail(PM_NO_MEMORY, "no memory to recover the store");
             uint64_t end = (item.offset + pm_extent_size(item.length) + PM_PAGE - 1) / PM_PAGE;
@@ -171,7 +178,7 @@ static pm_status make_durable(pm_store *store, const found_body *newest)
 {
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(newest->body, newest->length, &cursor, &item);)
-        if (item.kind == PM_ITEM_DIRECT) PM_TRY(write_again(store, PM_REGION_START + item.offset, pm_extent_size(item.length)));
+        if (is_direct(&item)) PM_TRY(write_again(store, PM_REGION_START + item.offset, pm_extent_size(item.length)));
     if (newest->spill) PM_TRY(write_again(store, newest->spill, newest->length));
     PM_TRY(write_again(store, newest->place, newest->record));
     /* durable: the record and what it declares → then: home. Otherwise a power cut, after a process was killed in a commit, finds half of
@@ -185,7 +192,12 @@ static pm_status apply(pm_store *store, const found_log *found)
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
-            if (item.kind == PM_ITEM_RUN) PM_TRY(apply_run(store, found, i, &item));
+            if (item.kind == PM_ITEM_RUN) {
+                PM_TRY(apply_run(store, found, i, &item));
+            } else if (item.kind == PM_ITEM_SLOT) {
+                uint64_t slot = direct_of(&item).slot;
+                pm_log_choose_slot(&store->log, (unsigned)(slot / 2), slot % 2);
+            }
         store->statistics.records_replayed++;
     }
     return PM_OK;

@@ -86,6 +86,11 @@ void pm_region_free(pm_region *region)
 {
     for (size_t i = 0; i < region->buffer_count; i++) free(region->buffers[i]);
     free(region->buffers);
+    for (size_t i = 0; i < region->dense_count; i++) {
+        free(region->dense[i]->tail);
+        free(region->dense[i]);
+    }
+    free(region->dense);
     if (region->live) munmap(region->live, region->reserved);
     if (region->edited) munmap(region->edited, region->notes_size);
     *region = (pm_region){0};
@@ -237,14 +242,40 @@ void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length)
     PM_CHECK(madvise(region->live + offset, length, MADV_DONTNEED) == 0);
 }
 
-void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length)
+void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uint64_t length)
 {
     uint64_t from = offset, end = offset + length;
     for (uint64_t at = offset; at <= end; at += PM_PAGE) {
-        if (at < end && !memcmp(region->live + at, region->home + at, PM_PAGE)) continue;
+        if (at < end && !memcmp(region->live + at, region->home + at, PM_PAGE) &&
+            (home == offset || !memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)))
+            continue;
         if (from < at) pm_region_drop(region, from, at - from);
         from = at + PM_PAGE;
     }
+}
+
+/* ---- extents with two slots ----------------------------------------------------------------------------------- */
+
+pm_dense *pm_region_dense(const pm_region *region, uint64_t place)
+{
+    size_t low = 0, high = region->dense_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        pm_dense *dense = region->dense[middle];
+        if (dense->slot[dense->seat] == place) return dense;
+        if (dense->slot[dense->seat] < place) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
+}
+
+pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent)
+{
+    pm_dense *dense = pm_region_dense(region, extent);
+    if (dense && !dense->seat) return dense;
+    for (size_t i = 0; i < region->dense_count; i++)
+        if (region->dense[i]->slot[0] == extent) return region->dense[i];
+    return NULL;
 }
 
 /* ---- buffers ------------------------------------------------------------------------------------------------ */
@@ -366,9 +397,18 @@ void pm_region_settle(pm_region *region)
 /* Takes the committed bytes of an extent back into the memory that programs see. */
 static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
+    uint64_t home = pm_region_home(region, offset);
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
-    if (offset % PM_PAGE == 0) pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));
-    else memcpy(region->live + offset, region->home + offset, length);
+    if (offset % PM_PAGE == 0 && home == offset) {
+        pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));
+        return;
+    }
+    /* Pages that are equal need not become private. */
+    for (uint64_t at = 0; at < length; at += PM_PAGE) {
+        size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
+        if (memcmp(region->live + offset + at, region->home + home + at, bytes))
+            memcpy(region->live + offset + at, region->home + home + at, bytes);
+    }
 }
 
 void pm_region_restore(pm_region *region)

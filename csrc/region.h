@@ -21,6 +21,20 @@ enum {
     PM_FLAG_FLUSH = 16       /* home was written through the cache since the last checkpoint */
 };
 
+/* An extent with two slots; slots.h says more. */
+typedef struct {
+    uint64_t slot[2], length; /* slot[0] is the extent as the catalog knows it */
+    unsigned entry;           /* in the table of slots */
+    unsigned home;            /* the slot with the committed bytes */
+    unsigned seat;            /* the slot over whose place the memory lies that programs see */
+    bool added, gone;         /* since the last commit */
+    bool written;             /* in the running commit: contents are in the slot that is not home, and become home with it */
+    unsigned sparse;          /* commits in a row that found a few changes only */
+    uint64_t table_hash;      /* of what was written */
+    pm_digest difference;     /* of the digest, by what was written */
+    uint8_t *tail;            /* room for what follows the last whole page of contents: see write_slot in transaction.c */
+} pm_dense;
+
 typedef struct {
     pm_media *media;
     uint8_t *live;
@@ -37,6 +51,9 @@ typedef struct {
     pm_buffer **buffers; /* by offset */
     size_t buffer_count, buffer_room;
     uint64_t longest_buffer;
+
+    pm_dense **dense; /* by the place of their seat */
+    size_t dense_count;
 
     uint64_t search_from; /* no page below is usable; only a hint, 0 after every commit and rollback */
     uint64_t taken[8];    /* pages of the space map that no map describes yet */
@@ -59,6 +76,8 @@ struct pm_buffer {
     bool writable, owned, owned_at_commit;
     bool done; /* nobody could write through it any more when the running commit or rollback began */
     bool dense; /* learned: the last commit found most of its pages changed */
+    unsigned dense_commits; /* learned: how many in a row did */
+    bool changed; /* the last commit that looked found anything */
 };
 
 pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id);
@@ -109,9 +128,29 @@ uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_
 /* Adds the terms of an extent's blocks, from its table of hashes. */
 void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, uint64_t length);
 
+/* ---- extents with two slots ---- */
+
+pm_dense *pm_region_dense(const pm_region *region, uint64_t place);     /* whose seat is there; NULL: none */
+pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent); /* that the catalog knows by this offset; NULL: it has one slot */
+
+/* Where programs see an extent that the catalog knows by this offset. */
+static inline uint64_t pm_region_place(const pm_region *region, uint64_t extent)
+{
+    const pm_dense *dense = region->dense_count ? pm_region_dense_of(region, extent) : NULL;
+    return dense ? dense->slot[dense->seat] : extent;
+}
+
+/* Where the committed bytes are of an extent that programs see at this place. */
+static inline uint64_t pm_region_home(const pm_region *region, uint64_t place)
+{
+    const pm_dense *dense = region->dense_count ? pm_region_dense(region, place) : NULL;
+    return dense ? dense->slot[dense->home] : place;
+}
+
 /* Drops the private pages of a range of whole pages: home shows through. */
 void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length);
-void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t length); /* only pages that equal home */
+/* Only pages that equal what would show, and what is committed, which stands at `home`. */
+void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uint64_t length);
 
 /* ---- buffers ---- */
 

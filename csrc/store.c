@@ -118,6 +118,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     pm_status status;
     pm_root_read(&store->region, &status);
     PM_TRY(status);
+    PM_TRY(pm_slots_load(&store->region, store->log.slots));
     return pm_transaction_mark(store, PM_EVENT_RECOVERED, store->log.sequence);
 }
 
@@ -467,12 +468,13 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
     PM_TRY(enter(store));
     pm_status status = pm_heap_check_extent(&store->region, offset, length);
     if (status == PM_OK && destination && !pm_transaction_fresh(store, offset)) {
-        uint64_t block = pm_extent_damage(&store->region, store->region.home, offset, length);
+        uint64_t home = pm_region_home(&store->region, pm_region_place(&store->region, offset));
+        uint64_t block = pm_extent_damage(&store->region, store->region.home, home, length);
         if (block != UINT64_MAX)
             status = pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its hash",
                              (unsigned long long)block, (unsigned long long)offset);
     }
-    if (status == PM_OK && destination) memcpy(destination, store->region.live + offset, length);
+    if (status == PM_OK && destination) memcpy(destination, store->region.live + pm_region_place(&store->region, offset), length);
     return leave(store, status);
 }
 
@@ -494,6 +496,7 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
     PM_TRY(enter(store));
     pm_status status = pm_heap_check_extent(&store->region, offset, length);
     bool write = writable && !store->media.read_only;
+    offset = pm_region_place(&store->region, offset);
     pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
     if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, &buffer);
     if (status == PM_OK) {
@@ -521,8 +524,9 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter(store));
     pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    uint64_t place = pm_region_place(&store->region, offset), home = pm_region_home(&store->region, place);
     if (status == PM_OK && !pm_extent_is_small(length) && !store->media.read_only)
-        pm_region_drop_clean(&store->region, offset, pm_extent_pages(length) * PM_PAGE);
+        pm_region_drop_clean(&store->region, place, home, pm_extent_pages(length) * PM_PAGE);
     return leave(store, status);
 }
 

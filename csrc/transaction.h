@@ -15,6 +15,7 @@
 #include <pthread.h>
 
 #include "gather.h"
+#include "slots.h"
 
 /* An extent allocated since the last commit. */
 typedef struct {

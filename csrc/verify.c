@@ -18,6 +18,7 @@ typedef struct {
     uint8_t *kinds;    /* per page: what the catalog and the map itself say it is */
     uint64_t *blocks;  /* per page of kind slab: the blocks that entries own */
     uint64_t keys;
+    uint64_t paired;   /* entries whose extent has two slots */
     pm_digest digest;  /* of what was found */
     uint64_t suspect;  /* the place whose term is not the one that was committed; UINT64_MAX: not known */
     bool no_memory;
@@ -63,6 +64,7 @@ static const char *page_name(uint32_t type)
     case PM_TYPE_MAP_LIST: return "list of the space map";
     case PM_TYPE_MAP: return "space map";
     case PM_TYPE_NODE: return "catalog node";
+    case PM_TYPE_SLOTS: return "table of slots";
     default: return "slab";
     }
 }
@@ -121,9 +123,22 @@ static void check_small(checker *c, uint64_t offset, uint64_t length, pm_key key
     if (slab->head.level != class) add_problem(c, offset, length, 0, key, "its slab has blocks of another size");
 }
 
+/* The slots of an extent at the last commit; NULL: it has one. */
+static const pm_dense *slots_of(const checker *c, uint64_t extent)
+{
+    const pm_dense *dense = c->region->dense_count ? pm_region_dense_of(c->region, extent) : NULL;
+    return dense && !dense->added ? dense : NULL;
+}
+
 static void check_entry(checker *c, const pm_cell *cell, pm_key key)
 {
     if (!cell->offset) return;
+    const pm_dense *dense = slots_of(c, cell->offset);
+    uint64_t home = dense ? dense->slot[dense->home] : cell->offset;
+    if (dense && dense->length != cell->length) {
+        add_problem(c, cell->offset, cell->length, 0, key, "its extent has another length than its slots");
+        return;
+    }
     if (!cell->length || cell->length > PM_REGION_LIMIT || !pm_region_holds(c->region, cell->offset, pm_extent_size(cell->length))) {
         add_problem(c, cell->offset, cell->length, 0, key, "its extent lies outside the store");
         return;
@@ -131,15 +146,18 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
     if (pm_extent_is_small(cell->length)) {
         check_small(c, cell->offset, cell->length, key);
     } else {
-        for (uint64_t page = 0; page < pm_extent_pages(cell->length); page++)
+        for (uint64_t page = 0; page < pm_extent_pages(cell->length); page++) {
             if (!claim(c, cell->offset + page * PM_PAGE, PM_PAGE_DATA, key)) return;
+            if (dense && !claim(c, dense->slot[1] + page * PM_PAGE, PM_PAGE_DATA, key)) return;
+        }
+        c->paired += dense != NULL;
     }
-    pm_extent_digest(&c->digest, c->image + cell->offset + pm_extent_table(cell->length), cell->offset, cell->length);
-    uint64_t block = pm_extent_damage(c->region, c->image, cell->offset, cell->length), distance = c->suspect - cell->offset;
+    pm_extent_digest(&c->digest, c->image + home + pm_extent_table(cell->length), home, cell->length);
+    uint64_t block = pm_extent_damage(c->region, c->image, home, cell->length), distance = c->suspect - home;
     if (block != UINT64_MAX)
         add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
                     (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
-    else if (c->suspect >= cell->offset && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
+    else if (c->suspect >= home && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
         add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
                     "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
                     (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
@@ -181,6 +199,17 @@ static void check_map_pages(checker *c, const pm_root *root)
         for (unsigned m = 0; list && m < PM_MAP_LIST_SLOTS; m++)
             if (list->maps[m]) metadata(c, list->maps[m], PM_TYPE_MAP);
     }
+}
+
+/* The table of slots; returns how many extents it says have two. */
+static uint64_t check_slots(checker *c, const pm_root *root)
+{
+    uint64_t pairs = 0;
+    for (unsigned page = 0; page < PM_SLOT_PAGES; page++) {
+        const pm_slot_table *table = root->slots[page] ? metadata(c, root->slots[page], PM_TYPE_SLOTS) : NULL;
+        for (unsigned i = 0; table && i < PM_SLOTS_PER_PAGE; i++) pairs += table->pairs[i].extent != 0;
+    }
+    return pairs;
 }
 
 static void check_slab(checker *c, uint64_t page)
@@ -225,6 +254,7 @@ static void check_state(checker *c)
     const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
     if (root) {
         check_map_pages(c, root);
+        uint64_t pairs = check_slots(c, root);
         bool inside = !(root->tree % PM_PAGE) && root->tree < c->region->size;
         const pm_page_head *top = (const void *)(c->image + (inside ? root->tree : 0));
         if (!inside || top->level >= PM_TREE_HEIGHT)
@@ -234,6 +264,9 @@ static void check_state(checker *c)
         if (!c->report->count && c->keys != root->keys)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
                         (unsigned long long)root->keys, (unsigned long long)c->keys);
+        if (!c->report->count && c->paired != pairs)
+            add_problem(c, 0, PM_PAGE, 0, no_key, "the table of slots names %llu extents; the catalog has %llu of them",
+                        (unsigned long long)pairs, (unsigned long long)c->paired);
     }
     /* After damage above, pages that could not be reached would only repeat it. */
     if (!c->report->count) check_space(c);
@@ -262,7 +295,7 @@ static void check_digest(checker *c, pm_digest committed)
         c->report->count = 0;
         memset(c->kinds, 0, pages);
         memset(c->blocks, 0, pages * sizeof *c->blocks);
-        c->keys = 0;
+        c->keys = c->paired = 0;
         check_state(c);
     }
     if (c->report->count) return;

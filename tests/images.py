@@ -61,8 +61,8 @@ class Image:
         for copy in (0, PAGE):
             for name, value in fields.items():
                 struct.pack_into("<Q", self.bytes, copy + HEADER[name], value)
-            struct.pack_into("<I", self.bytes, copy + 88, int(clean))
-            struct.pack_into("<I", self.bytes, copy + 92, crc32c(bytes(self.bytes[copy : copy + 92])))
+            struct.pack_into("<I", self.bytes, copy + 216, int(clean))
+            struct.pack_into("<I", self.bytes, copy + 220, crc32c(bytes(self.bytes[copy : copy + 220])))
 
     # ---- pages
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests import mutants_commit, mutants_log, mutants_media, mutants_space
+from tests import mutants_commit, mutants_log, mutants_media, mutants_slots, mutants_space
 from tests.mutants_build import Mutant
 
 MUTANTS: list[Mutant] = [
     *mutants_log.MUTANTS,
     *mutants_commit.MUTANTS,
     *mutants_space.MUTANTS,
+    *mutants_slots.MUTANTS,
     *mutants_media.MUTANTS,
 ]
 CONTROLS: list[Mutant] = mutants_media.CONTROLS

@@ -243,7 +243,7 @@ COMMIT = [
         "direct-not-declared",
         "R",
         TRANSACTION,
-        "pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, extent->table_hash);",
+        "pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, (pm_direct){extent->table_hash, 0});",
         ";",
         "a new array without its contents",
     ),
@@ -287,7 +287,7 @@ COMMIT = [
         "store->fresh_count = 0;",
         ";",
         "what a rollback took back is committed later",
-        within="pm_region_restore(&store->region);\n    store->fresh_count = 0;",
+        within="pm_slots_restore(&store->region);\n    store->fresh_count = 0;",
     ),
     Mutant(
         "failure-not-remembered",

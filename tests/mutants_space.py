@@ -274,7 +274,7 @@ BUFFERS = [
         "rollback-leaves-small-arrays",
         "C",
         REGION,
-        "memcpy(region->live + offset, region->home + offset, length);",
+        "memcpy(region->live + offset + at, region->home + home + at, bytes);",
         ";",
         "the next commit carries what was rolled back",
     ),
@@ -285,7 +285,7 @@ BUFFERS = [
         "pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));",
         "pm_region_drop(region, offset, length / PM_PAGE * PM_PAGE);",
         "the end of an array is not rolled back",
-        within="if (offset % PM_PAGE == 0) pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));",
+        within="if (offset % PM_PAGE == 0 && home == offset) {\n        pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));",
     ),
     Mutant(
         "rollback-leaves-metadata",

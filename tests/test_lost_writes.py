@@ -366,7 +366,7 @@ def test_a_spilled_commit_has_the_digest_of_its_last_attempt(medium: Medium) -> 
         store.commit()
         del store["filler"]
         store.commit()
-        for i in range(3):
+        for i in range(2):  # a third one like them would be written into a slot
             before = store.stats()
             base += i + 1
             store["also"] = np.full(600, float(i))

@@ -35,6 +35,7 @@ C_RANKS = {
     "log": 4,
     "region": 5,
     "heap": 6,
+    "slots": 7,
     "catalog": 7,
     "gather": 8,
     "transaction": 9,

@@ -1,0 +1,246 @@
+"""Extents with two slots: arrays that change as a whole are written once, and all that else happens to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+from .conftest import Medium
+from .crashes import dense_length
+
+
+def written(store: pmstore.Store) -> int:
+    stats = store.stats()
+    return stats.bytes_logged + stats.bytes_home + stats.bytes_direct
+
+
+def make_dense(store: pmstore.Store, name: str = "x", extra: int = 0) -> Any:
+    """An array of float64 with two slots, all of whose elements are 4.0 and committed."""
+    x = store.create_array(name, dense_length(store) + extra, "f8")
+    store.commit()
+    for _ in range(4):
+        x += 1
+        store.commit()
+    return x
+
+
+@pytest.fixture
+def store(medium: Medium) -> Any:
+    with pmstore.open(medium.directory / "store.pm", media=medium.name) as store:
+        yield store
+
+
+def reopened(store: pmstore.Store) -> pmstore.Store:
+    store.close()
+    return pmstore.open(store.path, "r+", media=store.media, verify=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("extra", [0, 24, 1000, 7, 512])
+def test_a_commit_of_a_dense_array_writes_each_byte_once(store, extra):
+    x = make_dense(store, extra=extra)
+    before = written(store)
+    for _ in range(10):
+        x *= 2
+        store.commit()
+    page = 4096 if store.media == "file" else 192  # a record
+    assert (written(store) - before) / 10 <= x.nbytes * (1 + 8 / 4096) + 16 + page
+    assert store.check().ok
+    with reopened(store) as again:
+        assert (again["x"] == 4.0 * 2**10).all()
+
+
+def test_a_few_changes_do_not_write_all_of_it(store):
+    x = make_dense(store)
+    for i in range(6):
+        before = written(store)
+        x[i] = -1
+        store.commit()
+        assert written(store) - before < x.nbytes / 4
+    assert store.check().ok
+    with reopened(store) as again:
+        assert again["x"][:8].tolist() == [-1.0] * 6 + [4.0] * 2
+
+
+def test_what_does_not_change_is_not_written(store):
+    make_dense(store)
+    store["epoch"] = 1
+    before, sequence = written(store), store.sequence
+    store.commit()
+    assert store.sequence == sequence + 1
+    assert written(store) - before < 40_000
+    store.commit()
+    assert store.sequence == sequence + 1
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_rollback_takes_all_of_it_back_from_either_slot(store, commits):
+    x = make_dense(store)
+    for _ in range(commits):
+        x += 1
+        store.commit()
+    x[:] = -7
+    store.rollback()
+    assert (x == 4.0 + commits).all()
+    x[3] = -7
+    store.rollback()
+    assert (x == 4.0 + commits).all()
+    x += 1
+    store.commit()
+    assert store.check().ok
+    with reopened(store) as again:
+        assert (again["x"] == 5.0 + commits).all()
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_opened_again_it_goes_on_from_the_current_slot(store, commits):
+    x = make_dense(store)
+    for _ in range(commits):
+        x += 1
+        store.commit()
+    with reopened(store) as again:
+        x = again["x"]
+        assert (x == 4.0 + commits).all()
+        x += 1
+        again.rollback()
+        assert (x == 4.0 + commits).all()
+        for _ in range(3):
+            x += 1
+            again.commit()
+        x[5] = 0
+        again.rollback()
+        assert x[5] == 7.0 + commits
+        del again["x"]
+        again.rollback()
+        assert again["x"] is x or (again["x"] == x).all()
+        assert again.check().ok
+    with pmstore.open(store.path, "r", media=store.media) as reader:
+        assert (reader["x"] == 7.0 + commits).all()
+
+
+def test_release_keeps_every_byte(store):
+    x = make_dense(store)
+    for i in range(4):
+        x[i] = i
+        store.release("x")
+        assert x[i] == i and x[i + 1] == 4.0 + max(0, i - 1) * 0 + i
+        x += 1
+        store.release("x")
+        store.commit()
+        store.release("x")
+        expected = x.copy()
+        x[::3] = -1
+        store.rollback()
+        assert np.array_equal(x, expected)
+    assert store.check().ok
+
+
+def test_a_deleted_one_keeps_its_bytes_and_gives_both_slots_back(store):
+    x = make_dense(store)
+    used = store.stats().region_used
+    expected = x.copy()
+    del store["x"]
+    store.commit()
+    assert used - store.stats().region_used >= 2 * x.nbytes
+    for i in range(4):
+        store[f"new{i}"] = np.full(len(x), 100.0 + i)
+        store.commit()
+    assert np.array_equal(x, expected)
+    assert store.check().ok
+
+
+def test_it_cools_down(store):
+    x = make_dense(store)
+    used = store.stats().region_used
+    for i in range(40):
+        x[i % 8] = -i
+        store.commit()
+    assert used - store.stats().region_used >= x.nbytes
+    expected = x.copy()
+    x += 1
+    store.rollback()
+    assert np.array_equal(x, expected)
+    assert store.check().ok
+    with reopened(store) as again:
+        assert np.array_equal(again["x"], expected)
+
+
+def test_without_space_for_a_second_slot_all_goes_on(medium):
+    with pmstore.open(medium.directory / "full.pm", media=medium.name, max_size=3_000_000) as store:
+        x = store.create_array("x", max(dense_length(store), 120_000), "f8")
+        store["filler"] = np.ones(30_000)
+        store.commit()
+        for _ in range(5):
+            x += 1
+            store.commit()
+        assert store.stats().file_size <= 3_000_000
+        assert store.check().ok
+    with pmstore.open(medium.directory / "full.pm", media=medium.name) as store:
+        assert (store["x"] == 5.0).all()
+
+
+def test_a_commit_that_fails_is_tried_again_with_what_is_there_then(medium):
+    with pmstore.open(medium.directory / "full.pm", media=medium.name, max_size=12_000_000) as store:
+        x = make_dense(store)
+        y = store.create_array("y", 500_000, "f8")
+        z = store.create_array("z", dense_length(store), "f8")
+        store.commit()
+        for _ in range(2):
+            z += 1  # next time it would get a second slot
+            store.commit()
+        before = x.copy()
+        x += 1
+        z += 1
+        rng = np.random.default_rng(1)
+        y[:] = rng.random(len(y))
+        try:
+            store["more"] = rng.random(600_000)
+            store.commit()
+        except pmstore.OutOfSpaceError:
+            pass
+        else:
+            pytest.fail("there was space")
+        x[7] = -5
+        z[:] = 2
+        z[3] = 9
+        y[:] = 0
+        store.commit()
+        assert store.check().ok
+        assert np.array_equal(x[8:], before[8:] + 1)
+        x += 1
+        y[:] = rng.random(len(y))
+        store.rollback()
+        assert x[7] == -5 and z[3] == 9
+    with pmstore.open(medium.directory / "full.pm", media=medium.name, verify=True) as store:
+        assert store["x"][7] == -5 and store["z"][3] == 9 and store["z"][4] == 2
+
+
+def test_more_arrays_than_can_have_two_slots(medium):
+    if medium.name == "file":
+        pytest.skip("they would need 2 GiB")
+    with pmstore.open(medium.directory / "many.pm") as store:
+        arrays = [store.create_array(f"x{i:04}", 600, "f8") for i in range(1100)]
+        store.commit()
+        for _ in range(4):
+            for x in arrays:
+                x += 1
+            store.commit()
+        assert store.check().ok
+    with pmstore.open(medium.directory / "many.pm", verify=True) as store:
+        assert all((store[name] == 4.0).all() for name in store)
+
+
+def test_views_and_several_references_of_one_array(store):
+    x = make_dense(store)
+    view = x[10:]
+    del x
+    view += 1
+    store.commit()
+    same = store["x"]
+    same[:10] = 0
+    store.commit()
+    assert (view == 5.0).all() and store["x"][0] == 0
+    assert store.check().ok

@@ -283,7 +283,7 @@ uint64_t pm_log_room(const pm_log *log)
     return taken < log->header.log_size ? log->header.log_size - taken : 0;
 }
 
-pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool alone)
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest)
 {
     PM_TRY(writer->status);
     PM_CHECK(!writer->overflow && !writer->counting && pm_writer_length(writer) <= pm_log_room(log));
@@ -298,16 +298,15 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool a
     memcpy(writer->stage, &record, sizeof record);
     size_t padding = length - sizeof record - body;
     memset(body_in_stage(writer) + writer->used, 0, padding);
-    if (!writer->written && alone) {
+    /* durable: direct writes, pieces, record → then: acknowledge, and write home. Otherwise a power cut forgets an acknowledged commit,
+     * or keeps half of its home (I1, I3). */
+    if (!writer->written) {
         PM_TRY(media->operations->write_through(media, place, writer->stage, length));
     } else {
         /* The pieces are on their way already, in any order: the hash ties them together, not a fence. */
         PM_TRY(pm_media_write(media, place + sizeof record + writer->written, staged(writer, writer->written),
                               body - writer->written + padding, PM_WRITE_STREAM));
-        PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_STREAM));
-        /* durable: direct writes, pieces, record → then: acknowledge, and write home. Without this fence a power cut
-         * forgets an acknowledged commit, or keeps half of its home (I1, I3). */
-        PM_TRY(media->operations->fence(media));
+        PM_TRY(media->operations->write_through(media, place, &record, sizeof record));
     }
     log->head += length;
     log->sequence++;

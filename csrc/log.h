@@ -89,9 +89,9 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
     return writer->base ? NULL : writer->stage + PM_LINE;
 }
 
-/* The commit point: on return the record, and everything streamed before it, is durable. `alone`: nothing but the
- * record needs to become durable. The body is in the writer, begun at pm_log_body(log). digest: of the new state. */
-pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool alone);
+/* The commit point: on return the record, and everything streamed before it, is durable. The body is in the writer, begun at
+ * pm_log_body(log). digest: of the new state. */
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest);
 
 /* Which of an extent's two slots is current: entry of the table, 0 or 1. */
 static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned which)

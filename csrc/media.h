@@ -3,7 +3,7 @@
  * happen, so the trace sees everything.
  *
  *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence
- *   file    pwrite, RWF_DSYNC, fdatasync
+ *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
  * Each function that touches durable bytes reports what it did to the trace, if there is one (trace.h).
  */
 #ifndef PM_MEDIA_H
@@ -19,9 +19,15 @@
 typedef struct pm_media pm_media;
 
 typedef enum {
-    PM_WRITE_CACHED, /* memory: must be flushed before a fence makes it durable */
-    PM_WRITE_STREAM  /* memory: durable at the next fence */
+    PM_WRITE_CACHED, /* memory: must be flushed before a fence makes it durable. File: durable at the next fence */
+    PM_WRITE_STREAM  /* durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
 } pm_write_how;
+
+/* Pages of a file, [from, to), that were streamed; the kernel was asked to write back those before `begun`. */
+typedef struct {
+    uint64_t from, begun, to;
+} pm_streamed;
+enum { PM_STREAMED = 64 };
 
 typedef struct {
     pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
@@ -31,7 +37,7 @@ typedef struct {
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
     /* What was streamed or flushed (memory), or written (file), is durable when it returns. */
     pm_status (*fence)(pm_media *media);
-    /* These bytes are durable when it returns; on memory so is all that a fence would cover. */
+    /* These bytes, and what was streamed before, are durable when it returns. */
     pm_status (*write_through)(pm_media *media, uint64_t offset, const void *source, size_t length);
     /* The file has `size` bytes, space for them is reserved, and both are durable. */
     pm_status (*grow)(pm_media *media, uint64_t size);
@@ -50,6 +56,8 @@ struct pm_media {
     bool lent;          /* the view is the trace's */
     uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it */
     bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else */
+    pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
+    unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
     uint64_t fences, syncs;
     void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */
     void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);

@@ -1,4 +1,21 @@
-/* A file on a disk: everything is written through one open file, and what is read is the page cache. */
+/*
+ * A file on a disk: everything is written through one open file, and what is read is the page cache.
+ *
+ * The commit point is a write of the record with RWF_DSYNC. It writes back the record's pages only, then the file's metadata, and
+ * flushes the disk's cache. So what was streamed before is first written back, range by range (sync_file_range, write and wait), and is
+ * durable with that flush. fdatasync instead would wait for every page of home that was written lazily: a commit of 4 KiB took
+ * 3 to 8 ms instead of 0.1.
+ *
+ * The metadata. Space is reserved by fallocate, so a range may be written there for the first time, and its blocks are unwritten
+ * extents until that is on the disk: a flush of the cache alone would leave bytes that read as zeros. Two facts make them durable. First,
+ * the kernel marks such blocks as written before it lets the pages' writeback end (ext4: ext4_end_io_end, xfs: xfs_end_ioend; both
+ * finish the pages after the conversion), so with WAIT_AFTER the change is in the journal's running transaction, or in
+ * xfs's log. Second, RWF_DSYNC ends in the same vfs_fsync_range(datasync) as fdatasync; its range limits the pages that are written
+ * back, not the metadata: ext4 commits the inode's i_datasync_tid, which the conversion has set, xfs forces its log up to the inode's
+ * last change. The size does not come into it: growth is synced by itself (file_grow).
+ *
+ * Only ext4 and xfs are trusted with it (durable_range). Elsewhere, and where the ranges are too many to list, it is fdatasync.
+ */
 #define _GNU_SOURCE
 #include "media.h"
 
@@ -67,11 +84,73 @@ static pm_status sync_failed(void)
     return PM_IO;
 }
 
+/* ---- what was streamed -------------------------------------------------------------------------------------- */
+
+enum { BEGIN_WRITEBACK = 1 << 20 }; /* bytes that are worth a call of their own */
+
+/* sync_file_range that tells the trace what it waited for: only then has the disk got it. */
+static pm_status write_back(pm_media *media, uint64_t from, uint64_t to, unsigned how)
+{
+    bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
+    int result = allowed ? sync_file_range(media->fd, (off_t)from, (off_t)(to - from), how) : -1;
+    if (media->trace && (result || how & SYNC_FILE_RANGE_WAIT_AFTER))
+        pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_FLUSH, from, to - from, NULL);
+    /* Not retried, nor made good by a later sync: that would not hear of the error again (D7). */
+    return result ? sync_failed() : PM_OK;
+}
+
+static pm_status begin_writeback(pm_media *media, pm_streamed *range, uint64_t least)
+{
+    if (range->to - range->begun < least) return PM_OK;
+    PM_TRY(write_back(media, range->begun, range->to, SYNC_FILE_RANGE_WRITE));
+    range->begun = range->to;
+    return PM_OK;
+}
+
+/* The range that these bytes belong to, NULL if it is not listed. Called before they are written: a write that fails may have written
+ * some of them, and who tries again leaves out what it finds in the page cache. */
+static pm_streamed *note_streamed(pm_media *media, uint64_t offset, uint64_t length)
+{
+    uint64_t from = offset / PM_PAGE * PM_PAGE, to = pm_round_up(offset + length, PM_PAGE);
+    if (media->streamed_count > PM_STREAMED) return NULL;
+    for (unsigned i = media->streamed_count; i-- > 0;) {
+        pm_streamed *range = &media->streamed[i];
+        if (from > range->to || to < range->from) continue;
+        if (from < range->begun) range->begun = from > range->from ? from : range->from;
+        if (from < range->from) range->from = range->begun = from;
+        if (to > range->to) range->to = to;
+        return range;
+    }
+    if (media->streamed_count++ == PM_STREAMED) return NULL;
+    media->streamed[media->streamed_count - 1] = (pm_streamed){from, from, to};
+    return &media->streamed[media->streamed_count - 1];
+}
+
+/* What was streamed is in the disk's cache when it returns. */
+static pm_status wait_for_streamed(pm_media *media)
+{
+    enum { WRITE_AND_WAIT = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER };
+    for (unsigned i = 0; media->streamed_count > 1 && i < media->streamed_count; i++)
+        PM_TRY(begin_writeback(media, &media->streamed[i], 1));
+    for (unsigned i = 0; i < media->streamed_count; i++)
+        PM_TRY(write_back(media, media->streamed[i].from, media->streamed[i].to, WRITE_AND_WAIT));
+    media->streamed_count = 0;
+    return PM_OK;
+}
+
 static pm_status file_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
-    (void)how;
     PM_CHECK(offset + length <= media->size);
-    return write_all(media, offset, source, length, 0);
+    if (how == PM_WRITE_CACHED || !media->durable_range) return write_all(media, offset, source, length, 0);
+    for (const char *from = source; length;) {
+        /* The disk works while the next part is copied, or gathered. */
+        size_t part = length < BEGIN_WRITEBACK ? length : BEGIN_WRITEBACK;
+        pm_streamed *range = note_streamed(media, offset, part);
+        PM_TRY(write_all(media, offset, from, part, 0));
+        if (range) PM_TRY(begin_writeback(media, range, BEGIN_WRITEBACK));
+        from += part, offset += part, length -= part;
+    }
+    return PM_OK;
 }
 
 static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
@@ -83,7 +162,7 @@ static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8
         uint64_t some = pages < PAGES_AT_ONCE ? pages : PAGES_AT_ONCE;
         for (uint64_t page = 0; page < some; page++)
             hashes[page] = pm_hash64_copy_page(copy + page * PM_PAGE, source + page * PM_PAGE);
-        PM_TRY(write_all(media, offset, copy, some * PM_PAGE, 0));
+        PM_TRY(file_write(media, offset, copy, some * PM_PAGE, PM_WRITE_STREAM));
         offset += some * PM_PAGE, source += some * PM_PAGE, hashes += some, pages -= some;
     }
     return PM_OK;
@@ -97,6 +176,7 @@ static void file_flush(pm_media *media, uint64_t offset, uint64_t length)
 static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
+    media->streamed_count = 0;
     /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
     return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
 }
@@ -104,7 +184,10 @@ static pm_status file_fence(pm_media *media)
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
     PM_CHECK(offset + length <= media->size);
-    if (media->durable_range) {
+    if (media->durable_range && media->streamed_count <= PM_STREAMED) {
+        /* in the disk's cache: what was streamed → then: the record, whose flush covers both. The other way round a power cut
+         * could keep the record alone. */
+        PM_TRY(wait_for_streamed(media));
         pm_status status = write_all(media, offset, source, length, RWF_DSYNC);
         media->syncs++;
         if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status == PM_NO_SPACE ? PM_IO : status;

@@ -310,9 +310,8 @@ static pm_status write_slots(pm_store *store)
     return PM_OK;
 }
 
-static bool declare_slots(pm_store *store, pm_digest *digest)
+static void declare_slots(pm_store *store, pm_digest *digest)
 {
-    bool any = false;
     for (size_t i = 0; i < store->region.dense_count; i++) {
         const pm_dense *dense = store->region.dense[i];
         if (!dense->written) continue;
@@ -320,9 +319,7 @@ static bool declare_slots(pm_store *store, pm_digest *digest)
         pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + to};
         pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
         *digest = pm_digest_plus(*digest, dense->difference);
-        any = true;
     }
-    return any;
 }
 
 /* The record is durable: what was written is home from here on (I2). */
@@ -346,17 +343,14 @@ static pm_status free_unowned(pm_store *store)
     return PM_OK;
 }
 
-static bool declare_directs(pm_store *store, pm_digest *digest)
+static void declare_directs(pm_store *store, pm_digest *digest)
 {
-    bool any = false;
     for (size_t i = 0; i < store->fresh_count; i++) {
         const pm_fresh *extent = &store->fresh[i];
         if (pm_extent_is_small(extent->length)) continue;
         pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, (pm_direct){extent->table_hash, 0});
         *digest = pm_digest_plus(*digest, extent->digest);
-        any = true;
     }
-    return any;
 }
 
 /* ---- commit ------------------------------------------------------------------------------------------------- */
@@ -366,7 +360,9 @@ static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t lengt
 {
     enum { AHEAD = 2 * PM_PAGE };
     pm_log_item item;
-    pm_write_how how = length >= STREAM_HOME_FROM ? PM_WRITE_STREAM : PM_WRITE_CACHED;
+    /* On disks home is lazy: what is streamed would be waited for by the next record. */
+    bool stream = store->media.kind == PM_MEDIA_MEMORY && length >= STREAM_HOME_FROM;
+    pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
         if (item.kind != PM_ITEM_RUN) continue;
         /* A body that large comes from memory, not from a cache: ask for it while home is written. */
@@ -381,7 +377,6 @@ static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t lengt
 /* What goes into a commit record besides the body. */
 typedef struct {
     uint64_t spill; /* where the body stands instead; 0: in the log */
-    bool directs;
     pm_digest digest; /* of the new state (I12) */
 } pending_commit;
 
@@ -394,7 +389,8 @@ static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t c
     uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
     pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
     next->digest = pm_digest_minus(store->log.digest, store->freed);
-    next->directs = declare_directs(store, &next->digest) | declare_slots(store, &next->digest);
+    declare_directs(store, &next->digest);
+    declare_slots(store, &next->digest);
     pm_digest changed;
     PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count, &changed)));
     next->digest = pm_digest_plus(next->digest, changed);
@@ -467,7 +463,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, false);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
-    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));
+    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->statistics.dirty_bytes = payload;

@@ -261,6 +261,23 @@ def growth(store: pmstore.Store) -> None:
         store.commit()
 
 
+def scattered(store: pmstore.Store) -> None:
+    """New arrays in so many places that a medium may lose count, and some that end inside a page. All of them have to
+    be durable with the record that declares them, and on disks nothing but a list of their places says so.
+    """
+    for i in range(150):
+        store[f"name{i:03}"] = np.full(500, 1.0)
+    store.commit()
+    for i in range(0, 150, 2):
+        del store[f"name{i:03}"]
+    store.commit()
+    for several in (2, 70):
+        for i in range(several):
+            store[f"new{several}/{i:02}"] = np.full(500, float(several))
+        store["wide"] = np.full(1700, float(several))
+        store.commit()
+
+
 def spill(store: pmstore.Store) -> None:
     """Commits that fit no log, for the file may not grow: they go to free space and are declared (D3)."""
     store["filler"] = np.ones(110_000)
@@ -481,7 +498,23 @@ def cooled(store: pmstore.Store) -> None:
         store.commit()
 
 
-WORKLOADS = [arrays, names, reuse, lists, alike, freed, undone, laps, edges, growth, spill, many, slots, cooled]
+WORKLOADS = [
+    arrays,
+    names,
+    reuse,
+    lists,
+    alike,
+    freed,
+    undone,
+    laps,
+    edges,
+    growth,
+    scattered,
+    spill,
+    many,
+    slots,
+    cooled,
+]
 
 
 # ---- large workloads, for few states

@@ -14,7 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32 };
+enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
@@ -114,6 +114,17 @@ int fsync(int fd)
 {
     NEXT(fsync);
     return fate(fd, FSYNC) == DO_NOTHING ? -1 : (int)done(next(fd));
+}
+
+int sync_file_range(int fd, off_t at, off_t length, unsigned flags)
+{
+    NEXT(sync_file_range);
+    return fate(fd, SYNC_FILE_RANGE) == DO_NOTHING ? -1 : (int)done(next(fd, at, length, flags));
+}
+
+int sync_file_range64(int fd, off_t at, off_t length, unsigned flags)
+{
+    return sync_file_range(fd, at, length, flags);
 }
 
 int fallocate(int fd, int mode, off_t at, off_t length)

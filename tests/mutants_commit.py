@@ -14,9 +14,9 @@ COMMIT = [
         "home-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));",
+        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
         "if (!spill && pm_writer_body(writer)) PM_TRY(failed(store, apply_home(store, body, length)));"
-        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));",
+        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
         "home is changed by a commit that is in no log",
     ),
     Mutant(

@@ -194,8 +194,8 @@ RECORDS = [
         "record-without-fence",
         "R",
         LOG,
-        "PM_TRY(media->operations->fence(media));",
-        ";",
+        "PM_TRY(media->operations->write_through(media, place, &record, sizeof record));",
+        "PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_STREAM));",
         "an acknowledged commit is lost",
     ),
     Mutant(
@@ -210,8 +210,8 @@ RECORDS = [
         "record-stored-but-not-flushed",
         "R",
         LOG,
-        "PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_STREAM));",
-        "PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_CACHED));",
+        "PM_TRY(media->operations->write_through(media, place, &record, sizeof record));",
+        "PM_TRY(media->operations->fence(media)); PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_CACHED));",
         "the fence covers the body, not the record",
     ),
     Mutant(
@@ -251,9 +251,9 @@ RECORDS = [
         "witness-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));",
+        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
         "store->log.sequence++; (void)pm_log_witness(&store->log); store->log.sequence--;"
-        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, !spill && !next->directs)));",
+        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
         "a torn commit is taken for lost data",
     ),
     Mutant(

@@ -28,14 +28,6 @@ MUTANTS = [
         "a commit is forgotten",
     ),
     Mutant(
-        "slot-acknowledged-before-its-contents",
-        "R",
-        TRANSACTION,
-        "declare_directs(store, &next->digest) | declare_slots(store, &next->digest)",
-        "(declare_slots(store, &next->digest), declare_directs(store, &next->digest))",
-        "the record is durable, the slot is not",
-    ),
-    Mutant(
         "slot-choice-not-in-the-header",
         "N",
         LOG,

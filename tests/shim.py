@@ -15,10 +15,17 @@ from typing import Any, NamedTuple
 import pmstore
 
 SOURCE = Path(__file__).with_name("faults.c")
-PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES = 1, 2, 4, 8, 16, 32
+PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
 ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, KILL, KILL_HALF, KILL_AFTER = range(8)  # as in faults.c
-CALLS = {"pwrite": PWRITE, "pwritev2": PWRITEV2, "fdatasync": FDATASYNC, "fsync": FSYNC, "fallocate": FALLOCATE}
-EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | NAMES
+CALLS = {
+    "pwrite": PWRITE,
+    "pwritev2": PWRITEV2,
+    "fdatasync": FDATASYNC,
+    "fsync": FSYNC,
+    "fallocate": FALLOCATE,
+    "sync_file_range": SYNC_FILE_RANGE,
+}
+EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | SYNC_FILE_RANGE | NAMES
 
 
 class Fault(NamedTuple):

@@ -198,6 +198,30 @@ FILE: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] = 
         every((0, 1), (0, 1)),
         {(1, 1)},
     ),
+    "written again after it was handed to the disk": (
+        (write(A, 1), flush(A), write(A, 2), write(C, 1), sync_range(C)),
+        (A, C),
+        every((0, 1, 2), (0, 1)),
+        {(1, 1), (2, 1)},
+    ),
+    "handed to the disk after the record that needs it": (
+        (write(A, 1), write(C, 1), sync_range(C), flush(A)),
+        (A, C),
+        every((0, 1), (0, 1)),
+        {(0, 1), (1, 1)},
+    ),
+    "handed to the disk behind the end, whose size is not synced": (
+        (write(SIZE, 1), flush(SIZE), write(A, 1), sync_range(A)),
+        (SIZE, A),
+        every((None, 0, 1), (0, 1)),
+        {(None, 1), (1, 1)},
+    ),
+    "not handed to the disk, for that failed": (
+        (write(A, 1), SYNC_FAILED, flush(A), write(C, 1), sync_range(C)),
+        (A, C),
+        every((0, 1), (0, 1)),
+        {(0, 1), (1, 1)},
+    ),
     "growth": ((grow(SIZE + 512),), (A, SIZE), {(0, None), (0, 0)}, {(0, None), (0, 0)}),
     "growth, synced": ((grow(SIZE + 512), SYNC), (SIZE,), {(None,), (0,)}, {(0,)}),
     "growth, and a synced range before it": (

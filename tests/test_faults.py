@@ -65,7 +65,12 @@ def in_child(shim: Path, function: Callable[..., None], *arguments: Any) -> str:
 # Of the calls that ext4 gets.
 KINDS = [
     Fault(call, manner, code)
-    for call, manners in (("pwrite", (HALF,)), ("pwritev2", (ONCE, HALF, FROM_THEN)), ("fdatasync", (ONCE,)))
+    for call, manners in (
+        ("pwrite", (HALF,)),
+        ("pwritev2", (ONCE, HALF, FROM_THEN)),
+        ("fdatasync", (ONCE,)),
+        ("sync_file_range", (ONCE, FROM_THEN)),
+    )
     for manner in manners
     for code in (errno.EIO, errno.ENOSPC)
 ]
@@ -306,7 +311,7 @@ def unnoticed(directory: str, media: str) -> None:
         pretend_ext4(ext4)
         for call in CALLS:
             for manner in (INTERRUPT, SHORT):
-                if call in ("fdatasync", "fsync") or (manner == SHORT and call == "fallocate"):
+                if call in ("fdatasync", "fsync", "sync_file_range") or (manner == SHORT and call == "fallocate"):
                     continue  # a sync that is interrupted is not tried again: it is a failure
                 path = Path(directory) / f"{call}{manner}{ext4}.pm"
                 with faults(Fault(call, manner, errno.EINTR)), pmstore.open(path, "x", media=media) as store:

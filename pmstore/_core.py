@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pmstore import _errors
 from pmstore._pmcore import ffi, lib
 
-__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
+__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib", "pm_commit"]
 
 BLOCK: int = lib.PM_BLOCK
 META_MAX: int = lib.PM_META_MAX
@@ -21,7 +21,7 @@ _NOT_FOUND: int = lib.PM_NOT_FOUND
 _ROW = struct.Struct("<QQBBHHH")
 _ROWS_CAPACITY = 1 << 16
 
-_commit = lib.pm_commit
+pm_commit = lib.pm_commit  # for who can't afford the call of `Core.commit`
 _rollback = lib.pm_rollback
 _release = lib.pm_buffer_release  # bound by a partial and called by the garbage collector: no bytecode, no interrupt
 
@@ -202,7 +202,7 @@ class Core:
     # ---- transactions
 
     def commit(self) -> None:
-        status = _commit(self._store)
+        status = pm_commit(self._store)
         if status:
             raise error(status)
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
+from pmstore import _core
 from pmstore._catalog import Catalog
-from pmstore._core import Core, Trace
+from pmstore._core import Core, Trace, pm_commit
 from pmstore._errors import (
     CorruptStoreError,
     Error,
@@ -241,7 +242,10 @@ class Store(NameMapping):
 
         If the commit fails (OutOfSpaceError), what is pending stays pending: make space and `commit`, or `rollback`.
         """
-        return Transaction(self)
+        transaction = Transaction()
+        transaction._store = self
+        transaction._depth = 0
+        return transaction
 
     def commit(self) -> None:
         """Make every change since the last commit durable, by arrays and by names, together.
@@ -272,9 +276,23 @@ class Store(NameMapping):
 
     def _commit_now(self, *, closing: bool = False) -> None:
         catalog = self._catalog
-        with catalog.lock:
-            lost = catalog.watch.lost(all_of_them=closing) if catalog.watch else ()
-            catalog.core.commit()
+        lock: Any = catalog.lock
+        watch = catalog.watch
+        lost: list[tuple[str, str]] | None = None
+        try:  # see _transaction.py for why this is not a with statement
+            lock.acquire()
+            if watch.seen or watch.changed:
+                lost = watch.lost(all_of_them=closing)
+            status = pm_commit(catalog.core._store)
+            if status:
+                raise _core.error(status)
+            lock.release()
+        except BaseException:
+            if lock._is_owned():
+                lock.release()
+            raise
+        if lost is None:
+            return
         for what, place in lost:
             warnings.warn(
                 f"{what!r} was read from the store and changed, but not assigned back: the change is not in the store. "

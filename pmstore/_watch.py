@@ -49,7 +49,7 @@ class Watch:
         Gives the encoding that is stored under a catalog key, or None.
     """
 
-    __slots__ = ("_changed", "_commits", "_due", "_new", "_new_bytes", "_seen", "_stored", "_sweep_at")
+    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_stored", "_sweep_at", "changed", "seen")
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
         self._stored = stored
@@ -57,13 +57,13 @@ class Watch:
         self.clear()
 
     def __bool__(self) -> bool:
-        return bool(self._seen) or bool(self._changed)
+        return bool(self.seen) or bool(self.changed)
 
     def clear(self) -> None:
         """Forget about everything that was handed out."""
-        self._seen: dict[int, _Seen] = {}  # by the value's id, which stays its own as the _Seen refers to it
+        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays its own as the _Seen refers to it
         self._due: dict[int, list[_Seen]] = {}  # by the commit at which to look
-        self._changed: list[tuple[str, str]] = []
+        self.changed: list[tuple[str, str]] = []
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
 
@@ -73,14 +73,14 @@ class Watch:
             return
         if self._new >= self._sweep_at[0] or self._new_bytes + len(encoded) >= self._sweep_at[1]:
             self._sweep()
-        seen = self._seen[id(value)] = _Seen(key, what, value, encoded)
+        seen = self.seen[id(value)] = _Seen(key, what, value, encoded)
         self._due.setdefault(self._commits + 1, []).append(seen)
         self._new += 1
         self._new_bytes += seen.size
 
     def assigned(self, value: Any, encoded: bytes) -> None:
         """The value was stored: if it had been handed out, then no change of it up to now is lost."""
-        seen = self._seen.get(id(value))
+        seen = self.seen.get(id(value))
         if seen is not None:
             seen.checksum = hash64(encoded)
 
@@ -92,7 +92,7 @@ class Watch:
         self._commits += 1
         now = self._due.pop(self._commits, [])
         if all_of_them:
-            now, self._due = list(self._seen.values()), {}
+            now, self._due = list(self.seen.values()), {}
         at_once = 0
         for seen in now:
             if seen.value is None or not self._look(seen):
@@ -104,17 +104,17 @@ class Watch:
             else:
                 wait = seen.wait = 2 * seen.wait
             self._due.setdefault(self._commits + wait, []).append(seen)
-        changed, self._changed = self._changed, []
+        changed, self.changed = self.changed, []
         return changed
 
     def _sweep(self) -> None:
         """Look at those that nobody holds any more, and forget them."""
-        for seen in list(self._seen.values()):
+        for seen in list(self.seen.values()):
             if sys.getrefcount(seen.value) <= _OURS:
                 self._look(seen)
         self._new, self._new_bytes = 0, 0
-        held = sum(seen.size for seen in self._seen.values())
-        self._sweep_at = max(_SWEEP[0], len(self._seen)), max(_SWEEP[1], held)
+        held = sum(seen.size for seen in self.seen.values())
+        self._sweep_at = max(_SWEEP[0], len(self.seen)), max(_SWEEP[1], held)
 
     def _look(self, seen: _Seen) -> bool:
         """Whether it is unchanged and held, and so to be watched on."""
@@ -129,8 +129,8 @@ class Watch:
             stored = self._stored(seen.key)
             # Anything else in the store by now: the name was given another value knowingly.
             if stored is not None and hash64(stored) == seen.checksum:
-                self._changed.append((seen.what, _place(seen)))
-        del self._seen[id(seen.value)]  # warned of once, or assigned to knowingly, or no longer held
+                self.changed.append((seen.what, _place(seen)))
+        del self.seen[id(seen.value)]  # warned of once, or assigned to knowingly, or no longer held
         seen.value = None
         return False
 

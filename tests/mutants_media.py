@@ -308,10 +308,10 @@ PYTHON = [
         "exception-commits",
         "W",
         TRANSACTION,
-        "store._rollback_now()\n            finished = True",
-        "store._commit_now()\n            finished = True",
+        "store._rollback_now()\n                finished = True",
+        "store._commit_now()\n                finished = True",
         "a transaction that an exception left is committed",
-        within="elif kind is not None:\n            store._rollback_now()\n            finished = True",
+        within="elif kind is not None:\n                store._rollback_now()\n                finished = True",
     ),
     Mutant(
         "doomed-commits",
@@ -320,7 +320,7 @@ PYTHON = [
         "kind is not None and not turn.doomed",
         "False",
         "an outer transaction commits what an inner one gave up",
-        within="if kind is not None and not turn.doomed:\n                turn.doomed = _INNER_FAILED\n            finished = True",
+        within="if kind is not None and not turn.doomed:\n                    turn.doomed = _INNER_FAILED\n                finished = True",
     ),
     Mutant(
         "inner-transaction-commits",
@@ -329,7 +329,7 @@ PYTHON = [
         "turn.depth > 1",
         "False",
         "half of a transaction is committed, or rolled back",
-        within="elif turn.depth > 1:\n            if kind is not None",
+        within="elif turn.depth > 1:\n                if kind is not None",
     ),
     Mutant(
         "closing-does-not-commit",

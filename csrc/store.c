@@ -96,6 +96,7 @@ static void free_store(pm_store *store)
     pm_region_free(&store->region);
     pm_writer_free(&store->writer);
     pm_media_close(&store->media);
+    pm_transaction_forget_fresh(store);
     free(store->fresh);
     pthread_mutex_destroy(&store->mutex);
     free(store);
@@ -415,20 +416,7 @@ pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length)
     return leave(store, pm_transaction_free(store, offset, length));
 }
 
-/* Small extents go through the log with what else shares their page; larger ones straight to their place. */
-static pm_status write_contents(pm_store *store, const pm_fresh *extent, uint64_t at, const void *source, uint64_t length)
-{
-    if (pm_extent_is_small(extent->length)) {
-        memcpy(store->region.live + extent->offset + at, source, length);
-        return PM_OK;
-    }
-    store->statistics.bytes_direct += length;
-    pm_status status = pm_home_write(&store->region, extent->offset + at, source, length, PM_WRITE_STREAM);
-    if (status != PM_OK && status != PM_NO_SPACE) store->failed = true;
-    return status; /* nothing durable refers to that place: a lack of space leaves all as it was */
-}
-
-static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t at, uint64_t length, const pm_fresh **out)
+static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t at, uint64_t length, pm_fresh **out)
 {
     *out = pm_transaction_fresh(store, offset);
     if (!*out) return pm_fail(PM_INVALID, "only an extent allocated since the last commit is written like this");
@@ -438,28 +426,20 @@ static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t a
 
 pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length)
 {
-    const pm_fresh *extent;
+    pm_fresh *extent;
     PM_TRY(enter_to_write(store));
     pm_status status = fresh_extent(store, offset, at, length, &extent);
-    if (status == PM_OK && length) status = write_contents(store, extent, at, source, length);
+    if (status == PM_OK && length) status = pm_direct_write(store, extent, at, source, length);
     return leave(store, status);
 }
 
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length)
 {
-    enum { CHUNK = 1 << 20 };
-    const pm_fresh *extent;
+    pm_fresh *extent;
     if (!pattern_length || length % pattern_length) return pm_fail(PM_INVALID, "a pattern that does not fit into the extent");
     PM_TRY(enter_to_write(store));
     pm_status status = fresh_extent(store, offset, 0, length, &extent);
-    size_t chunk = pattern_length > CHUNK ? pattern_length : CHUNK / pattern_length * pattern_length;
-    if (chunk > length) chunk = length;
-    uint8_t *repeated = NULL;
-    if (status == PM_OK && length && !(repeated = malloc(chunk))) status = pm_fail(PM_NO_MEMORY, "no memory to fill an array");
-    for (size_t i = 0; repeated && i < chunk; i += pattern_length) memcpy(repeated + i, pattern, pattern_length);
-    for (uint64_t at = 0; repeated && status == PM_OK && at < length; at += chunk)
-        status = write_contents(store, extent, at, repeated, length - at < chunk ? length - at : chunk);
-    free(repeated);
+    if (status == PM_OK) status = pm_direct_fill(store, extent, length, pattern, pattern_length);
     return leave(store, status);
 }
 
@@ -500,6 +480,8 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
     pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
     if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, &buffer);
     if (status == PM_OK) {
+        pm_fresh *fresh = write ? pm_transaction_fresh(store, offset) : NULL;
+        if (fresh) fresh->opened = true;
         atomic_fetch_add(&store->references, 1);
         *out = buffer;
     }

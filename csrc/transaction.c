@@ -151,12 +151,19 @@ pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
     pm_region_detach(region, place);
     if (pm_transaction_fresh(store, offset)) {
         size_t at = fresh_at(store, offset);
+        free(store->fresh[at].hashes);
         memmove(&store->fresh[at], &store->fresh[at + 1], (--store->fresh_count - at) * sizeof *store->fresh);
     } else if (length <= PM_REGION_LIMIT && pm_region_holds(region, offset, pm_extent_size(length))) {
         pm_extent_digest(&store->freed, region->home + home + pm_extent_table(length), home, length);
     }
     if (dense && !dense->gone) PM_TRY(pm_slots_remove(region, dense));
     return pm_heap_free(region, offset, length);
+}
+
+void pm_transaction_forget_fresh(pm_store *store)
+{
+    for (size_t i = 0; i < store->fresh_count; i++) free(store->fresh[i].hashes);
+    store->fresh_count = 0;
 }
 
 /* ---- what a commit may carry --------------------------------------------------------------------------------- */
@@ -198,39 +205,10 @@ static pm_status list_candidates(pm_store *store, pm_candidate **list, size_t *c
 
 /* ---- direct writes ------------------------------------------------------------------------------------------ */
 
-/* Brings a new extent's place on the medium up to date with what the program sees, and writes its table of hashes. Nothing
- * durable refers to that place (I7), so it is written before the commit, and again if the commit is tried again. */
-static pm_status finish_direct(pm_store *store, pm_fresh *extent)
-{
-    pm_region *region = &store->region;
-    uint64_t blocks = pm_extent_blocks(extent->length), size = 8 * blocks;
-    uint64_t *table = malloc(size);
-    if (!table) return pm_fail(PM_NO_MEMORY, "no memory for the hashes of a new array");
-    pm_status status = PM_OK;
-    for (uint64_t block = 0; block < blocks && status == PM_OK; block++) {
-        uint64_t at = extent->offset + block * PM_PAGE, left = extent->length - block * PM_PAGE;
-        size_t bytes = left < PM_PAGE ? left : PM_PAGE;
-        if (memcmp(region->live + at, region->home + at, bytes)) {
-            uint8_t copy[PM_PAGE];
-            memcpy(copy, region->live + at, bytes);
-            status = pm_home_write(region, at, copy, bytes, PM_WRITE_STREAM);
-            store->statistics.bytes_direct += bytes;
-        }
-        table[block] = pm_block_hash(region, region->home + at, bytes, at);
-    }
-    uint64_t place = extent->offset + pm_extent_table(extent->length);
-    if (status == PM_OK) status = pm_home_write(region, place, table, size, PM_WRITE_STREAM);
-    extent->table_hash = pm_table_hash(region, table, size, place);
-    extent->digest = (pm_digest){0};
-    pm_extent_digest(&extent->digest, (const uint8_t *)table, extent->offset, extent->length);
-    free(table);
-    return failed_if_io(store, status);
-}
-
 static pm_status finish_directs(pm_store *store)
 {
     for (size_t i = 0; i < store->fresh_count; i++)
-        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(finish_direct(store, &store->fresh[i]));
+        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
     return PM_OK;
 }
 
@@ -508,7 +486,7 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
     learn(store, list, count);
     pm_region_settle(&store->region);
     pm_slots_settle(&store->region);
-    store->fresh_count = 0;
+    pm_transaction_forget_fresh(store);
     store->freed = (pm_digest){0};
     return PM_OK;
 }
@@ -530,6 +508,6 @@ void pm_transaction_rollback(pm_store *store)
 {
     pm_region_restore(&store->region);
     pm_slots_restore(&store->region);
-    store->fresh_count = 0;
+    pm_transaction_forget_fresh(store);
     store->freed = (pm_digest){0};
 }

@@ -21,6 +21,8 @@
 typedef struct {
     uint64_t offset, length;
     bool owned;          /* by an entry of the catalog; if not, a commit frees it */
+    bool opened;         /* a program may have changed it through memory */
+    uint64_t *hashes;    /* of its blocks as they stand in their place, 0: not known. NULL: nothing is known, or it is small */
     uint64_t table_hash; /* of one with pages of its own, once its contents and hashes are in their place */
     pm_digest digest;    /* of its blocks, likewise */
 } pm_fresh;
@@ -60,6 +62,13 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages);
 pm_status pm_transaction_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length);
 pm_fresh *pm_transaction_fresh(const pm_store *store, uint64_t offset); /* NULL if it is not one */
+void pm_transaction_forget_fresh(pm_store *store);
+
+/* Contents of a fresh extent, within its length. From the start of the extent for pm_direct_fill; whole patterns. */
+pm_status pm_direct_write(pm_store *store, pm_fresh *extent, uint64_t at, const void *source, uint64_t length);
+pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, const void *pattern, size_t pattern_length);
+/* Before a commit: brings the place of one that is not small up to date with what the program sees, and writes its table of hashes. */
+pm_status pm_direct_finish(pm_store *store, pm_fresh *extent);
 
 /* Runs an operation again after growing the region, if all that it lacked was space. */
 #define PM_WITH_SPACE(store, pages, status, operation)                                                      \

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tests.mutants_build import Mutant, part
 
-RECOVERY, TRANSACTION = "csrc/recovery.c", "csrc/transaction.c"
+RECOVERY, TRANSACTION, DIRECT = "csrc/recovery.c", "csrc/transaction.c", "csrc/transaction_direct.c"
 STORE, REGION = "csrc/store.c", "csrc/region.c"
 
 COMMIT = [
@@ -250,10 +250,34 @@ COMMIT = [
     Mutant(
         "direct-changes-lost",
         "W",
-        TRANSACTION,
-        "memcmp(region->live + at, region->home + at, bytes)",
-        "false",
+        DIRECT,
+        "extent->opened ? count_changed(region, extent, block) : 0",
+        "0",
         "what was changed in a new array before its commit is lost",
+    ),
+    Mutant(
+        "opened-not-noted",
+        "W",
+        STORE,
+        "if (fresh) fresh->opened = true;",
+        ";",
+        "the same: nobody looks, for nobody could have changed it",
+    ),
+    Mutant(
+        "direct-hash-without-its-place",
+        "D",
+        DIRECT,
+        "pm_seal(hashes[i], offset + i * PM_PAGE, region->store_id)",
+        "pm_seal(hashes[i], offset, region->store_id)",
+        "new arrays do not match their hashes",
+    ),
+    Mutant(
+        "filled-hash-of-another-page",
+        "D",
+        DIRECT,
+        "pm_seal(known[i % period], offset + i * PM_PAGE, region->store_id)",
+        "pm_seal(known[0], offset, region->store_id)",
+        "filled arrays do not match their hashes",
     ),
     Mutant(
         "fresh-values-left-out",
@@ -284,10 +308,10 @@ COMMIT = [
         "pending-forgets-fresh",
         "C",
         TRANSACTION,
-        "store->fresh_count = 0;",
+        "pm_transaction_forget_fresh(store);",
         ";",
         "what a rollback took back is committed later",
-        within="pm_slots_restore(&store->region);\n    store->fresh_count = 0;",
+        within="pm_slots_restore(&store->region);\n    pm_transaction_forget_fresh(store);",
     ),
     Mutant(
         "failure-not-remembered",

@@ -497,7 +497,7 @@ NAMES = [
     Mutant(
         "small-contents-written-late",
         "P",
-        STORE,
+        "csrc/transaction_direct.c",
         "memcpy(store->region.live + extent->offset + at, source, length);",
         "memcpy(store->region.live + extent->offset + at, source, length - (length > 100));",
         "the last byte of a new value is lost",

@@ -98,6 +98,7 @@ static void free_store(pm_store *store)
     pm_media_close(&store->media);
     pm_transaction_forget_fresh(store);
     free(store->fresh);
+    free(store->list);
     pthread_mutex_destroy(&store->mutex);
     free(store);
 }

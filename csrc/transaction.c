@@ -171,33 +171,50 @@ void pm_transaction_forget_fresh(pm_store *store)
 /* A settled extent that programs may have changed. */
 static bool is_candidate(const pm_store *store, const pm_buffer *buffer)
 {
-    return buffer->owned && buffer->writable && !pm_transaction_fresh(store, buffer->offset);
+    return buffer->owned && buffer->writable && !(store->fresh_count && pm_transaction_fresh(store, buffer->offset));
 }
 
-/* Everything that may differ from home and belongs to the new state, in ascending order. */
-static pm_status list_candidates(pm_store *store, pm_candidate **list, size_t *count)
+/* Edited metadata and small new extents: few, mostly, and in no order. */
+static size_t list_few(pm_store *store, pm_candidate *few)
 {
-    pm_region *region = &store->region;
-    size_t room = region->edited_count + region->buffer_count + store->fresh_count, n = 0;
-    pm_candidate *all = malloc((room + 1) * sizeof *all);
-    if (!all) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+    const pm_region *region = &store->region;
+    size_t n = 0;
     for (size_t i = 0; i < region->edited_count; i++) {
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
-        if (flags & PM_FLAG_EDITED) all[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0};
-        else if (flags & PM_FLAG_EDITED_SLAB) all[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0};
-        else all[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0};
+        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0};
+        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0};
+        else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
-            all[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, 0};
+            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, 0};
+    pm_gather_sort(few, n);
+    return n;
+}
+
+/* Everything that may differ from home and belongs to the new state, in ascending order. Buffers are kept in that order: only the few
+ * others are sorted, and merged into them. The list's memory is kept, for a large one is slow to come by. */
+static pm_status list_candidates(pm_store *store, const pm_candidate **list, size_t *count)
+{
+    const pm_region *region = &store->region;
+    size_t most = region->edited_count + store->fresh_count, room = most + most + region->buffer_count, next = 0, n = 0;
+    if (room > store->list_room) {
+        free(store->list);
+        store->list_room = 0;
+        if (!(store->list = malloc(2 * room * sizeof *store->list))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+        store->list_room = 2 * room;
+    }
+    pm_candidate *few = store->list, *all = few + most;
+    size_t few_count = list_few(store, few);
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (!is_candidate(store, buffer)) continue;
         const pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
         if (dense && dense->written) continue;
+        while (next < few_count && few[next].offset <= buffer->offset) all[n++] = few[next++];
         all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer, dense ? dense->slot[dense->home] : buffer->offset};
     }
-    pm_gather_sort(all, n);
+    while (next < few_count) all[n++] = few[next++];
     *list = all;
     *count = n;
     return PM_OK;
@@ -493,15 +510,13 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
 
 pm_status pm_transaction_commit(pm_store *store)
 {
-    pm_candidate *list = NULL;
+    const pm_candidate *list = NULL;
     size_t count = 0;
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region);
     PM_TRY(write_slots(store));
-    pm_status status = list_candidates(store, &list, &count);
-    if (status == PM_OK) status = commit_list(store, list, count);
-    free(list);
-    return status;
+    PM_TRY(list_candidates(store, &list, &count));
+    return commit_list(store, list, count);
 }
 
 void pm_transaction_rollback(pm_store *store)

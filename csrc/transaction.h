@@ -40,6 +40,8 @@ struct pm_store {
     uint64_t max_size;
     pm_fresh *fresh; /* by offset */
     size_t fresh_count, fresh_room;
+    pm_candidate *list; /* of the running commit */
+    size_t list_room;
     pm_digest freed; /* terms of extents that the last commit has, and that nobody owns any more */
     uint64_t commits_since_reset, last_body;
     pm_statistics statistics;

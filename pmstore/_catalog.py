@@ -17,6 +17,7 @@ from pmstore._errors import (
     CorruptStoreError,
     Error,
     NameConflictError,
+    OutOfSpaceError,
     ReadOnlyStoreError,
     UnknownNameError,
 )
@@ -33,11 +34,13 @@ __all__ = ["MISSING", "Catalog"]
 
 MISSING = object()
 
+_DIRECT_FROM = 1 << 18  # bytes; below, what it saves is not worth a second place in the file
+
 
 class Catalog:
     """The names of one open store. Thread-safe: every method holds the core's lock."""
 
-    __slots__ = ("_live", "_next_list", "core", "lock", "read_only", "watch")
+    __slots__ = ("_live", "_next_list", "_shadowed", "core", "lock", "read_only", "watch")
 
     def __init__(self, core: Core, read_only: bool) -> None:
         self.core = core
@@ -46,6 +49,7 @@ class Catalog:
         self.watch = Watch(self._stored)
         # By offset of the extent, which is not reused while the array lives (I9), also after a rollback.
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+        self._shadowed: set[int] = set()  # offsets at which an array may live that `_live` doesn't know
         self._next_list = 0  # ids given out, also those whose creation was rolled back, aren't given out again
 
     # ---- reading
@@ -142,6 +146,8 @@ class Catalog:
             return live_array(bytearray(), described, writeable)
         array = self._live.get(entry.offset)
         if array is None or not described.fits(array):
+            if array is not None:
+                self._shadowed.add(entry.offset)
             array = self._fresh(entry, described)
             self._live[entry.offset] = array
         return array
@@ -332,6 +338,11 @@ class Catalog:
                     and (value.shape, value.dtype) == (described.shape, described.dtype)
                     and (either or described.fits(value))
                 ):
+                    if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
+                        # Nobody can tell: written once, to another place, it takes a third of the time, and no memory.
+                        with contextlib.suppress(OutOfSpaceError):
+                            self._put_array(key, described, value)
+                            return
                     target = self._array(existing, described)
                     if target is not value:
                         if not target.flags.writeable:  # anyone can set that flag
@@ -340,6 +351,10 @@ class Catalog:
                     return
         described = layout(value.shape, value.dtype, order_of(value), writeable)
         self._put_array(key, described, value, self._elements_of(existing))
+
+    def _may_live(self, entry: Entry) -> bool:
+        """Whether anyone may have an array, or a view of one, over the entry's extent."""
+        return entry.offset in self._shadowed or self._live.get(entry.offset) is not None
 
     def _put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:
         """source: the elements, or the bytes of the one that all are. gone: as for put_encoded."""

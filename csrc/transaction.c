@@ -168,12 +168,6 @@ void pm_transaction_forget_fresh(pm_store *store)
 
 /* ---- what a commit may carry --------------------------------------------------------------------------------- */
 
-/* A settled extent that programs may have changed. */
-static bool is_candidate(const pm_store *store, const pm_buffer *buffer)
-{
-    return buffer->owned && buffer->writable && !(store->fresh_count && pm_transaction_fresh(store, buffer->offset));
-}
-
 /* Edited metadata and small new extents: few, mostly, and in no order. */
 static size_t list_few(pm_store *store, pm_candidate *few)
 {
@@ -208,7 +202,7 @@ static pm_status list_candidates(pm_store *store, const pm_candidate **list, siz
     size_t few_count = list_few(store, few);
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
-        if (!is_candidate(store, buffer)) continue;
+        if (!pm_transaction_may_change(store, buffer)) continue;
         const pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
         if (dense && dense->written) continue;
         while (next < few_count && few[next].offset <= buffer->offset) all[n++] = few[next++];
@@ -227,107 +221,6 @@ static pm_status finish_directs(pm_store *store)
     for (size_t i = 0; i < store->fresh_count; i++)
         if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
     return PM_OK;
-}
-
-/* ---- extents with two slots ---------------------------------------------------------------------------------- */
-
-enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_FROM_FILE = 1 << 20, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
-
-/* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written (I6, I7). */
-static pm_status write_slot(pm_store *store, pm_dense *dense)
-{
-    pm_region *region = &store->region;
-    unsigned to = 1 - dense->home;
-    uint64_t offset = dense->slot[to], home = dense->slot[dense->home], length = dense->length;
-    uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
-    const uint8_t *live = region->live + dense->slot[dense->seat];
-    uint64_t *table = (void *)(dense->tail + table_at);
-    PM_TRY(pm_media_write_hashed(&store->media, PM_REGION_START + offset, live, pages, table));
-    for (uint64_t page = 0; page < pages; page++) table[page] = pm_seal(table[page], offset + page * PM_PAGE, region->store_id);
-    memcpy(dense->tail, live + pages * PM_PAGE, left);
-    if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
-    uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
-    PM_TRY(pm_media_write(&store->media, PM_REGION_START + offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
-    dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));
-    pm_digest before = {0}, after = {0};
-    pm_extent_digest(&before, region->home + home + pm_extent_table(length), home, length);
-    pm_extent_digest(&after, (const uint8_t *)table, offset, length);
-    dense->difference = pm_digest_minus(after, before);
-    dense->written = true;
-    store->statistics.bytes_direct += length + size;
-    return PM_OK;
-}
-
-/* Two slots for an extent most of which changed in the last commits, and in this one as far as a sample tells. A lack of space or of
- * entries leaves it as it is. */
-static pm_status give_slots(pm_store *store, pm_buffer *buffer)
-{
-    pm_status status;
-    uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : DENSE_FROM_FILE;
-    if (buffer->dense_commits < DENSE_COMMITS || buffer->length < least) return PM_OK;
-    if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
-    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, buffer->offset, buffer->length));
-    if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
-    if (store->failed) return status;
-    buffer->dense_commits = 0;
-    return PM_OK;
-}
-
-/* An extent that has become sparse gives its second slot back, by a commit that leaves its contents in the first one. */
-static pm_status take_slot_back(pm_store *store, pm_dense *dense)
-{
-    const pm_region *region = &store->region;
-    if (dense->gone || dense->seat || dense->sparse < SPARSE_COMMITS) return PM_OK;
-    if (!memcmp(region->live + dense->slot[0], region->home + dense->slot[dense->home], dense->length)) return PM_OK;
-    return pm_slots_remove(&store->region, dense);
-}
-
-/* Before anything is gathered: which extents get or lose a second slot, and which are written whole. What was written by an attempt that
- * failed is written again. */
-static pm_status write_slots(pm_store *store)
-{
-    pm_region *region = &store->region;
-    for (size_t i = 0; i < region->dense_count; i++) region->dense[i]->written = false;
-    for (size_t i = 0; i < region->buffer_count; i++) {
-        pm_buffer *buffer = region->buffers[i];
-        if (!is_candidate(store, buffer) || pm_extent_is_small(buffer->length)) continue;
-        pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
-        if (!dense) {
-            PM_TRY(give_slots(store, buffer));
-            if (!(dense = pm_region_dense(region, buffer->offset))) continue;
-        }
-        if (dense->written) continue; /* several buffers over one extent */
-        PM_TRY(take_slot_back(store, dense));
-        /* One that was added has no valid bit in the header yet; one that is gone must have its contents in slot 0. */
-        bool whole = dense->gone ? dense->home : dense->added || pm_gather_mostly_changed(region, buffer->offset, dense->slot[dense->home], dense->length);
-        if (whole) PM_TRY(failed_if_io(store, write_slot(store, dense)));
-    }
-    return PM_OK;
-}
-
-static void declare_slots(pm_store *store, pm_digest *digest)
-{
-    for (size_t i = 0; i < store->region.dense_count; i++) {
-        const pm_dense *dense = store->region.dense[i];
-        if (!dense->written) continue;
-        unsigned to = 1 - dense->home;
-        pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + to};
-        pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
-        *digest = pm_digest_plus(*digest, dense->difference);
-    }
-}
-
-/* The record is durable: what was written is home from here on (I2). */
-static void flip_slots(pm_store *store)
-{
-    for (size_t i = 0; i < store->region.dense_count; i++) {
-        pm_dense *dense = store->region.dense[i];
-        if (!dense->written) continue;
-        dense->written = false;
-        dense->sparse = 0;
-        dense->home = 1 - dense->home;
-        if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home);
-    }
 }
 
 /* An extent that nobody put into the catalog belongs to a caller that was interrupted. */
@@ -385,7 +278,7 @@ static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t c
     pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
     next->digest = pm_digest_minus(store->log.digest, store->freed);
     declare_directs(store, &next->digest);
-    declare_slots(store, &next->digest);
+    pm_transaction_declare_slots(store, &next->digest);
     pm_digest changed;
     PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count, &changed)));
     next->digest = pm_digest_plus(next->digest, changed);
@@ -465,24 +358,12 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     store->statistics.commits++;
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
-    flip_slots(store);
+    pm_transaction_flip_slots(store);
     store->home_torn = true; /* until it shows what is durable now */
     PM_TRY(failed(store, pm_log_witness(&store->log)));
     PM_TRY(failed(store, apply_home(store, body, length)));
     store->home_torn = false;
     return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
-}
-
-/* After a commit: which extents are mostly changed, time and again. */
-static void learn(pm_store *store, const pm_candidate *list, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        pm_buffer *buffer = list[i].buffer;
-        if (list[i].what != PM_EXTENT || !buffer->changed) continue;
-        buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
-        pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset) : NULL;
-        if (dense) dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
-    }
 }
 
 static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t count)
@@ -500,7 +381,7 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
         PM_TRY(write_commit(store, &next));
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
     }
-    learn(store, list, count);
+    pm_transaction_learn(store, list, count);
     pm_region_settle(&store->region);
     pm_slots_settle(&store->region);
     pm_transaction_forget_fresh(store);
@@ -514,7 +395,7 @@ pm_status pm_transaction_commit(pm_store *store)
     size_t count = 0;
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region);
-    PM_TRY(write_slots(store));
+    PM_TRY(failed_if_io(store, pm_transaction_write_slots(store)));
     PM_TRY(list_candidates(store, &list, &count));
     return commit_list(store, list, count);
 }

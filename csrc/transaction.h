@@ -72,6 +72,19 @@ pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, con
 /* Before a commit: brings the place of one that is not small up to date with what the program sees, and writes its table of hashes. */
 pm_status pm_direct_finish(pm_store *store, pm_fresh *extent);
 
+/* A settled extent that programs may have changed. */
+static inline bool pm_transaction_may_change(const pm_store *store, const pm_buffer *buffer)
+{
+    return buffer->owned && buffer->writable && !(store->fresh_count && pm_transaction_fresh(store, buffer->offset));
+}
+
+/* Extents with two slots. Before anything is gathered: which get or lose the second one, and which are written whole. What an attempt that
+ * failed has written is written again. */
+pm_status pm_transaction_write_slots(pm_store *store);
+void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the record */
+void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
+void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */
+
 /* Runs an operation again after growing the region, if all that it lacked was space. */
 #define PM_WITH_SPACE(store, pages, status, operation)                                                      \
     do {                                                                                                    \

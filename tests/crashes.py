@@ -448,6 +448,15 @@ def slots(store: pmstore.Store) -> None:
         store.commit()
 
 
+def flips(store: pmstore.Store) -> None:
+    """One array that changes as a whole, and nothing else."""
+    x = store.create_array("x", dense_length(store), "f8")
+    store.commit()
+    for _ in range(5):
+        x += 1
+        store.commit()
+
+
 def slots_again(store: pmstore.Store) -> None:
     """Another life of the arrays of `slots`: memory may lie over the second slot now."""
     z, x = store["z"], store["x"]

@@ -64,6 +64,10 @@ def recordings(directory: Path) -> Iterator[Recording]:
         failed = crashes.record_failed_sync(directory / f"failed-{number}.pm", crashes.reuse, number)
         if failed is not None:
             yield failed
+    for number in (5, 6, 7, 8):
+        failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes.flips, number)
+        if failed is not None:
+            yield failed
     for medium in ("memory", "file"):
         for place in (0, 4096):
             path = directory / f"torn-{medium}-{place}.pm"

@@ -218,8 +218,8 @@ COMMIT = [
     Mutant(
         "dead-arrays-are-candidates",
         "P",
-        TRANSACTION,
-        "buffer->owned && buffer->writable && !pm_transaction_fresh(store, buffer->offset)",
+        "csrc/transaction.h",
+        "buffer->owned && buffer->writable && !(store->fresh_count && pm_transaction_fresh(store, buffer->offset))",
         "buffer->writable && (buffer->owned_at_commit || buffer->owned || buffer->length < 2000)",
         "a deleted array's hashes are written into its successor",
     ),
@@ -286,7 +286,7 @@ COMMIT = [
         "pm_extent_is_small(store->fresh[i].length)",
         "false",
         "a new small array without its contents",
-        within="if (pm_extent_is_small(store->fresh[i].length))\n            all[n++]",
+        within="if (pm_extent_is_small(store->fresh[i].length))\n            few[n++]",
     ),
     Mutant(
         "slabs-left-out",

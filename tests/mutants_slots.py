@@ -7,13 +7,14 @@ from __future__ import annotations
 from tests.mutants_build import Mutant, part
 
 RECOVERY, TRANSACTION, SLOTS = "csrc/recovery.c", "csrc/transaction.c", "csrc/slots.c"
-LOG, REGION, STORE, VERIFY = "csrc/log.c", "csrc/region.c", "csrc/store.c", "csrc/verify.c"
+COMMITS = "csrc/transaction_slots.c"
+LOG, REGION = "csrc/log.c", "csrc/region.c"
 
 MUTANTS = [
     Mutant(
         "slot-over-the-current-one",
         "P",
-        TRANSACTION,
+        COMMITS,
         "1 - dense->home",
         "dense->home",
         "the last durable state is written over",
@@ -22,7 +23,7 @@ MUTANTS = [
     Mutant(
         "slot-not-declared",
         "P",
-        TRANSACTION,
+        COMMITS,
         "pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);",
         ";",
         "a commit is forgotten",
@@ -38,7 +39,7 @@ MUTANTS = [
     Mutant(
         "slot-choice-not-noted",
         "L",
-        TRANSACTION,
+        COMMITS,
         "if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home);",
         ";",
         "after a checkpoint the older slot is shown",
@@ -114,7 +115,7 @@ MUTANTS = [
     Mutant(
         "slot-cooled-into-the-wrong-one",
         "P",
-        TRANSACTION,
+        COMMITS,
         "dense->gone ? dense->home : dense->added",
         "dense->gone ? 0 : dense->added",
         "an array that cools down keeps the older bytes",
@@ -146,7 +147,7 @@ MUTANTS = [
     Mutant(
         "slot-without-digest",
         "W",
-        TRANSACTION,
+        COMMITS,
         "*digest = pm_digest_plus(*digest, dense->difference);",
         ";",
         "check() finds that the digest differs",

@@ -32,6 +32,7 @@ from .crashes import (
     closed,
     explored,
     explored_creation,
+    flips,
     growth,
     names,
     record,
@@ -106,7 +107,7 @@ def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> 
     assert tally.judged >= 100
 
 
-@pytest.mark.parametrize("workload", [arrays, reuse], ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", [arrays, reuse, flips], ids=lambda workload: workload.__name__)
 def test_I3_recovery_makes_durable_what_it_adopts(tmp_path: Path, workload: Workload) -> None:
     """Found by the explorer: a process died in a commit, with the record in the page cache only; the next one took it
     for durable and copied it home; a power cut then left half of home, and no record. Here every sync fails once (M5).

@@ -1,0 +1,115 @@
+/*
+ * Which extents get two slots or lose them, and the commits that write them whole (D4). slots.h draws an extent's life.
+ *
+ * I6   Each byte is loaded once; what was loaded is hashed and written.
+ * I7   Only the slot that is not home is written, before the record that makes it home.
+ */
+#include "hash.h"
+#include "transaction.h"
+
+enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_FROM_FILE = 1 << 20, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
+
+/* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written (I6, I7). */
+static pm_status write_slot(pm_store *store, pm_dense *dense)
+{
+    pm_region *region = &store->region;
+    unsigned to = 1 - dense->home;
+    uint64_t offset = dense->slot[to], home = dense->slot[dense->home], length = dense->length;
+    uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
+    const uint8_t *live = region->live + dense->slot[dense->seat];
+    uint64_t *table = (void *)(dense->tail + table_at);
+    PM_TRY(pm_media_write_hashed(&store->media, PM_REGION_START + offset, live, pages, table));
+    for (uint64_t page = 0; page < pages; page++) table[page] = pm_seal(table[page], offset + page * PM_PAGE, region->store_id);
+    memcpy(dense->tail, live + pages * PM_PAGE, left);
+    if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
+    uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
+    PM_TRY(pm_media_write(&store->media, PM_REGION_START + offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
+    dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));
+    pm_digest before = {0}, after = {0};
+    pm_extent_digest(&before, region->home + home + pm_extent_table(length), home, length);
+    pm_extent_digest(&after, (const uint8_t *)table, offset, length);
+    dense->difference = pm_digest_minus(after, before);
+    dense->written = true;
+    store->statistics.bytes_direct += length + size;
+    return PM_OK;
+}
+
+/* Two slots for an extent most of which changed in the last commits, and in this one as far as a sample tells. A lack of space or of
+ * entries leaves it as it is. */
+static pm_status give_slots(pm_store *store, pm_buffer *buffer)
+{
+    pm_status status;
+    uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : DENSE_FROM_FILE;
+    if (buffer->dense_commits < DENSE_COMMITS || buffer->length < least) return PM_OK;
+    if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
+    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, buffer->offset, buffer->length));
+    if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
+    if (store->failed) return status;
+    buffer->dense_commits = 0;
+    return PM_OK;
+}
+
+/* An extent that has become sparse gives its second slot back, by a commit that leaves its contents in the first one. */
+static pm_status take_slot_back(pm_store *store, pm_dense *dense)
+{
+    const pm_region *region = &store->region;
+    if (dense->gone || dense->seat || dense->sparse < SPARSE_COMMITS) return PM_OK;
+    if (!memcmp(region->live + dense->slot[0], region->home + dense->slot[dense->home], dense->length)) return PM_OK;
+    return pm_slots_remove(&store->region, dense);
+}
+
+pm_status pm_transaction_write_slots(pm_store *store)
+{
+    pm_region *region = &store->region;
+    for (size_t i = 0; i < region->dense_count; i++) region->dense[i]->written = false;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
+        pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
+        if (!dense) {
+            PM_TRY(give_slots(store, buffer));
+            if (!(dense = pm_region_dense(region, buffer->offset))) continue;
+        }
+        if (dense->written) continue; /* several buffers over one extent */
+        PM_TRY(take_slot_back(store, dense));
+        /* One that was added has no valid bit in the header yet; one that is gone must have its contents in slot 0. */
+        bool whole = dense->gone ? dense->home : dense->added || pm_gather_mostly_changed(region, buffer->offset, dense->slot[dense->home], dense->length);
+        if (whole) PM_TRY(write_slot(store, dense));
+    }
+    return PM_OK;
+}
+
+void pm_transaction_declare_slots(pm_store *store, pm_digest *digest)
+{
+    for (size_t i = 0; i < store->region.dense_count; i++) {
+        const pm_dense *dense = store->region.dense[i];
+        if (!dense->written) continue;
+        unsigned to = 1 - dense->home;
+        pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + to};
+        pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
+        *digest = pm_digest_plus(*digest, dense->difference);
+    }
+}
+
+void pm_transaction_flip_slots(pm_store *store)
+{
+    for (size_t i = 0; i < store->region.dense_count; i++) {
+        pm_dense *dense = store->region.dense[i];
+        if (!dense->written) continue;
+        dense->written = false;
+        dense->sparse = 0;
+        dense->home = 1 - dense->home;
+        if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home);
+    }
+}
+
+void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        pm_buffer *buffer = list[i].buffer;
+        if (list[i].what != PM_EXTENT || !buffer->changed) continue;
+        buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
+        pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset) : NULL;
+        if (dense) dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
+    }
+}

@@ -129,6 +129,16 @@ bool pm_media_shrink(pm_media *media)
     return true;
 }
 
+void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)
+{
+#ifdef MADV_POPULATE_WRITE
+    from = from / PM_PAGE * PM_PAGE;
+    if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE); /* an old kernel refuses: then they are faults */
+#else
+    (void)media, (void)from, (void)to;
+#endif
+}
+
 pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)
 {
     enum { FOLIO = 1 << 20 };

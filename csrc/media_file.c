@@ -126,6 +126,12 @@ static pm_streamed *note_streamed(pm_media *media, uint64_t offset, uint64_t len
     return &media->streamed[media->streamed_count - 1];
 }
 
+static pm_status file_write_back(pm_media *media, uint64_t offset, uint64_t length)
+{
+    /* Where fdatasync is the commit point, the next one would wait for it. */
+    return media->durable_range && length ? write_back(media, offset, offset + length, SYNC_FILE_RANGE_WRITE) : PM_OK;
+}
+
 /* What was streamed is in the disk's cache when it returns. */
 static pm_status wait_for_streamed(pm_media *media)
 {
@@ -217,4 +223,5 @@ static pm_status file_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
-const pm_media_operations pm_media_file = {file_write, file_write_hashed, file_flush, file_fence, file_write_through, file_grow};
+const pm_media_operations pm_media_file = {file_write, file_write_hashed, file_flush, file_write_back, file_fence,
+                                           file_write_through, file_grow};

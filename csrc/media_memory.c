@@ -175,6 +175,12 @@ static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
     media->flush_lines(media, media->view + first * PM_LINE, end - first);
 }
 
+static pm_status memory_write_back(pm_media *media, uint64_t offset, uint64_t length)
+{
+    (void)media, (void)offset, (void)length;
+    return PM_OK;
+}
+
 static pm_status memory_fence(pm_media *media)
 {
     memory_order(media);
@@ -198,4 +204,5 @@ static pm_status memory_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
-const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_fence, memory_write_through, memory_grow};
+const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_write_back, memory_fence,
+                                             memory_write_through, memory_grow};

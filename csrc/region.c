@@ -437,9 +437,16 @@ void pm_region_restore(pm_region *region)
 
 pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how)
 {
+    enum { FLUSH_MOST = 64 };
     PM_CHECK(offset + length <= region->size);
+    if (!length) return PM_OK;
     if (region->media->kind == PM_MEDIA_MEMORY && how == PM_WRITE_CACHED) {
-        for (uint64_t page = offset / PM_PAGE; page <= (offset + length - 1) / PM_PAGE; page++) {
+        uint64_t first = offset / PM_PAGE, last = (offset + length - 1) / PM_PAGE;
+        /* A few pages that are written again and again stay in the cache until the checkpoint. Were they many, it would be a long one: flushing
+         * what no longer fits the cache takes ten times as long as streaming it. */
+        if (region->flush_count >= FLUSH_MOST && !(region->flags[first] & region->flags[last] & PM_FLAG_FLUSH))
+            return pm_media_write(region->media, PM_REGION_START + offset, source, length, PM_WRITE_STREAM);
+        for (uint64_t page = first; page <= last; page++) {
             if (!(region->flags[page] & PM_FLAG_FLUSH)) region->flush[region->flush_count++] = page;
             region->flags[page] |= PM_FLAG_FLUSH;
         }

@@ -44,6 +44,8 @@ struct pm_store {
     size_t list_room;
     pm_digest freed; /* terms of extents that the last commit has, and that nobody owns any more */
     uint64_t commits_since_reset, last_body;
+    bool home_durable;            /* nothing was written home since it was synced */
+    uint64_t home_from, home_to;  /* file offsets: between them home was written, and not asked to be written back */
     pm_statistics statistics;
     pm_store *next; /* list of open stores, for forks */
 };

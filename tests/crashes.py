@@ -309,6 +309,22 @@ def laps(store: pmstore.Store) -> None:
         store._catalog.core.checkpoint()
 
 
+def full(store: pmstore.Store) -> None:
+    """The log is full again and again, for the file may not grow. Home is synced behind the commit after which its like
+    does not fit any more; a smaller one, which does, then writes home once more before the log is emptied (I3).
+    """
+    x = store.create_array("x", 7000, "f8")
+    store["n"] = 0
+    store.commit()
+    for i in range(20):
+        x += i + 1
+        store.commit()
+        if i % 3 != 1:
+            store["n"] = i
+            x[i::1000] = -i
+            store.commit()
+
+
 def many(store: pmstore.Store) -> None:
     """So many names that the catalog is a tree, which grows and shrinks again."""
     rng = random.Random(SEED)
@@ -519,6 +535,7 @@ WORKLOADS = [
     edges,
     growth,
     scattered,
+    full,
     spill,
     many,
     slots,
@@ -584,10 +601,11 @@ def again(store: pmstore.Store) -> None:
 
 
 SPILL: dict[str, Any] = {"max_size": 2_800_000}
+OPTIONS: dict[Workload, dict[str, Any]] = {spill: SPILL, full: {"max_size": 1_000_000}}
 
 # What the planted bugs have to get past (tests/mutants_battery.py): lives, and options of pmstore.open.
 PLANS: list[tuple[str, tuple[Workload, ...], dict[str, Any]]] = [
-    *((workload.__name__, (workload,), SPILL if workload is spill else {}) for workload in WORKLOADS),
+    *((workload.__name__, (workload,), OPTIONS.get(workload, {})) for workload in WORKLOADS),
     ("lives", (names, again, closed, again), {}),
     ("lives of slots", (slots, slots_again, slots_shut, slots_again), {}),
 ]

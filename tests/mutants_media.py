@@ -423,7 +423,7 @@ CONTROLS = [
         "control-new-log-not-written-once",
         "-",
         "csrc/transaction.c",
-        "PM_TRY(write_log_once(store, log_offset > old_end ? log_offset : old_end, end));",
+        "PM_TRY(write_log_once(store, PM_REGION_START + region_size, log_size));",
         ";",
         "",
     ),

@@ -23,8 +23,8 @@ from .crashes import (
     BUDGET,
     LARGE,
     NOT_STALE,
+    OPTIONS,
     SEED,
-    SPILL,
     WORKLOADS,
     Workload,
     again,
@@ -33,6 +33,7 @@ from .crashes import (
     explored,
     explored_creation,
     flips,
+    full,
     growth,
     names,
     record,
@@ -55,7 +56,7 @@ def assert_survives(recording: Recording, **options: Any) -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload) -> None:
-    recording = record(medium.directory / "store.pm", medium.name, workload, **(SPILL if workload is spill else {}))
+    recording = record(medium.directory / "store.pm", medium.name, workload, **OPTIONS.get(workload, {}))
     assert max(recording.states) >= 4
     assert_survives(recording, depth=2)
 
@@ -77,9 +78,9 @@ def test_I1_memory_whose_caches_are_durable(medium: Medium) -> None:
     assert_survives(record(medium.directory / "store.pm", medium.name, names), eadr=True)
 
 
-@pytest.mark.parametrize("workload", [names, growth, spill], ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", [names, growth, full, spill], ids=lambda workload: workload.__name__)
 def test_I1_file_systems_that_sync_whole_files(tmp_path: Path, workload: Workload) -> None:
-    options = SPILL if workload is spill else {}
+    options = OPTIONS.get(workload, {})
     assert_survives(record(tmp_path / "store.pm", "file", workload, ranges=False, **options))
 
 

@@ -50,11 +50,20 @@ pm_status pm_region_extend(pm_region *region, uint64_t size)
  * mapping of the file stays: readable as long as nobody cuts the file short. */
 static void make_anonymous(uint8_t *from, uint8_t *to)
 {
-    size_t size = (size_t)(to - from);
-    void *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (copy == MAP_FAILED) return;
-    memcpy(copy, from, size);
-    if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) munmap(copy, size);
+    /* In pieces, for what is private already takes memory twice while it is copied; not in too many, for each stays a mapping. */
+    enum { PIECE = 16 << 20, PIECES = 64 };
+    size_t piece = (size_t)(to - from) / PIECES / PM_PAGE * PM_PAGE;
+    if (piece < PIECE) piece = PIECE;
+    for (; from < to; from += piece) {
+        size_t size = (size_t)(to - from) < piece ? (size_t)(to - from) : piece;
+        void *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (copy == MAP_FAILED) return;
+        memcpy(copy, from, size);
+        if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
+            munmap(copy, size);
+            return;
+        }
+    }
 }
 
 static void unmap_file(uint8_t *from, uint8_t *to)

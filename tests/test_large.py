@@ -254,6 +254,15 @@ def test_release_gives_private_memory_back(store):
     assert (array == 1).all()
 
 
+def test_large_arrays_outlive_their_store(store):
+    array = store.create_array("x", 40 * MIB // 8, fill_value=1)
+    store.commit()
+    array[::1000] = 2
+    expected = array.copy()
+    store.close()
+    assert np.array_equal(array, expected)
+
+
 WALK = """
     import sys
     from pathlib import Path
@@ -270,8 +279,13 @@ WALK = """
         store.commit()
         store.release(f"x{i}")
     assert all((store[f"x{i}"][::512] == i + 1).all() for i in range(count))
+    large = store.create_array("large", 45 * elements // 16)
+    store.commit()
+    large += 1
+    store.commit()
     print(store.check().ok, flush=True)
-    store.close()
+    store.close()  # with an array alive that takes half of the memory
+    assert (large == 1).all()
 """
 
 
@@ -295,11 +309,11 @@ def limited(megabytes):
 @pytest.mark.slow
 @pytest.mark.no_sanitizer  # its shadow memory counts
 def test_a_store_three_times_its_memory(tmp_path, child):
-    group = limited(64)
+    group = limited(96)
     if group is None:
         pytest.skip("no memory cgroup can be made here")
     try:
-        walk = child(WALK, tmp_path / "store.pm", group / "cgroup.procs", 12, 16 * MIB // 8)
+        walk = child(WALK, tmp_path / "store.pm", group / "cgroup.procs", 18, 16 * MIB // 8)
         assert walk.line() == "True"
         walk.end()
     finally:

@@ -126,11 +126,11 @@ static uint64_t log_wanted(const pm_store *store)
 /* Behind a commit: what a checkpoint would make a later one wait for is begun, or done, here. */
 static pm_status prepare_checkpoint(pm_store *store, uint64_t before)
 {
-    enum { PARTS = 8 };
-    uint64_t part = store->log.header.log_size / PARTS;
+    enum { PART = 1 << 20 };
     /* The next commit like this one has to write the header twice: this one waits for home. */
     if (store->last_body > pm_log_room(&store->log)) return sync_home(store);
-    if (before / part != store->log.head / part && store->home_to) {
+    /* No more pages than a disk's queue takes: beyond, asking for it waits for the disk too. */
+    if (before / PART != store->log.head / PART && store->log.head - before <= PART && store->home_to) {
         PM_TRY(failed(store, store->media.operations->write_back(&store->media, store->home_from, store->home_to - store->home_from)));
         store->home_from = store->home_to = 0;
     }

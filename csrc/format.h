@@ -112,7 +112,7 @@ typedef struct {
 
 typedef struct {
     uint64_t hash; /* DIRECT, SLOT: of the extent's table of block hashes; SPILL: of the items, as of a body */
-    uint64_t slot; /* SLOT: 2 * the entry in the table of slots + which of the two; otherwise 0 */
+    uint64_t slot; /* SLOT: 2 * the entry in the table of slots + its bit from here on; otherwise 0 */
 } pm_direct;
 
 _Static_assert(sizeof(pm_item) == 16 && sizeof(pm_direct) == 16, "items");
@@ -175,7 +175,7 @@ typedef struct {
     uint64_t extent; /* as its catalog entry knows it, and the first slot; 0: this entry is free */
     uint64_t other;
     uint64_t length; /* bytes of contents */
-    uint64_t reserved;
+    uint64_t base;   /* the first slot is current if the entry's bit is this, 0 or 1; otherwise the other */
 } pm_slot_pair;
 
 typedef struct {

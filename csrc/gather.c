@@ -100,22 +100,43 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
     return seen && changed >= seen - seen / 4;
 }
 
+/* The next block, from this one on, that may differ from home. */
+static uint64_t next_block(const pm_region *region, const pm_candidate *extent, bool all, uint64_t block)
+{
+    if (all || extent->look == PM_LOOK_ALL) return block;
+    const pm_page_set *set = extent->look == PM_LOOK_ONLY ? &region->watches.only : &region->watches.dirty;
+    uint64_t first = extent->offset / PM_PAGE;
+    return pm_page_next(set, first + block, first + pm_extent_blocks(extent->length)) - first;
+}
+
+/* Few blocks of many: home's come from memory, and are on their way while the block before is hashed. */
+static void fetch_home(const pm_region *region, const pm_candidate *extent, uint64_t block)
+{
+    if (block >= pm_extent_blocks(extent->length)) return;
+    const uint8_t *home = region->home + extent->home;
+    for (unsigned line = 0; line < PM_PAGE; line += PM_LINE) __builtin_prefetch(home + block * PM_PAGE + line);
+    __builtin_prefetch(home + pm_extent_table(extent->length) + 8 * block);
+}
+
 /* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
  * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
-static pm_status gather_extent(composer *c, uint64_t place, uint64_t offset, uint64_t length, bool fresh, bool *dense, bool *changed)
+static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bool *dense)
 {
     pm_region *region = c->region;
+    uint64_t offset = extent->home, length = extent->length;
     uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
-    bool unseen = *dense && pm_gather_mostly_changed(region, place, offset, length);
+    bool unseen = *dense && extent->look != PM_LOOK_ONLY && pm_gather_mostly_changed(region, extent->offset, offset, length);
     struct block_hash {
         uint64_t block, hash;
     } few[64], *hashes = few;
-    if (blocks > 64 && !(hashes = malloc(blocks * sizeof *hashes))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
-    for (uint64_t block = 0; block < blocks; block++) {
+    uint64_t room = sizeof few / sizeof *few;
+    bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
+    for (uint64_t block = 0; (block = next_block(region, extent, unseen, block)) < blocks; block++) {
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
-        const uint8_t *live = region->live + place + block * PM_PAGE;
-        if (!fresh && !unseen && !memcmp(live, region->home + at, bytes)) continue;
+        const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
+        if (extent->look >= PM_LOOK_CHANGED) fetch_home(region, extent, next_block(region, extent, unseen, block + 1));
+        if ((!copy_first || bytes < PM_PAGE) && !fresh && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
         if (bytes == PM_PAGE) {
             page_change change = gather_page(c, live, at, unseen, &hash);
@@ -127,6 +148,16 @@ static pm_status gather_extent(composer *c, uint64_t place, uint64_t offset, uin
             hash = pm_block_hash(region, copy, bytes, at);
             compose(c, at, copy, bytes, fresh);
         }
+        if (dirty == room) {
+            /* No more than it needs: for a few blocks of a large extent it would take longer than all the rest. */
+            struct block_hash *more = realloc(hashes == few ? NULL : hashes, (room = 8 * room) * sizeof *hashes);
+            if (!more) {
+                if (hashes != few) free(hashes);
+                return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+            }
+            if (hashes == few) memcpy(more, few, sizeof few);
+            hashes = more;
+        }
         hashes[dirty++] = (struct block_hash){block, hash};
     }
     for (uint64_t i = 0; i < dirty; i++) {
@@ -136,8 +167,8 @@ static pm_status gather_extent(composer *c, uint64_t place, uint64_t offset, uin
         compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, fresh);
     }
     if (hashes != few) free(hashes);
-    *changed = dirty;
-    if (dirty) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
+    extent->changed = dirty;
+    if (dirty && extent->look != PM_LOOK_ONLY) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
     return PM_OK;
 }
 
@@ -162,18 +193,27 @@ void pm_gather_sort(pm_candidate *list, size_t count)
     qsort(list, count, sizeof *list, by_offset);
 }
 
+static bool differs(const pm_region *region, const pm_candidate *extent)
+{
+    uint64_t blocks = pm_extent_blocks(extent->length);
+    for (uint64_t block = 0; (block = next_block(region, extent, false, block)) < blocks; block++) {
+        uint64_t at = block * PM_PAGE, left = extent->length - at;
+        if (memcmp(region->live + extent->offset + at, region->home + extent->home + at, left < PM_PAGE ? left : PM_PAGE)) return true;
+    }
+    return false;
+}
+
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (list[i].what != PM_EXTENT || memcmp(region->live + list[i].offset, region->home + list[i].home, list[i].length))
-            return true;
+        if (list[i].what != PM_EXTENT || differs(region, &list[i])) return true;
     return false;
 }
 
 /* Home is the committed image only where the committed state owns it (I2). In free space it shows what was there before, or direct writes
  * that no record declares: recovery brings none of that back, and applies older records there. So what takes free space goes into
  * the record whole, also where it equals home. */
-pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count, pm_digest *digest)
+pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest)
 {
     composer c;
     c.region = region;
@@ -182,16 +222,16 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *li
     c.offset = UINT64_MAX;
     c.taken = false;
     for (size_t i = 0; i < count && !writer->overflow && writer->status == PM_OK; i++) {
-        const pm_candidate *next = &list[i];
+        pm_candidate *next = &list[i];
         if (i && next->offset == list[i - 1].offset) continue; /* several buffers over one extent */
         uint8_t *live = region->live + next->offset;
         bool never = false, fresh;
         switch (next->what) {
         case PM_EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->home, next->length, false, &next->buffer->dense, &next->buffer->changed));
+            PM_TRY(gather_extent(&c, next, false, &next->buffer->dense));
             break;
         case PM_NEW_EXTENT:
-            PM_TRY(gather_extent(&c, next->offset, next->offset, next->length, true, &never, &never));
+            PM_TRY(gather_extent(&c, next, true, &never));
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);

@@ -16,7 +16,9 @@ typedef struct {
     /* New: a small one that home knows nothing of. Gone: a page that is no longer metadata. */
     enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB, PM_META_GONE } what;
     pm_buffer *buffer; /* PM_EXTENT: over it */
-    uint64_t home;     /* PM_EXTENT: where its committed bytes are, and runs go */
+    uint64_t home;     /* extents: where its committed bytes are, and runs go */
+    pm_look look;      /* PM_EXTENT: which of its blocks may differ */
+    uint64_t changed;  /* PM_EXTENT: how many did, when it was last gathered */
 } pm_candidate;
 
 /* In ascending order of the region: a writer takes runs in no other. */
@@ -30,6 +32,6 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
  * *digest: by what the state's digest changes. */
-pm_status pm_gather(pm_region *region, pm_writer *writer, const pm_candidate *list, size_t count, pm_digest *digest);
+pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest);
 
 #endif

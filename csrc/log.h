@@ -93,10 +93,10 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
  * pm_log_body(log). digest: of the new state. */
 pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest);
 
-/* Which of an extent's two slots is current: entry of the table, 0 or 1. */
-static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned which)
+/* Which of an extent's two slots is current: the bit of its entry in the table. */
+static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned bit)
 {
-    log->slots[entry / 64] = (log->slots[entry / 64] & ~(UINT64_C(1) << entry % 64)) | (uint64_t)which << entry % 64;
+    log->slots[entry / 64] = (log->slots[entry / 64] & ~(UINT64_C(1) << entry % 64)) | (uint64_t)bit << entry % 64;
 }
 
 /* Notes that the last record is durable, so that later damage to it can be told from a crash that tore it. */

@@ -68,11 +68,34 @@ pm_status pm_close(pm_store *store, unsigned flags);
 const char *pm_message(void);
 int pm_errno(void);
 const char *pm_media_name(const pm_store *store); /* "memory" or "file" */
+const char *pm_tracker_in_use(pm_store *store); /* how changes to large arrays are found: "uffd", "pagemap" or "compare" */
 
 /* ---- transactions ---------------------------------------------------------------------------------------- */
 
 /* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
 pm_status pm_commit(pm_store *store);
+
+/* A range of live memory. */
+typedef struct {
+    uint64_t address, length;
+} pm_range;
+
+/* The same under a promise: of arrays, nothing changed but these ranges (and what pm_mark was told). Only pages with any of their
+ * bytes are looked at, besides names, values and new arrays. What changed elsewhere all the same is in a later commit. A range that is
+ * not in an array is ignored. */
+pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
+
+/* The caller has changed an extent: the next commit looks at all of it, whatever it promises. */
+pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
+
+/* Whether a living array has all of a range; the range, if it has. */
+int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *out);
+
+/* The first array that breaks a promise, and where: length 0 if none does. Compares everything. */
+typedef struct {
+    uint64_t extent, at, length; /* the extent's offset; from its start */
+} pm_broken;
+pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
 
 /* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11), unless a commit was durable and
  * could not be brought home. */

@@ -23,15 +23,17 @@ pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint
     if (live == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the arrays");
     region->live = live;
     /* Room for what is known of every page that there could be; only what is touched takes memory. */
-    uint64_t pages = region->reserved / PM_PAGE;
-    region->notes_size = pages * (sizeof *region->flags + sizeof *region->edited + sizeof *region->flush);
+    uint64_t pages = region->reserved / PM_PAGE, words = pages / 64 + 1;
+    region->notes_size = pages * (sizeof *region->flags + sizeof *region->edited + sizeof *region->flush) + 2 * words * 8;
     void *notes = mmap(NULL, region->notes_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (notes == MAP_FAILED) return pm_fail_errno("cannot map the notes on pages");
     region->edited = notes;
     region->flush = region->edited + pages;
-    region->flags = (uint8_t *)(region->flush + pages);
+    uint64_t *dirty = region->flush + pages;
+    region->flags = (uint8_t *)(dirty + 2 * words);
     region->home = media->read_only ? region->live : media->view + PM_REGION_START;
-    return pm_region_extend(region, size);
+    PM_TRY(pm_region_extend(region, size));
+    return pm_watch_open(&region->watches, region->live, dirty, dirty + words, media->fd, PM_REGION_START);
 }
 
 pm_status pm_region_extend(pm_region *region, uint64_t size)
@@ -87,6 +89,7 @@ void pm_region_close(pm_region *region, bool keep)
         done = to;
     }
     if (keep) unmap_file(done, end);
+    pm_watch_close(&region->watches); /* last: what is mapped no longer needs no unprotecting */
     region->media = NULL;
     region->home = NULL;
 }
@@ -100,6 +103,7 @@ void pm_region_free(pm_region *region)
         free(region->dense[i]);
     }
     free(region->dense);
+    if (region->watches.live) pm_watch_close(&region->watches);
     if (region->live) munmap(region->live, region->reserved);
     if (region->edited) munmap(region->edited, region->notes_size);
     *region = (pm_region){0};
@@ -209,6 +213,7 @@ void pm_region_take(pm_region *region, uint64_t offset, uint64_t length)
         region->edited[i] = region->edited[--region->edited_count];
         region->flags[page] &= (uint8_t)~(PM_FLAG_LISTED | PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
     }
+    pm_watch_forget(&region->watches, offset, length);
     pm_region_drop(region, offset, length);
 }
 
@@ -375,10 +380,42 @@ void pm_region_detach(pm_region *region, uint64_t offset)
         region->buffers[i]->owned = false;
 }
 
-void pm_region_begin(pm_region *region)
+/* The owned buffer from number *i on that has all of a range. */
+static pm_buffer *owner(const pm_region *region, const uint8_t *address, uint64_t length, size_t *i)
 {
+    uint64_t offset = (uint64_t)(address - region->live);
+    if (address < region->live || offset >= region->size || length > region->size - offset) return NULL;
+    if (!*i) *i = first_near(region, offset);
+    for (; *i < region->buffer_count && region->buffers[*i]->offset <= offset; ++*i) {
+        pm_buffer *buffer = region->buffers[*i];
+        if (buffer->owned && offset + length <= buffer->offset + buffer->length) return buffer;
+    }
+    return NULL;
+}
+
+bool pm_region_owns(const pm_region *region, const void *address, uint64_t length)
+{
+    size_t i = 0;
+    return owner(region, address, length, &i);
+}
+
+void pm_region_mark(pm_region *region, const void *address, uint64_t length)
+{
+    uint64_t offset = (uint64_t)((const uint8_t *)address - region->live), end = offset + length;
+    size_t i = 0;
+    for (pm_buffer *buffer; (buffer = owner(region, address, length, &i)); i++) {
+        if (!buffer->writable) continue;
+        buffer->only = true;
+        buffer->only_all |= offset == buffer->offset && end == buffer->offset + buffer->length;
+        if (buffer->offset % PM_PAGE == 0) pm_page_add(&region->watches.only, offset / PM_PAGE, (end + PM_PAGE - 1) / PM_PAGE);
+    }
+}
+
+void pm_region_begin(pm_region *region, bool all)
+{
+    /* I10: one that is not looked at may have been written before it was released. */
     for (size_t i = 0; i < region->buffer_count; i++)
-        region->buffers[i]->done = !atomic_load(&region->buffers[i]->living);
+        region->buffers[i]->done = !atomic_load(&region->buffers[i]->living) && (all || !region->buffers[i]->owned);
 }
 
 static void finish_transaction(pm_region *region)
@@ -389,6 +426,11 @@ static void finish_transaction(pm_region *region)
     size_t kept = 0;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
+        if (buffer->only) {
+            uint64_t first = buffer->offset / PM_PAGE;
+            if (buffer->offset % PM_PAGE == 0) pm_page_clear(&region->watches.only, first, first + pm_extent_blocks(buffer->length));
+            buffer->only = buffer->only_all = false;
+        }
         /* One that was released meanwhile may have been written behind our back: it stays a candidate (I10). */
         if (atomic_load(&buffer->living) || !buffer->done) region->buffers[kept++] = buffer;
         else free(buffer);
@@ -403,10 +445,28 @@ void pm_region_settle(pm_region *region)
     finish_transaction(region);
 }
 
+/* The pages that were written, where it is known which. Each is protected before it is dropped: a store that comes between is found
+ * by the next commit. */
+static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
+{
+    uint64_t pages = pm_extent_blocks(length), end = offset / PM_PAGE + pages;
+    const pm_page_set *dirty = &region->watches.dirty;
+    if (!pm_watch_restore(&region->watches, offset, pages)) return false;
+    for (uint64_t page = pm_page_next(dirty, offset / PM_PAGE, end); page < end; page = pm_page_next(dirty, page, end)) {
+        uint64_t first = page;
+        while (page < end && pm_page_in(dirty, page)) page++;
+        pm_region_drop(region, first * PM_PAGE, (page - first) * PM_PAGE);
+    }
+    return true;
+}
+
 /* Takes the committed bytes of an extent back into the memory that programs see. */
 static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t home = pm_region_home(region, offset);
+    bool watched = home == offset && offset % PM_PAGE == 0 && restore_watched(region, offset, length);
+    pm_watch_restored(&region->watches, offset, pm_extent_blocks(length));
+    if (watched) return;
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
     if (offset % PM_PAGE == 0 && home == offset) {
         pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));
@@ -422,7 +482,7 @@ static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 
 void pm_region_restore(pm_region *region)
 {
-    pm_region_begin(region);
+    pm_region_begin(region, true);
     for (size_t i = 0; i < region->edited_count; i++) {
         uint64_t offset = region->edited[i];
         const pm_page_head *home = (const void *)(region->home + offset);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "media.h"
+#include "watch.h"
 
 enum {
     PM_FLAG_VERIFIED = 1,  /* this metadata page was checked when it was first read */
@@ -24,7 +25,7 @@ enum {
 /* An extent with two slots; slots.h says more. */
 typedef struct {
     uint64_t slot[2], length; /* slot[0] is the extent as the catalog knows it */
-    unsigned entry;           /* in the table of slots */
+    unsigned entry, base;     /* in the table of slots; slot 0 is current if the entry's bit is base */
     unsigned home;            /* the slot with the committed bytes */
     unsigned seat;            /* the slot over whose place the memory lies that programs see */
     bool added, gone;         /* since the last commit */
@@ -46,7 +47,8 @@ typedef struct {
     size_t edited_count;
     uint64_t *flush;  /* pages with PM_FLAG_FLUSH */
     size_t flush_count;
-    uint64_t notes_size; /* bytes of one mapping: edited, flush, flags, with room for every page */
+    uint64_t notes_size; /* bytes of one mapping: edited, flush, the watches' sets, flags, with room for every page */
+    pm_watches watches;
 
     pm_buffer **buffers; /* by offset */
     size_t buffer_count, buffer_room;
@@ -75,9 +77,10 @@ struct pm_buffer {
     atomic_int living;
     bool writable, owned, owned_at_commit;
     bool done; /* nobody could write through it any more when the running commit or rollback began */
+    bool only;  /* a promise names it, or the core wrote to it: a commit under a promise looks at it */
+    bool only_all; /* and at all of it */
     bool dense; /* learned: the last commit found most of its pages changed */
     unsigned dense_commits; /* learned: how many in a row did */
-    bool changed; /* the last commit that looked found anything */
 };
 
 pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id);
@@ -160,7 +163,12 @@ pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t 
 /* End of a living buffer that overlaps the range and does not belong to its owner any more; 0 if there is none. */
 uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length);
 void pm_region_detach(pm_region *region, uint64_t offset); /* the extent's owner is gone */
-void pm_region_begin(pm_region *region);   /* before a commit gathers, or a rollback restores */
+/* Whether a buffer that is owned has all of a range. */
+bool pm_region_owns(const pm_region *region, const void *address, uint64_t length);
+/* What is written there belongs to the next commit, also to one under a promise. Nothing, if no owned buffer has all of it. */
+void pm_region_mark(pm_region *region, const void *address, uint64_t length);
+/* before a commit gathers, or a rollback restores. all: it looks at every buffer */
+void pm_region_begin(pm_region *region, bool all);
 void pm_region_settle(pm_region *region);  /* after a commit */
 void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffers */
 

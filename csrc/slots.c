@@ -11,9 +11,15 @@ static void forget(pm_region *region, size_t i)
     memmove(&region->dense[i], &region->dense[i + 1], (--region->dense_count - i) * sizeof *region->dense);
 }
 
-/* home: the slot that is current now; the memory that programs see lies over it, too. */
-static pm_status note(pm_region *region, unsigned entry, const pm_slot_pair *pair, unsigned home)
+static unsigned bit_of(const uint64_t *current, unsigned entry)
 {
+    return current[entry / 64] >> entry % 64 & 1;
+}
+
+/* The memory that programs see lies over the slot that is current now. */
+static pm_status note(pm_region *region, const uint64_t *current, unsigned entry, const pm_slot_pair *pair)
+{
+    unsigned base = (unsigned)pair->base, home = bit_of(current, entry) ^ base;
     pm_dense *dense = calloc(1, sizeof *dense), **all = realloc(region->dense, PM_SLOTS_MOST * sizeof *all);
     if (all) region->dense = all;
     uint64_t whole = pair->length / PM_PAGE * PM_PAGE, tail = pm_round_up(pm_extent_size(pair->length) - whole, PM_PAGE);
@@ -23,7 +29,7 @@ static pm_status note(pm_region *region, unsigned entry, const pm_slot_pair *pai
     }
     memset(dense->tail, 0, tail);
     dense->slot[0] = pair->extent, dense->slot[1] = pair->other, dense->length = pair->length;
-    dense->entry = entry;
+    dense->entry = entry, dense->base = base;
     dense->home = dense->seat = home;
     size_t at = region->dense_count++;
     for (; at && all[at - 1]->slot[all[at - 1]->seat] > dense->slot[home]; at--) all[at] = all[at - 1];
@@ -58,7 +64,7 @@ static pm_slot_table *table_page(pm_region *region, unsigned page, pm_status *st
 /* Two extents of contents, apart from each other (D9). */
 static pm_status pair_sound(pm_region *region, const pm_slot_pair *pair)
 {
-    if (pair->length > PM_REGION_LIMIT || !pair->length || pm_extent_is_small(pair->length) || pair->extent == pair->other)
+    if (pair->length > PM_REGION_LIMIT || !pair->length || pair->base > 1 || pm_extent_is_small(pair->length) || pair->extent == pair->other)
         return pm_fail(PM_CORRUPT, "the table of slots is damaged");
     PM_TRY(pm_heap_check_extent(region, pair->extent, pair->length));
     return pm_heap_check_extent(region, pair->other, pair->length);
@@ -74,14 +80,13 @@ pm_status pm_slots_load(pm_region *region, const uint64_t *current)
             unsigned entry = page * PM_SLOTS_PER_PAGE + i;
             if (!table->pairs[i].extent) continue;
             PM_TRY(pair_sound(region, &table->pairs[i]));
-            PM_TRY(note(region, entry, &table->pairs[i], current[entry / 64] >> entry % 64 & 1));
+            PM_TRY(note(region, current, entry, &table->pairs[i]));
         }
     }
     return PM_OK;
 }
 
-/* A free entry. One that is free now and was not at the last commit counts too: its bit in the header is set anew by the record that
- * gives it away. */
+/* A free entry. One that is free now and was not at the last commit counts too. */
 static pm_status free_entry(pm_region *region, unsigned *entry)
 {
     for (unsigned page = 0; page < PM_SLOT_PAGES; page++) {
@@ -106,14 +111,16 @@ static pm_status free_entry(pm_region *region, unsigned *entry)
     return pm_fail(PM_TOO_LONG, "%d arrays have two slots: no more can", PM_SLOT_PAGES * PM_SLOTS_PER_PAGE);
 }
 
-pm_status pm_slots_add(pm_region *region, uint64_t extent, uint64_t length)
+pm_status pm_slots_add(pm_region *region, const uint64_t *current, uint64_t extent, uint64_t length)
 {
     unsigned entry = 0;
     pm_status status;
     pm_slot_pair pair = {.extent = extent, .length = length};
     PM_TRY(free_entry(region, &entry));
+    /* The bit is what an earlier extent, or none, has left. */
+    pair.base = bit_of(current, entry);
     PM_TRY(pm_heap_alloc(region, length, &pair.other));
-    status = note(region, entry, &pair, 0);
+    status = note(region, current, entry, &pair);
     pm_slot_table *table = status == PM_OK ? table_page(region, entry / PM_SLOTS_PER_PAGE, &status) : NULL;
     if (!table) {
         (void)pm_heap_free(region, pair.other, length);

@@ -30,9 +30,9 @@
 /* Reads the table. current: a bit for each of its entries, see pm_log. */
 pm_status pm_slots_load(pm_region *region, const uint64_t *current);
 
-/* Gives an extent that has pages of its own a second slot, which is written by nobody yet. PM_NO_SPACE: grow the region by its pages;
- * PM_TOO_LONG: the table is full. */
-pm_status pm_slots_add(pm_region *region, uint64_t extent, uint64_t length);
+/* Gives an extent that has pages of its own a second slot, which is written by nobody yet. current: as above. PM_NO_SPACE: grow the region
+ * by its pages; PM_TOO_LONG: the table is full. */
+pm_status pm_slots_add(pm_region *region, const uint64_t *current, uint64_t extent, uint64_t length);
 
 /* Takes the second slot away again: slot 0 must hold the committed bytes once the next commit is durable. */
 pm_status pm_slots_remove(pm_region *region, pm_dense *dense);

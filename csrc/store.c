@@ -36,6 +36,7 @@ static void after_fork_in_child(void)
     for (pm_store *store = stores; store; store = store->next) {
         store->forked = true;
         pm_media_forked(&store->media);
+        pm_watch_close(&store->region.watches); /* the kernel goes on watching the parent */
     }
     pthread_mutex_init(&stores_mutex, NULL);
 }
@@ -211,7 +212,28 @@ static pm_status enter_to_write(pm_store *store)
 pm_status pm_commit(pm_store *store)
 {
     PM_TRY(enter_to_write(store));
-    return leave(store, pm_transaction_commit(store));
+    return leave(store, pm_transaction_commit(store, false));
+}
+
+pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count)
+{
+    PM_TRY(enter_to_write(store));
+    pm_transaction_promise(store, ranges, count);
+    return leave(store, pm_transaction_commit(store, true));
+}
+
+pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(enter_to_write(store));
+    pm_region_mark(&store->region, store->region.live + pm_region_place(&store->region, offset), length);
+    return leave(store, PM_OK);
+}
+
+pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out)
+{
+    PM_TRY(enter_to_write(store));
+    pm_transaction_unpromised(store, ranges, count, out);
+    return leave(store, PM_OK);
 }
 
 pm_status pm_rollback(pm_store *store)
@@ -489,6 +511,15 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
     return leave(store, status);
 }
 
+int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *out)
+{
+    if (enter(store) != PM_OK) return 0;
+    bool holds = pm_region_owns(&store->region, address, length);
+    if (holds) *out = (pm_range){(uint64_t)(uintptr_t)address, length};
+    leave(store, PM_OK);
+    return holds;
+}
+
 void *pm_buffer_address(pm_buffer *buffer)
 {
     return buffer->address;
@@ -530,6 +561,16 @@ pm_status pm_stats(pm_store *store, pm_statistics *out)
     out->keys = root ? root->keys : 0;
     out->max_size = store->max_size;
     return leave(store, status);
+}
+
+const char *pm_tracker_in_use(pm_store *store)
+{
+    pm_tracker_kind kind = PM_TRACKER_COMPARE;
+    if (enter(store) == PM_OK) {
+        if (!store->media.read_only) kind = pm_watch_kind(&store->region.watches);
+        leave(store, PM_OK);
+    }
+    return pm_tracker_name(kind);
 }
 
 pm_status pm_check(pm_store *store, pm_report **out)

@@ -223,20 +223,20 @@ static size_t list_few(pm_store *store, pm_candidate *few)
     size_t n = 0;
     for (size_t i = 0; i < region->edited_count; i++) {
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
-        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0};
-        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0};
-        else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0};
+        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0, PM_LOOK_ALL, 0};
+        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0, PM_LOOK_ALL, 0};
+        else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0, PM_LOOK_ALL, 0};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
-            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, 0};
+            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, store->fresh[i].offset, PM_LOOK_ALL, 0};
     pm_gather_sort(few, n);
     return n;
 }
 
 /* Everything that may differ from home and belongs to the new state, in ascending order. Buffers are kept in that order: only the few
  * others are sorted, and merged into them. The list's memory is kept, for a large one is slow to come by. */
-static pm_status list_candidates(pm_store *store, const pm_candidate **list, size_t *count)
+static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list, size_t *count)
 {
     const pm_region *region = &store->region;
     size_t most = region->edited_count + store->fresh_count, room = most + most + region->buffer_count, next = 0, n = 0;
@@ -250,16 +250,45 @@ static pm_status list_candidates(pm_store *store, const pm_candidate **list, siz
     size_t few_count = list_few(store, few);
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
-        if (!pm_transaction_may_change(store, buffer)) continue;
+        if ((only && !buffer->only) || !pm_transaction_may_change(store, buffer)) continue;
         const pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
         if (dense && dense->written) continue;
         while (next < few_count && few[next].offset <= buffer->offset) all[n++] = few[next++];
-        all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer, dense ? dense->slot[dense->home] : buffer->offset};
+        uint64_t home = dense ? dense->slot[dense->home] : buffer->offset;
+        all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer, home, PM_LOOK_ALL, 0};
     }
     while (next < few_count) all[n++] = few[next++];
     *list = all;
     *count = n;
     return PM_OK;
+}
+
+/* An extent that a tracker may watch: it has pages of its own. */
+static bool is_watchable(const pm_candidate *list, size_t i)
+{
+    return list[i].what == PM_EXTENT && list[i].offset % PM_PAGE == 0;
+}
+
+/* Lists, and protects, what may have been written, before any of it is copied. */
+static void look(pm_store *store, bool only, pm_candidate *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!is_watchable(list, i)) continue;
+        if (only && !list[i].buffer->only_all) list[i].look = PM_LOOK_ONLY;
+        else if (i && list[i - 1].offset == list[i].offset) list[i].look = list[i - 1].look;
+        else list[i].look = pm_watch_look(&store->region.watches, list[i].offset, pm_extent_blocks(list[i].length));
+    }
+}
+
+/* The commit has succeeded: what it looked at is clean. */
+static void carried(pm_store *store, const pm_candidate *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!is_watchable(list, i) || (i && list[i - 1].offset == list[i].offset)) continue;
+        pm_watches *watches = &store->region.watches;
+        if (list[i].look == PM_LOOK_ONLY) pm_watch_carried_only(watches, list[i].offset, list[i].changed);
+        else pm_watch_carried(watches, list[i].offset, pm_extent_blocks(list[i].length), list[i].changed);
+    }
 }
 
 /* ---- direct writes ------------------------------------------------------------------------------------------ */
@@ -321,7 +350,7 @@ typedef struct {
 } pending_commit;
 
 /* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
-static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t count, uint64_t spill_pages, pending_commit *next)
+static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, uint64_t spill_pages, pending_commit *next)
 {
     uint64_t spill = next->spill;
     bool large = store->last_body > store->media.stage;
@@ -338,7 +367,7 @@ static pm_status gather_into(pm_store *store, const pm_candidate *list, size_t c
     return PM_OK;
 }
 
-static pm_status count_bytes(pm_store *store, const pm_candidate *list, size_t count, uint64_t *bytes)
+static pm_status count_bytes(pm_store *store, pm_candidate *list, size_t count, uint64_t *bytes)
 {
     pm_digest changed;
     pm_writer_count(&store->writer);
@@ -359,7 +388,7 @@ static pm_status find_spill(pm_store *store, uint64_t bytes, uint64_t *offset, u
 }
 
 /* The body of the commit in the writer, in the log or in next->spill. */
-static pm_status gather_body(pm_store *store, const pm_candidate *list, size_t count, pending_commit *next)
+static pm_status gather_body(pm_store *store, pm_candidate *list, size_t count, pending_commit *next)
 {
     uint64_t spill_pages = 0;
     next->spill = 0;
@@ -419,7 +448,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     return spill ? pm_transaction_checkpoint(store, false) : prepare_checkpoint(store, before);
 }
 
-static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t count)
+static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
 {
     pending_commit next;
     PM_TRY(finish_directs(store));
@@ -435,6 +464,7 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
     }
     pm_transaction_learn(store, list, count);
+    carried(store, list, count);
     pm_region_settle(&store->region);
     pm_slots_settle(&store->region);
     pm_transaction_forget_fresh(store);
@@ -442,14 +472,15 @@ static pm_status commit_list(pm_store *store, const pm_candidate *list, size_t c
     return PM_OK;
 }
 
-pm_status pm_transaction_commit(pm_store *store)
+pm_status pm_transaction_commit(pm_store *store, bool only)
 {
-    const pm_candidate *list = NULL;
+    pm_candidate *list = NULL;
     size_t count = 0;
     PM_TRY(free_unowned(store));
-    pm_region_begin(&store->region);
-    PM_TRY(failed_if_io(store, pm_transaction_write_slots(store)));
-    PM_TRY(list_candidates(store, &list, &count));
+    pm_region_begin(&store->region, !only);
+    PM_TRY(failed_if_io(store, pm_transaction_write_slots(store, only)));
+    PM_TRY(list_candidates(store, only, &list, &count));
+    look(store, only, list, count);
     return commit_list(store, list, count);
 }
 

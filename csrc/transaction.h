@@ -50,7 +50,14 @@ struct pm_store {
     pm_store *next; /* list of open stores, for forks */
 };
 
-pm_status pm_transaction_commit(pm_store *store);
+/* only: looks at metadata, fresh extents and what pm_region_mark was told. */
+pm_status pm_transaction_commit(pm_store *store, bool only);
+/* See pm_commit_only: the ranges are marked, for the next commit. */
+void pm_transaction_promise(pm_store *store, const pm_range *ranges, size_t count);
+
+/* See pm_unpromised. */
+void pm_transaction_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
+
 void pm_transaction_rollback(pm_store *store);
 
 /* Tells the trace, if there is one, of a step that leads to the state that the program sees now. */
@@ -82,7 +89,7 @@ static inline bool pm_transaction_may_change(const pm_store *store, const pm_buf
 
 /* Extents with two slots. Before anything is gathered: which get or lose the second one, and which are written whole. What an attempt that
  * failed has written is written again. */
-pm_status pm_transaction_write_slots(pm_store *store);
+pm_status pm_transaction_write_slots(pm_store *store, bool only);
 void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the record */
 void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
 void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */

@@ -42,7 +42,7 @@ static pm_status give_slots(pm_store *store, pm_buffer *buffer)
     uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : DENSE_FROM_FILE;
     if (buffer->dense_commits < DENSE_COMMITS || buffer->length < least) return PM_OK;
     if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
-    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, buffer->offset, buffer->length));
+    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
     if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
     if (store->failed) return status;
     buffer->dense_commits = 0;
@@ -58,7 +58,16 @@ static pm_status take_slot_back(pm_store *store, pm_dense *dense)
     return pm_slots_remove(&store->region, dense);
 }
 
-pm_status pm_transaction_write_slots(pm_store *store)
+/* Whether the running commit takes all of an extent. One that gives its second slot back must have its contents in slot 0, whatever was
+ * promised. */
+static bool takes_whole(const pm_store *store, bool only, const pm_buffer *buffer, const pm_dense *dense)
+{
+    if (dense->gone) return dense->home;
+    if (only && !buffer->only_all) return false;
+    return pm_gather_mostly_changed(&store->region, buffer->offset, dense->slot[dense->home], dense->length);
+}
+
+pm_status pm_transaction_write_slots(pm_store *store, bool only)
 {
     pm_region *region = &store->region;
     for (size_t i = 0; i < region->dense_count; i++) region->dense[i]->written = false;
@@ -66,15 +75,13 @@ pm_status pm_transaction_write_slots(pm_store *store)
         pm_buffer *buffer = region->buffers[i];
         if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
         pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
-        if (!dense) {
+        if (!dense && !(only && !buffer->only_all)) {
             PM_TRY(give_slots(store, buffer));
-            if (!(dense = pm_region_dense(region, buffer->offset))) continue;
+            dense = pm_region_dense(region, buffer->offset);
         }
-        if (dense->written) continue; /* several buffers over one extent */
-        PM_TRY(take_slot_back(store, dense));
-        /* One that was added has no valid bit in the header yet; one that is gone must have its contents in slot 0. */
-        bool whole = dense->gone ? dense->home : dense->added || pm_gather_mostly_changed(region, buffer->offset, dense->slot[dense->home], dense->length);
-        if (whole) PM_TRY(write_slot(store, dense));
+        if (!dense || dense->written) continue; /* written: several buffers over one extent */
+        if (!only) PM_TRY(take_slot_back(store, dense));
+        if (takes_whole(store, only, buffer, dense)) PM_TRY(write_slot(store, dense));
     }
     return PM_OK;
 }
@@ -85,7 +92,7 @@ void pm_transaction_declare_slots(pm_store *store, pm_digest *digest)
         const pm_dense *dense = store->region.dense[i];
         if (!dense->written) continue;
         unsigned to = 1 - dense->home;
-        pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + to};
+        pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + (to ^ dense->base)};
         pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
         *digest = pm_digest_plus(*digest, dense->difference);
     }
@@ -99,7 +106,7 @@ void pm_transaction_flip_slots(pm_store *store)
         dense->written = false;
         dense->sparse = 0;
         dense->home = 1 - dense->home;
-        if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home);
+        if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home ^ dense->base);
     }
 }
 
@@ -107,7 +114,7 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
 {
     for (size_t i = 0; i < count; i++) {
         pm_buffer *buffer = list[i].buffer;
-        if (list[i].what != PM_EXTENT || !buffer->changed) continue;
+        if (list[i].what != PM_EXTENT || !list[i].changed) continue;
         buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
         pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset) : NULL;
         if (dense) dense->sparse = buffer->dense ? 0 : dense->sparse + 1;

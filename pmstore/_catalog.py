@@ -348,6 +348,7 @@ class Catalog:
                         if not target.flags.writeable:  # anyone can set that flag
                             target = self._fresh(existing, described)
                         np.copyto(target, value)
+                        self.core.mark(existing.offset, existing.length)
                     return
         described = layout(value.shape, value.dtype, order_of(value), writeable)
         self._put_array(key, described, value, self._elements_of(existing))

@@ -22,6 +22,8 @@ _ROW = struct.Struct("<QQBBHHH")
 _ROWS_CAPACITY = 1 << 16
 
 pm_commit = lib.pm_commit  # for who can't afford the call of `Core.commit`
+_commit_only = lib.pm_commit_only
+_holds = lib.pm_holds
 _rollback = lib.pm_rollback
 _release = lib.pm_buffer_release  # bound by a partial and called by the garbage collector: no bytecode, no interrupt
 
@@ -84,6 +86,28 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     """XXH3, 64 bits, of the bytes of data."""
     contents = ffi.from_buffer(data)
     return int(lib.pm_hash64(contents, len(contents), seed))
+
+
+def no_ranges(count: int) -> Any:
+    """Ranges of memory for `Core.holds` to fill in; those that it doesn't mean nothing."""
+    return ffi.new("pm_range[]", count)
+
+
+def all_ranges(one: Any, other: Any) -> Any:
+    """Those of both."""
+    both = no_ranges(len(one) + len(other))
+    ffi.memmove(both, one, ffi.sizeof(one))
+    ffi.memmove(both + len(one), other, ffi.sizeof(other))
+    return both
+
+
+def pointer_to(buffer: Any) -> Any:
+    """A pointer to C-contiguous bytes, for `Core.holds`; ValueError, TypeError or BufferError if they are not that."""
+    return ffi.from_buffer(buffer)
+
+
+def pointer_at(address: int) -> Any:
+    return ffi.cast("char *", address)
 
 
 class Trace:
@@ -199,12 +223,40 @@ class Core:
     def media(self) -> str:
         return str(ffi.string(lib.pm_media_name(self._store)).decode())
 
+    @property
+    def tracker(self) -> str:
+        return str(ffi.string(lib.pm_tracker_in_use(self._store)).decode())
+
     # ---- transactions
 
     def commit(self) -> None:
         status = pm_commit(self._store)
         if status:
             raise error(status)
+
+    def commit_only(self, ranges: Any) -> None:
+        """Of arrays, only these ranges were changed. ranges: from `no_ranges`."""
+        status = _commit_only(self._store, ranges, len(ranges))
+        if status:
+            raise error(status)
+
+    def unpromised(self, ranges: Any) -> tuple[int, int, int] | None:
+        """The first change of an array elsewhere: offset of the extent, where in it, how many bytes."""
+        out = ffi.new("pm_broken *")
+        status = lib.pm_unpromised(self._store, ranges, len(ranges), out)
+        if status:
+            raise error(status)
+        return (out.extent, out.at, out.length) if out.length else None
+
+    def mark(self, offset: int, length: int) -> None:
+        """The store itself has changed an extent: the next commit takes it, whatever it promises."""
+        status = lib.pm_mark(self._store, offset, length)
+        if status:
+            raise error(status)
+
+    def holds(self, place: Any, length: int, ranges: Any, i: int) -> bool:
+        """Whether a live array has all of a range, which becomes number i of ranges. place: a pointer."""
+        return bool(_holds(self._store, place, length, ranges + i))
 
     def rollback(self) -> None:
         status = _rollback(self._store)

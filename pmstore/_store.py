@@ -8,9 +8,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pmstore import _core
 from pmstore._catalog import Catalog
@@ -25,9 +25,13 @@ from pmstore._errors import (
     TransactionError,
 )
 from pmstore._mapping import NameMapping
+from pmstore._only import broken, spans
 from pmstore._opening import MODES, Claim, claim, outside, path_of, seconds
 from pmstore._report import CheckReport, Stats, check
 from pmstore._transaction import Transaction, Turn
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["Store", "open"]
 
@@ -35,6 +39,8 @@ Mode = Literal["r", "r+", "a", "w", "x"]
 Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
 
 _MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
+
+_TRACKERS = ("uffd", "pagemap", "compare")
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -99,6 +105,9 @@ def open(
         raise ValueError(f"media is one of {', '.join(map(repr, _MEDIA))}, not {media!r}")
     if durability != "sync":
         raise ValueError(f'durability is "sync", the only kind that this version offers, not {durability!r}')
+    tracker = os.environ.get("PMSTORE_TRACKER")
+    if tracker and tracker not in _TRACKERS:
+        raise ValueError(f"PMSTORE_TRACKER is one of {', '.join(_TRACKERS)}, not {tracker!r}")
     limit = _size(max_size)
     kind: str = media
     trace = None
@@ -152,7 +161,7 @@ class Store(NameMapping):
     May be used from several threads. See `transaction` for which changes become durable together.
     """
 
-    __slots__ = ("_claim", "_forked", "_media", "_mode", "_path", "_turn", "_usable")
+    __slots__ = ("_claim", "_debug", "_forked", "_media", "_mode", "_path", "_turn", "_usable")
 
     def __init__(self, path: str, mode: str, core: Core, held: Claim) -> None:
         """For `open` only."""
@@ -164,6 +173,7 @@ class Store(NameMapping):
         self._prefix = ""
         self._turn = Turn()
         self._forked = False
+        self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # promises are checked
         self._usable = mode != "r"  # open, here, for writing: one attribute, for Transaction
         _open_stores.add(self)
 
@@ -208,7 +218,7 @@ class Store(NameMapping):
     def stats(self) -> Stats:
         """Figures: sizes, bytes written, ordering points."""
         with self._catalog.lock:
-            return Stats(medium=self._media, tracker="compare", **self._catalog.core.stats())
+            return Stats(medium=self._media, tracker=self._catalog.core.tracker, **self._catalog.core.stats())
 
     def check(self) -> CheckReport:
         """Verify every structure and every checksum of the committed state.
@@ -222,7 +232,7 @@ class Store(NameMapping):
 
     # ---- transactions
 
-    def transaction(self) -> Transaction:
+    def transaction(self, *, only: Iterable[np.ndarray[Any, Any]] | None = None) -> Transaction:
         """A transaction, for one with statement, which gets the store::
 
             with store.transaction():
@@ -241,9 +251,23 @@ class Store(NameMapping):
         exception.
 
         If the commit fails (OutOfSpaceError), what is pending stays pending: make space and `commit`, or `rollback`.
+
+        Parameters
+        ----------
+        only : iterable of arrays, optional
+            A promise that saves looking for changes: of arrays, nothing was changed since the last commit but these,
+            which are live arrays of this store or views of them; of a view with gaps, what lies between is looked at
+            too. Names, values, new arrays and what is assigned to a name are always committed. ``[]``: arrays haven't
+            changed at all. Inside another transaction both promises hold together, and one without a promise lifts it.
+
+            What was changed elsewhere all the same is not in this commit; it is in the next one that looks, or
+            rolled back. With PMSTORE_DEBUG=1 in the environment when the store is opened, every commit checks it,
+            and raises TransactionError, which names the array and its elements, before anything is committed; what is
+            pending stays pending.
         """
         transaction = Transaction()
         transaction._store = self
+        transaction._only = None if only is None else spans(self._catalog, only)
         transaction._depth = 0
         return transaction
 
@@ -274,17 +298,20 @@ class Store(NameMapping):
     def _writable(self) -> None:
         self._catalog.writable()
 
-    def _commit_now(self, *, closing: bool = False) -> None:
+    def _commit_now(self, *, closing: bool = False, only: Any = None) -> None:
         catalog = self._catalog
         lock: Any = catalog.lock
         watch = catalog.watch
         lost: list[tuple[str, str]] | None = None
         try:  # see _transaction.py for why this is not a with statement
             lock.acquire()
+            if only is not None and self._debug and (error := broken(catalog, only)) is not None:
+                raise error
             if watch.seen or watch.changed:
                 lost = watch.lost(all_of_them=closing)
-            status = pm_commit(catalog.core._store)
-            if status:
+            if only is not None:
+                catalog.core.commit_only(only)
+            elif status := pm_commit(catalog.core._store):
                 raise _core.error(status)
             lock.release()
         except BaseException:

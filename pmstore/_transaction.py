@@ -33,6 +33,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pmstore._core import all_ranges
 from pmstore._errors import TransactionError
 
 if TYPE_CHECKING:
@@ -51,15 +52,17 @@ class Turn:
     """Which thread may commit: the one that holds `lock`, which C code alone takes and releases.
 
     depth and doomed are the open transaction's, which is that of the lock's owner: how many with statements it is in
-    (0: there is none), and why it can't be committed, or "".
+    (0: there is none), and why it can't be committed, or "". only: what it promises to change of arrays (see _only.py),
+    or None: anything.
     """
 
-    __slots__ = ("depth", "doomed", "lock")
+    __slots__ = ("depth", "doomed", "lock", "only")
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
         self.depth = 0
         self.doomed = ""
+        self.only: Any = None
 
     def mine(self) -> bool:
         """Whether the calling thread is inside a transaction."""
@@ -69,12 +72,13 @@ class Turn:
 class Transaction:
     """What `Store.transaction` gives to a with statement, once.
 
-    It has no ``__init__``, which would be half of what making it costs: `_store` and `_depth` are set by who makes it.
+    It has no ``__init__``, which would be half of what making it costs: the slots are set by who makes it.
     """
 
-    __slots__ = ("_depth", "_store")
+    __slots__ = ("_depth", "_only", "_store")
 
     _store: Store
+    _only: Any  # as of Turn
     _depth: int  # how many with statements there were when this one was entered, with it; 0: not inside
 
     def __enter__(self) -> Store:
@@ -86,6 +90,8 @@ class Transaction:
             store._writable()
             if turn.doomed is _OUT_OF_ORDER:
                 raise TransactionError(_OUT_OF_ORDER)
+            if turn.only is not None:
+                turn.only = None if self._only is None else all_ranges(turn.only, self._only)
             turn.depth = self._depth = turn.depth + 1
             return store
         try:
@@ -95,6 +101,7 @@ class Transaction:
             if turn.lock._is_owned():
                 turn.lock.release()
             raise
+        turn.only = self._only
         turn.depth = self._depth = 1
         if not store._usable:
             turn.depth = self._depth = 0
@@ -166,7 +173,7 @@ class _Leaver:
                 raise TransactionError(turn.doomed)
             else:
                 try:
-                    store._commit_now()
+                    store._commit_now(only=turn.only)
                 except Exception:  # what is pending stays pending
                     finished = True
                     raise

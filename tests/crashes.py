@@ -21,6 +21,7 @@ from pmstore._names import key_of
 from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, explore, image
 from pmstore.testing._recording import Recorder, Recording
 
+from .crashes_slots import cooled, slots, slots_again, slots_shut
 from .snapshots import snapshot
 
 BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "1500"))
@@ -407,120 +408,6 @@ def edges(store: pmstore.Store) -> None:
             lines[: changed - runs] += 1
             lines[100 : 100 + 2 * runs : 2] += 1
             store.commit()
-
-
-def dense_length(store: pmstore.Store) -> int:
-    """Elements of the shortest array of float64, but for a few, that commits write whole."""
-    return 1000 if store.media == "memory" else 131_500
-
-
-def slots(store: pmstore.Store) -> None:
-    """Arrays that change as a whole are written into one of two slots; a few changes are logged into the one that is
-    current; rollbacks, deletions and new arrays in between (I7, I8, I9).
-    """
-    n = dense_length(store)
-    x = store.create_array("x", n, "f8")
-    y = store.create_array("y", n + 600, "f8")
-    store.commit()
-    for i in range(4):
-        x += i + 1
-        if i > 1:
-            y -= 1
-        store.commit()
-    x[7] = -1
-    store.commit()
-    x += 1
-    y += 1
-    store.rollback()
-    assert x[7] == -1 and x[8] == 10
-    x[600:] *= 2
-    store["epoch"] = 4
-    store.commit()
-    y += 1
-    store.commit()
-    x += 1
-    y += 1
-    store.commit()
-    del store["y"]
-    x += 1
-    store.rollback()
-    y[3] = 1
-    store.commit()
-    del y, store["y"]
-    store.commit()
-    store["z"] = np.full(n, 3.0)
-    store["z2"] = np.full(n, 4.0)
-    x += 1
-    store.commit()
-    for value in (5.0, 6.0, 7.0):
-        store["z"][:] = value
-        store.commit()
-    del x, store["x"]
-    store.commit()
-    store["x"] = np.full(n + 300, 8.0)
-    store.commit()
-    for _ in range(3):
-        store["x"][:] += 1
-        store.commit()
-
-
-def flips(store: pmstore.Store) -> None:
-    """One array that changes as a whole, and nothing else."""
-    x = store.create_array("x", dense_length(store), "f8")
-    store.commit()
-    for _ in range(5):
-        x += 1
-        store.commit()
-
-
-def slots_again(store: pmstore.Store) -> None:
-    """Another life of the arrays of `slots`: memory may lie over the second slot now."""
-    z, x = store["z"], store["x"]
-    z[5] += 1
-    store.commit()
-    z += 1
-    x += 1
-    store.rollback()
-    for _ in range(3):
-        z += 1
-        x[9:] += 1
-        store.commit()
-    x[11] = 0
-    store.release()
-    store.commit()
-    x += 1
-    store.rollback()
-    assert x[11] == 0
-    del store["z"]
-    store["w"] = np.full(len(z), 9.0)
-    store.commit()
-    assert z[5] != 9
-    store["z"] = store.pop("w")
-    store.commit()
-
-
-def slots_shut(store: pmstore.Store) -> None:
-    """Another one, which ends well."""
-    store["x"][:] -= 1
-    store.commit()
-    store["z"][:] -= 1
-    store.close()
-
-
-def cooled(store: pmstore.Store) -> None:
-    """An array that no longer changes as a whole gives its second slot back, from either one; others take the space."""
-    x = store.create_array("x", dense_length(store), "f8")
-    store.commit()
-    for odd in (0, 1):
-        for _ in range(3 + odd):
-            x += 1
-            store.commit()
-        for i in range(36):
-            x[i] = -i
-            store.commit()
-        store[f"new{odd}"] = np.full(len(x), 2.0)
-        x[9] = 5
-        store.commit()
 
 
 WORKLOADS = [

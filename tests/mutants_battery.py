@@ -26,7 +26,7 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes
+from tests import crashes, crashes_slots
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
@@ -65,7 +65,7 @@ def recordings(directory: Path) -> Iterator[Recording]:
         if failed is not None:
             yield failed
     for number in (5, 6, 7, 8):
-        failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes.flips, number)
+        failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes_slots.flips, number)
         if failed is not None:
             yield failed
     for medium in ("memory", "file"):

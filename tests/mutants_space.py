@@ -38,10 +38,9 @@ GATHERING = [
         "change-in-the-last-block-missed",
         "P",
         GATHER,
-        "block < blocks",
-        "block + (blocks > 1) < blocks",
+        "(block = next_block(region, extent, unseen, block)) < blocks",
+        "(block = next_block(region, extent, unseen, block)) + (blocks > 1) < blocks",
         "a change in an array's last block is lost",
-        within='return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");\n    for (uint64_t block = 0; block < blocks',
     ),
     Mutant(
         "composed-granule-compared-short",
@@ -233,7 +232,7 @@ SPACE = [
         "pm_region_drop(region, offset, length);",
         ";",
         "a new array shows what stood there before",
-        within="}\n    pm_region_drop(region, offset, length);\n}\n\n/* ---- contents",
+        within="pm_watch_forget(&region->watches, offset, length);\n    pm_region_drop(region, offset, length);",
     ),
     Mutant(
         "edited-page-not-listed",

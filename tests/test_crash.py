@@ -32,7 +32,6 @@ from .crashes import (
     closed,
     explored,
     explored_creation,
-    flips,
     full,
     growth,
     names,
@@ -40,12 +39,10 @@ from .crashes import (
     record_failed_sync,
     record_torn_header,
     reuse,
-    slots,
-    slots_again,
-    slots_shut,
     spill,
     wide,
 )
+from .crashes_slots import flips, slots, slots_again, slots_shut
 
 
 def assert_survives(recording: Recording, **options: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pmstore
 
 from .conftest import Medium
-from .crashes import dense_length
+from .crashes_slots import dense_length
 
 
 def written(store: pmstore.Store) -> int:

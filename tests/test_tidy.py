@@ -33,6 +33,8 @@ C_RANKS = {
     "hash": 2,
     "media": 3,
     "log": 4,
+    "tracker": 4,
+    "watch": 5,
     "region": 5,
     "heap": 6,
     "slots": 7,

@@ -1,0 +1,89 @@
+"""The promise of `Store.transaction`: of arrays, nothing changes but these views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pmstore import _names
+from pmstore._array import read_layout
+from pmstore._core import no_ranges, pointer_at, pointer_to
+from pmstore._errors import CorruptStoreError, TransactionError
+from pmstore._kinds import ARRAY
+
+if TYPE_CHECKING:
+    from pmstore._catalog import Catalog
+
+__all__ = ["broken", "span", "spans"]
+
+
+def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Address and length, in bytes, of what an array spans, gaps included."""
+    address: int = array.__array_interface__["data"][0]
+    flags = array.flags
+    if flags.c_contiguous or flags.f_contiguous:
+        return address, array.nbytes
+    first = last = 0
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        reach = (length - 1) * stride
+        first, last = (first + reach, last) if reach < 0 else (first, last + reach)
+    return address + first, last - first + array.itemsize
+
+
+def spans(catalog: Catalog, arrays: Iterable[Any]) -> Any:
+    """The spans of views of live arrays, as the core takes them. TypeError, ValueError for anything else."""
+    if isinstance(arrays, np.ndarray):
+        raise TypeError("only is a list of arrays of the store: only=[array]")
+    views = arrays if type(arrays) is list else list(arrays)
+    ranges = no_ranges(len(views))
+    with catalog.lock:
+        holds = catalog.core.holds
+        for i, array in enumerate(views):
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"only is a list of arrays of the store, or views of them, not {type(array).__name__}")
+            length = array.nbytes
+            if not length:
+                continue
+            try:
+                place = pointer_to(array)
+            except (TypeError, ValueError, BufferError):  # not C-contiguous, or of a dtype that buffers don't know
+                address, length = span(array)
+                place = pointer_at(address)
+            if not holds(place, length, ranges, i):
+                raise ValueError(
+                    f"only: an array of shape {array.shape} and dtype {array.dtype} is neither a live array of this "
+                    "store nor a view of one (a copy, as an index with a list of rows gives; or detached)"
+                )
+    return ranges
+
+
+def broken(catalog: Catalog, ranges: Any) -> TransactionError | None:
+    """The error that says which array was changed against the promise, and where; None if it was kept."""
+    found = catalog.core.unpromised(ranges)
+    if found is None:
+        return None
+    extent, at, length = found
+    for row in catalog.core.scan(_names.NAME_PREFIX):
+        if row.entry.kind == ARRAY and row.entry.offset == extent:
+            try:
+                described = read_layout(catalog.core, row.entry)
+            except CorruptStoreError:
+                break
+            size = max(1, described.dtype.itemsize)
+            first, last = at // size, (at + length - 1) // size
+            shape = described.shape if math.prod(described.shape) else (1,)
+            order: Any = described.order
+            start, end = (np.unravel_index(i, shape, order=order) for i in (first, last))
+            where = f"elements {_index(start)} to {_index(end)}" if last > first else f"element {_index(start)}"
+            return TransactionError(
+                f"only= promised that nothing else changes, but {where} of {_names.name_of(row.key)!r} did. "
+                "Nothing is committed, and all of it stays pending: commit() takes it, rollback() drops it"
+            )
+    return TransactionError("only= promised that nothing else changes, but something did; all of it stays pending")
+
+
+def _index(place: Any) -> str:
+    return f"[{', '.join(str(int(i)) for i in place)}]"

@@ -1,11 +1,14 @@
-"""What the benchmarks share: the floor, paired repetitions, the machine's name, raw results."""
+"""What the benchmarks share: floors, paired repetitions, the machine's description, raw results."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import ctypes
+import gc
+import importlib.metadata
 import json
+import math
 import mmap
 import os
 import platform
@@ -15,14 +18,24 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 import pmstore
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build" / "bench"
+CSRC = HERE.parent / "csrc"
+
+MEDIA = {"memory": "memory", "disk": "file"}  # as the reports call them, and as pmstore.open does
+SIZES = {"8 B": 8, "4 KiB": 4096, "62,720 B": 62_720, "1 MiB": 1 << 20, "49 MB": 49_000_000}
+ROWS, COLUMNS = 8192, 784
+ROW_BYTES = COLUMNS * 8
+CHANGED = {"1 row": 1, "1% of rows": ROWS // 100 + 1, "10% of rows": ROWS // 10}  # of ROWS × COLUMNS float64, 51 MB
+
+Array = np.ndarray[Any, Any]
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -32,7 +45,14 @@ def parser(description: str) -> argparse.ArgumentParser:
     p.add_argument("--disk", type=Path, default=HERE.parent / "build", help="a directory on a disk (default: build/)")
     p.add_argument("--raw", type=Path, help="write every single measurement to this JSON file")
     p.add_argument("--scale", type=float, default=1.0, help="multiplies the number of repetitions")
+    p.add_argument("--quick", action="store_true", help="fewer repetitions, smaller stores: to see that it runs")
+    p.add_argument("--media", nargs="+", choices=tuple(MEDIA), default=list(MEDIA), help="default: both")
     return p
+
+
+def parent(options: argparse.Namespace, medium: str) -> Path:
+    """The directory for a medium."""
+    return Path(options.memory if medium == "memory" else options.disk)
 
 
 def real_time() -> str:
@@ -45,6 +65,7 @@ def real_time() -> str:
 
 
 def machine() -> str:
+    """One line: processor, kernel, versions, load."""
     model = "unknown CPU"
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -57,67 +78,184 @@ def machine() -> str:
     )
 
 
+def file_system(directory: Path) -> str:
+    """The type of file system that a directory is on."""
+    best, kind = -1, "unknown"
+    with contextlib.suppress(OSError):
+        where = str(directory.resolve())
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            mounted, this = line.split()[1:3]
+            if (where + "/").startswith(mounted.rstrip("/") + "/") and len(mounted) >= best:
+                best, kind = len(mounted), this
+    return kind
+
+
+def versions() -> dict[str, str]:
+    """Of all that is measured, as far as it is installed."""
+    found = {}
+    for name in ("pmstore", "numpy", "lmdb", "ZODB", "zarr", "h5py", "safetensors", "joblib", "scikit-learn"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 @contextlib.contextmanager
-def scratch(parent: Path) -> Iterator[Path]:
-    """A new directory, removed afterwards."""
-    parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="pmstore-bench-", dir=parent))
+def scratch(directory: Path) -> Iterator[Path]:
+    """A new directory inside, removed afterwards."""
+    directory.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="pmstore-bench-", dir=directory))
     try:
-        yield directory
+        yield made
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
+
+
+# ---- C
+
+
+def compiled(name: str, sources: list[Path], *flags: str) -> Path:
+    """What a C compiler makes of these sources, in build/bench, compiled again when one of them has changed."""
+    target = BUILD / name
+    known = [*sources, HERE / "floor.h", CSRC / "hash.h"]
+    if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in known):
+        BUILD.mkdir(parents=True, exist_ok=True)
+        # Its fused form is the core's own business: without it, the harness copies and hashes one after the other.
+        fused = ["-DHASH_COPIES"] if "pm_hash64_copy_page" in (CSRC / "hash.h").read_text() else []
+        command = ["cc", "-std=gnu11", "-O3", *fused, *map(str, sources), "-o", str(target), *flags]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    return target
+
+
+class FloorLibrary:
+    """The functions of floor.c. They give seconds."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(
+            str(compiled("floor.so", [HERE / "floor.c", CSRC / "hash.c"], "-shared", "-fPIC")), use_errno=True
+        )
+        pointer, size, fd = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        for name, arguments in {
+            "floor_memory": (pointer, pointer, size),
+            "floor_memory_rows": (pointer, pointer, size, pointer, size),
+            "floor_disk": (fd, pointer, size, pointer),
+            "part_fence": (pointer, pointer, size),
+            "part_stream": (pointer, pointer, size),
+            "part_hash_copy": (pointer, pointer, size),
+            "part_home": (pointer, pointer, size, fd),
+        }.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = ctypes.c_double, arguments
+            setattr(self, name, function)
+
+    floor_memory: Callable[..., float]
+    floor_memory_rows: Callable[..., float]
+    floor_disk: Callable[..., float]
+    part_fence: Callable[..., float]
+    part_stream: Callable[..., float]
+    part_hash_copy: Callable[..., float]
+    part_home: Callable[..., float]
+
+
+_library: FloorLibrary | None = None
+
+
+def library() -> FloorLibrary:
+    """floor.c, compiled and loaded once."""
+    global _library
+    _library = _library or FloorLibrary()
+    return _library
+
+
+def padded(count: int) -> Array:
+    """float64 zeros, with readable room behind them: what is streamed is whole cache lines."""
+    return np.zeros(count + 8)[:count]
 
 
 class MemoryFloor:
     """A non-temporal copy of the same bytes into a mapped, touched file, and a fence."""
 
     def __init__(self, directory: Path, size: int) -> None:
-        BUILD.mkdir(parents=True, exist_ok=True)
-        library = BUILD / "floor.so"
-        source = HERE / "floor.c"
-        if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
-            subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-        self._seconds = ctypes.CDLL(str(library)).floor_seconds
-        self._seconds.restype = ctypes.c_double
         self.size = size
+        self._library = library()
         fd = os.open(directory / "floor", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, size + 64)
-        self._map = np.frombuffer(mmap.mmap(fd, size + 64), np.uint8)
+        self.map = np.frombuffer(mmap.mmap(fd, size + 64), np.uint8)
         os.close(fd)
-        self._map[:] = 1
+        self.map[:] = 1
 
-    def __call__(self, source: np.ndarray[Any, Any]) -> float:
-        return float(
-            self._seconds(
-                ctypes.c_void_p(self._map.ctypes.data), ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(self.size)
-            )
+    def __call__(self, source: Array) -> float:
+        return self._library.floor_memory(self.map.ctypes.data, source.ctypes.data, source.nbytes)
+
+    def rows(self, rows: Array, values: Array) -> float:
+        """The same, row by row, with one fence."""
+        return self._library.floor_memory_rows(
+            self.map.ctypes.data, values.ctypes.data, values.shape[1] * 8, rows.ctypes.data, len(rows)
         )
 
 
 class DiskFloor:
-    """One pwrite and one fdatasync of the same bytes, into a preallocated, already written file."""
+    """One pwrite and one fdatasync of the same bytes, into an allocated, already written file."""
 
     def __init__(self, directory: Path, size: int) -> None:
-        from time import perf_counter
+        self.size = size
+        self._library = library()
+        self.fd = os.open(directory / "floor", os.O_RDWR | os.O_CREAT)
+        for at in range(0, size, 1 << 24):
+            os.write(self.fd, bytes(min(1 << 24, size - at)))
+        os.fsync(self.fd)
 
-        self._clock = perf_counter
-        self._fd = os.open(directory / "floor", os.O_RDWR | os.O_CREAT)
-        os.write(self._fd, bytes(size))
-        os.fsync(self._fd)
+    def __del__(self) -> None:
+        os.close(self.fd)
 
-    def __call__(self, source: np.ndarray[Any, Any]) -> float:
-        view = source.view(np.uint8).reshape(-1).data
-        start = self._clock()
-        os.pwrite(self._fd, view, 0)
-        os.fdatasync(self._fd)
-        return self._clock() - start
+    def __call__(self, source: Array, writing: ctypes.c_double | None = None) -> float:
+        """writing: gets the seconds that the pwrite took."""
+        pointer = None if writing is None else ctypes.addressof(writing)
+        taken = self._library.floor_disk(self.fd, source.ctypes.data, source.nbytes, pointer)
+        if taken < 0:
+            raise OSError(ctypes.get_errno(), "the floor's write failed")
+        return taken
+
+    def rows(self, rows: Array, values: Array) -> float:
+        """The same number of bytes, in one piece."""
+        return self(values)
 
 
-def paired(what: Callable[[], float], floor: Callable[[], float], repetitions: int) -> tuple[list[float], list[float]]:
-    """Seconds of both, taken in turn; the first tenth, at least three, warms up and is dropped."""
-    both = [(floor(), what()) for _ in range(repetitions)]
-    kept = both[max(3, repetitions // 10) :]
-    return [w for _, w in kept], [f for f, _ in kept]
+def floor_of(medium: str, directory: Path, size: int) -> MemoryFloor | DiskFloor:
+    return MemoryFloor(directory, size) if medium == "memory" else DiskFloor(directory, size)
+
+
+# ---- measuring
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the garbage collector in between, as timeit does it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def paired(
+    what: Callable[[], float],
+    floor: Callable[[], float],
+    *,
+    seconds: float,
+    least: int = 5,
+    most: int = 1000,
+    warm_up: int = 3,
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, taken in turn, for about so many seconds, after a warm-up."""
+    with no_collection():
+        for _ in range(warm_up):
+            floor(), what()
+        both = []
+        end = perf_counter() + seconds
+        while len(both) < least or (len(both) < most and perf_counter() < end):
+            both.append((floor(), what()))
+    return [w for _, w in both], [f for f, _ in both]
 
 
 def ratio(what: list[float], floor: list[float]) -> float:
@@ -125,17 +263,24 @@ def ratio(what: list[float], floor: list[float]) -> float:
     return statistics.median(w / f for w, f in zip(what, floor))
 
 
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least this share (0 to 1) of all doesn't exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
 def seconds(value: float) -> str:
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if value * factor >= 1:
-            return f"{value * factor:.2f} {unit}"
+            return f"{value * factor:.3g} {unit}" if value * factor < 100 else f"{value * factor:,.0f} {unit}"
     return f"{value * 1e9:.0f} ns"
 
 
 def save(path: Path | None, name: str, raw: dict[str, Any]) -> None:
     """Keeps raw numbers beside the machine that gave them."""
     if path:
-        known = {"benchmark": name, "machine": machine(), "seconds": "rounded to ns"}
+        known = {"benchmark": name, "machine": machine(), "versions": versions(), "seconds": "rounded to ns"}
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_rounded({**known, **raw}), separators=(",", ":")) + "\n")
 
 

@@ -1,85 +1,220 @@
-"""What a commit costs when everything changed, beside the floor, and what `with store.transaction()` adds."""
+"""What it costs to make a change durable: pmstore, the floor and the neighbours side by side, on memory and on a disk.
+
+Each repetition changes the data, times the floor with the same number of bytes, and times the change being made durable. Every cell is
+read back from its files at the end, and compared.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dataclasses
+import importlib
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _common import DiskFloor, MemoryFloor, machine, paired, parser, ratio, real_time, save, scratch, seconds
+from _common import (
+    CHANGED,
+    COLUMNS,
+    ROW_BYTES,
+    ROWS,
+    SIZES,
+    Array,
+    file_system,
+    floor_of,
+    machine,
+    padded,
+    paired,
+    parent,
+    parser,
+    ratio,
+    real_time,
+    save,
+    scratch,
+    seconds,
+)
+from _neighbours import NEIGHBOURS, Neighbour
+from _subjects import PMEMOBJ_PROMISES, PMEMOBJ_WAYS, PMSTORES, Missing, Pmstore, pmemobj_cell, pmemobj_program
 
-import pmstore
+SUBJECTS: list[type[Neighbour]] = [*PMSTORES, *NEIGHBOURS]
+WARM_UP = 12  # pmstore learns within a few commits how an array changes
 
-SIZES = {"8 B": 8, "4 KiB": 4096, "62,720 B": 62_720, "1 MiB": 1 << 20, "49 MB": 49_000_000}
+
+class Different(Exception):
+    """What was read back isn't what was written."""
 
 
-def commits(directory: Path, medium: str, size: int, repetitions: int) -> dict[str, Any]:
-    floor = (MemoryFloor if medium == "memory" else DiskFloor)(directory, size)
-    with pmstore.open(directory / "store.pm", "w", media=medium) as store:
-        array = store.create_array("array", size // 8, "f8")
-        store.commit()
-        core = store._catalog.core
-        source = np.zeros(size // 8 + 8)
+def whole(kind: type[Neighbour], directory: Path, medium: str, size: int, limits: dict[str, Any]) -> dict[str, Any]:
+    """All of an array changes."""
+    floor, source, changes = floor_of(medium, directory, size), padded(size // 8), 0
+    subject = kind(directory, medium, np.zeros(size // 8))
 
-        def baseline() -> float:
-            source.__iadd__(1.0)
-            return floor(source[: size // 8] if medium == "file" else source)
+    def baseline() -> float:
+        source.__iadd__(1.0)
+        return floor(source)
 
-        def commit() -> float:
-            array.__iadd__(1.0)
-            start = perf_counter()
-            core.commit()
-            return perf_counter() - start
+    def put() -> float:
+        nonlocal changes
+        changes += 1
+        subject.array.__iadd__(1.0)
+        start = perf_counter()
+        subject.put()
+        taken = perf_counter() - start
+        subject.settle()
+        return taken
 
-        def transaction() -> float:
-            start = perf_counter()
-            with store.transaction():
-                array.__iadd__(1.0)
-            return perf_counter() - start
+    times, floors = paired(put, baseline, **limits)
+    subject.close()
+    if not (subject.read() == changes).all():
+        raise Different(f"after {changes} changes")
+    return {"times": times, "floors": floors, "verified": True}
 
-        def by_hand() -> float:
-            start = perf_counter()
-            array.__iadd__(1.0)
-            core.commit()
-            return perf_counter() - start
 
-        before = store.stats()
-        measured, floors = paired(commit, baseline, repetitions)
-        after = store.stats()
-        whole, bare = paired(transaction, by_hand, repetitions)
-        return {
-            "commit": measured,
-            "floor": floors,
-            "transaction": whole,
-            "bare": bare,
-            "syncs per commit": (after.syncs - before.syncs) / repetitions,
-            "checkpoints": after.checkpoints - before.checkpoints,
-        }
+def some_rows(
+    kind: type[Neighbour], directory: Path, medium: str, changed: int, limits: dict[str, Any]
+) -> dict[str, Any]:
+    """Random rows of an array change, others each time."""
+    random = np.random.default_rng(1)
+    size = ROWS * ROW_BYTES if medium == "memory" else changed * ROW_BYTES
+    floor, expected = floor_of(medium, directory, size), np.zeros((ROWS, COLUMNS))
+    values, floor_values = np.zeros((changed, COLUMNS)), np.zeros((changed, COLUMNS))
+    subject = kind(directory, medium, np.zeros((ROWS, COLUMNS)))
+    rows: Array = np.zeros(changed, np.int64)
+
+    def baseline() -> float:
+        nonlocal rows
+        rows = np.sort(random.choice(ROWS, changed, replace=False))
+        floor_values.__iadd__(1.0)
+        return floor.rows(rows, floor_values)
+
+    def put() -> float:
+        values.__iadd__(1.0)
+        start = perf_counter()
+        subject.put_rows(rows, values)
+        taken = perf_counter() - start
+        subject.settle()
+        expected[rows] = values
+        return taken
+
+    times, floors = paired(put, baseline, **limits)
+    subject.close()
+    if not np.array_equal(subject.read(), expected):
+        raise Different("some rows")
+    return {"times": times, "floors": floors, "verified": True}
+
+
+def workloads(kind: type[Neighbour], medium: str, quick: bool) -> Iterator[tuple[str, int]]:
+    """Names and sizes (bytes, or rows) of what is measured of it."""
+    if medium not in kind.media:
+        return
+    if kind.whole:
+        yield from SIZES.items()
+    if kind.rows:
+        for name, changed in CHANGED.items():
+            if kind.partial or changed == 1 or not quick:  # who writes all of it takes as long for one row
+                yield name, changed
+
+
+def report(who: str, workload: str, cell: dict[str, Any]) -> None:
+    times = cell["times"]
+    print(
+        f"  {workload:12}{who:34}{seconds(statistics.median(times)):>10} {ratio(times, cell['floors']):12,.2f} × floor"
+        f"{len(times):6}",
+        flush=True,
+    )
+
+
+def subjects(only: list[str] | None) -> Iterator[type[Neighbour]]:
+    yield from (kind for kind in SUBJECTS if not only or any(word in kind.name for word in only))
+
+
+def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: list[dict[str, str]]) -> None:
+    """All cells of all media."""
+    limits: dict[str, Any] = dict(seconds=0.1 if options.quick else 2.0, least=5)
+    limits["seconds"] *= options.scale
+
+    def skip(who: str, why: str, where: str = "everywhere") -> None:
+        print(f"  skipped: {who} ({where}): {why}", flush=True)
+        skipped.append({"who": who, "where": where, "why": why})
+
+    @contextlib.contextmanager
+    def cell(who: str, medium: str, workload: str, promise: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+        result: dict[str, Any] = {"medium": medium, "workload": workload, "who": who, "safe": promise.safe}
+        try:
+            with scratch(parent(options, medium)) as directory:
+                yield directory, result
+        except Missing as why:  # what this version lacks, no other medium or size has
+            skip(who, str(why))
+            missing.add(who)
+        except Exception as error:  # of a neighbour: the others are to be measured all the same
+            if who.startswith("pmstore"):
+                raise
+            skip(who, f"{type(error).__name__}: {error}", f"{medium}, {workload}")
+        else:
+            cells.append(result)
+            report(who, workload, result)
+
+    missing: set[str] = set()
+    present = []
+    for kind in subjects(options.only):
+        try:
+            importlib.import_module(kind.module or "numpy")
+            present.append(kind)
+        except ImportError as error:
+            skip(kind.name, f"{error}. Install it: pip install 'pmstore[bench]'")
+    pmemobj = [who for who in PMEMOBJ_WAYS if not options.only or any(word in who for word in options.only)]
+    try:
+        if pmemobj:
+            pmemobj_program()
+    except Missing as why:
+        for who in pmemobj:
+            skip(who, str(why))
+        pmemobj = []
+
+    for medium in options.media:
+        print(f"{medium}: {parent(options, medium)}, {file_system(parent(options, medium))}", flush=True)
+        for kind in present:
+            warm_up = WARM_UP if issubclass(kind, Pmstore) else 3
+            for workload, size in workloads(kind, medium, options.quick):
+                if kind.name in missing:
+                    continue
+                with cell(kind.name, medium, workload, kind.promise) as (directory, result):
+                    one = whole if workload in SIZES else some_rows
+                    result.update(one(kind, directory, medium, size, {**limits, "warm_up": warm_up}))
+        for who in pmemobj:
+            shapes = {**{name: (size, 0, 0) for name, size in SIZES.items()}}
+            shapes |= {name: (ROW_BYTES, ROWS, changed) for name, changed in CHANGED.items()}
+            for workload, (size, rows, changed) in shapes.items():
+                with cell(who, medium, workload, PMEMOBJ_PROMISES[who]) as (directory, result):
+                    way = PMEMOBJ_WAYS[who]
+                    found = pmemobj_cell(directory, medium, way, size, rows, changed, most=1000, **limits)
+                    if not found["verified"]:
+                        raise Different("the pool")
+                    result.update(found)
+
+
+def promises() -> dict[str, dict[str, Any]]:
+    known = {kind.name: kind.promise for kind in SUBJECTS} | PMEMOBJ_PROMISES
+    return {name: dataclasses.asdict(promise) for name, promise in known.items()}
 
 
 def main() -> None:
-    options = parser(__doc__ or "").parse_args()
-    print(f"{machine()}; {real_time()}\n")
-    raw: dict[str, Any] = {}
-    for medium, parent in (("memory", options.memory), ("file", options.disk)):
-        heads = ("commit", "floor", "ratio", "p99", "floor p99", "with adds", "syncs")
-        print(f"{medium:8}" + "".join(f"{head:>{width}}" for head, width in zip(heads, (12, 12, 8, 12, 12, 12, 8))))
-        for label, size in SIZES.items():
-            repetitions = int(options.scale * max(12, min(3000 if medium == "memory" else 300, 1.2e9 / size)))
-            with scratch(parent) as directory:
-                result = commits(directory, medium, size, repetitions)
-            raw[f"{medium}, {label}"] = result
-            c, f = result["commit"], result["floor"]
-            added = statistics.median(result["transaction"]) - statistics.median(result["bare"])
-            print(
-                f"{label:8}{seconds(statistics.median(c)):>12}{seconds(statistics.median(f)):>12}{ratio(c, f):8.2f}"
-                f"{seconds(sorted(c)[int(len(c) * 0.99)]):>12}{seconds(sorted(f)[int(len(f) * 0.99)]):>12}"
-                f"{added * 1e6:9.2f} µs{result['syncs per commit']:8.2f}"
-            )
-        print()
-    save(options.raw, "commit", raw)
+    """Measure, print, and keep what was measured."""
+    command = parser(__doc__ or "")
+    command.add_argument("--only", nargs="+", metavar="WORD", help="only those whose name has one of these words in it")
+    options = command.parse_args()
+    priority = real_time()
+    print(f"{machine()}; {priority}\n", flush=True)
+    cells: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
+    measure(options, cells, skipped)
+    systems = {medium: file_system(parent(options, medium)) for medium in options.media}
+    raw = {"priority": priority, "quick": options.quick, "file systems": systems, "promises": promises()}
+    save(options.raw, "commit", {**raw, "cells": cells, "skipped": skipped})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""pmstore as its users drive it, in the shape of a neighbour; libpmemobj, which a C program drives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import CSRC, HERE, MEDIA, Array, compiled, library
+from _neighbours import PMEMOBJ, Neighbour, Promise
+
+import pmstore
+
+PMSTORE = Promise("transactions", "no", "the last commit", "the last commit")
+
+
+class Missing(Exception):
+    """Something that is to be measured isn't there; the text says what to do."""
+
+
+class Pmstore(Neighbour):
+    """store.commit(), after the array was changed. Rows: in a transaction, the writes included."""
+
+    name, promise, partial = "pmstore", PMSTORE, True
+    rows = False
+
+    def start(self) -> None:
+        self.store = pmstore.open(self.path, "w", media=MEDIA[self.medium])
+        self.store["array"] = self.array
+        self.store.commit()
+        self.array: Array = self.store["array"]  # the live one: what is measured changes it in place
+
+    def put(self) -> None:
+        self.store.commit()
+
+    def close(self) -> None:
+        self.store.close()
+
+    def read(self) -> Array:
+        with pmstore.open(self.path, "r") as store:
+            return np.array(store["array"])
+
+
+class PmstoreWith(Pmstore):
+    """The same through a with statement. The change is made before it, and belongs to it."""
+
+    name, rows = "pmstore, with", True
+
+    def put(self) -> None:
+        with self.store.transaction():
+            pass
+
+    def put_rows(self, rows: Array, values: Array) -> None:
+        if len(rows) == 1:
+            with self.store.transaction():
+                self.array[rows[0]] = values[0]
+        else:
+            with self.store.transaction():
+                self.array[rows] = values
+
+
+class PmstoreOnly(PmstoreWith):
+    """Rows, with the promise that nothing else changes."""
+
+    name, whole = "pmstore, with only=", False
+
+    def start(self) -> None:
+        super().start()
+        self.transaction: Any = self.store.transaction
+        try:
+            self.transaction(only=[self.array[:1]])
+        except TypeError as error:
+            self.close()
+            raise Missing(f"this version of pmstore has no transaction(only=…): {error}") from error
+
+    def put_rows(self, rows: Array, values: Array) -> None:
+        array = self.array
+        if len(rows) == 1:
+            row = array[rows[0]]
+            with self.transaction(only=[row]):
+                row[...] = values[0]
+        else:
+            with self.transaction(only=[array[row] for row in rows.tolist()]):
+                array[rows] = values
+
+
+PMSTORES: list[type[Pmstore]] = [Pmstore, PmstoreWith, PmstoreOnly]
+
+
+# ---- libpmemobj
+
+PMEMOBJ_WAYS = {"libpmemobj, tx_add_range": "tx", "libpmemobj, reserve and publish": "publish"}
+PMEMOBJ_PROMISES = {"libpmemobj, tx_add_range": PMEMOBJ, "libpmemobj, reserve and publish": PMSTORE}
+
+
+def pmemobj_program() -> Path:
+    """The driver in C, compiled. Missing: what to install."""
+    if not any((Path(folder) / "libpmemobj.h").exists() for folder in ("/usr/include", "/usr/local/include")):
+        raise Missing(
+            "no libpmemobj.h. Install it: apt-get install libpmemobj-dev (Fedora: dnf install libpmemobj-devel)"
+        )
+    sources = [HERE / "pmemobj.c", HERE / "floor.c", CSRC / "hash.c"]
+    try:
+        return compiled("pmemobj", sources, "-lpmemobj")
+    except subprocess.CalledProcessError as error:
+        raise Missing(f"pmemobj.c doesn't compile: {error.stderr.strip()}") from error
+
+
+def pmemobj_cell(
+    directory: Path, medium: str, way: str, size: int, rows: int, changed: int, *, seconds: float, least: int, most: int
+) -> dict[str, Any]:
+    """times, floors and verified, of an array of `size` bytes, or of `changed` of `rows` rows of `size` bytes."""
+    numbers = [str(size), str(rows), str(changed), way, str(seconds), str(least), str(most)]
+    # On tmpfs it would call msync for each range, which does nothing there; on a disk that is what it needs.
+    environment = {**os.environ, "PMEM_IS_PMEM_FORCE": "1" if medium == "memory" else "0"}
+    done = subprocess.run(
+        [str(pmemobj_program()), str(directory), medium, *numbers],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the driver stopped: {(done.stderr or str(done.returncode)).strip()}")
+    return dict(json.loads(done.stdout))
+
+
+__all__ = ["PMEMOBJ_PROMISES", "PMEMOBJ_WAYS", "PMSTORES", "Missing", "library", "pmemobj_cell", "pmemobj_program"]

@@ -1,0 +1,19 @@
+/* Lengths that are no multiple of 64 are rounded up when they are streamed: both sides have the room. */
+#ifndef FLOOR_H
+#define FLOOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+double floor_memory(void *to, const void *from, size_t length);
+/* Row i of `from` goes to place rows[i] of `to`. */
+double floor_memory_rows(void *to, const void *from, size_t row, const int64_t *rows, size_t count);
+/* Less than 0: it failed. writing: what the pwrite took of it; may be NULL. */
+double floor_disk(int fd, const void *from, size_t length, double *writing);
+
+double part_fence(void *to, const void *from, size_t length);
+double part_stream(void *to, const void *from, size_t length);
+double part_hash_copy(void *to, const void *from, size_t length);
+double part_home(void *to, const void *from, size_t length, int streaming);
+
+#endif

@@ -11,13 +11,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
 SANITIZED := build/sanitize
+BENCH := build/bench
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize bench torture fuzz mutants wheel check clean
+.PHONY: help demo test build strict lint sanitize bench bench-docs torture fuzz mutants wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -28,7 +29,8 @@ help:
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
-	@echo 'make bench     the benchmarks of benchmarks/README.md'
+	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
+	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     removes all that make has made'
 
@@ -100,8 +102,28 @@ fuzz:
 mutants: build
 	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
 
-bench: build
-	@for benchmark in benchmarks/bench_*.py; do $(BIN)/python $$benchmark || exit 1; done
+# Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.
+bench: $(BENCH)/.built
+	@$(BENCH)/venv/bin/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
+
+bench-docs: $(BENCH)/.built
+	@$(BENCH)/venv/bin/python benchmarks/report.py --docs $(ARGS)
+
+# A neighbour that can't be installed here is left out; the benchmarks say so.
+$(BENCH)/.built: pyproject.toml setup.py $(CORE) | check
+	@mkdir -p $(BENCH)
+	@if [ ! -e $@ ] || [ pyproject.toml -nt $@ ] || [ setup.py -nt $@ ]; then \
+		echo "Installing pmstore and its neighbours into $(BENCH)/venv …" && \
+		$(PYTHON) -m venv $(BENCH)/venv && pip="$(BENCH)/venv/bin/python -m pip install -qq --disable-pip-version-check" && \
+		{ $$pip -e '.[bench]' || { \
+			echo "pmstore: not all of them could be installed; going on with those that can" >&2; \
+			$$pip -e '.[sklearn]' setuptools || exit 1; \
+			for name in h5py joblib lmdb matplotlib safetensors zarr ZODB; do $$pip $$name || true; done; }; }; \
+	else \
+		echo "Compiling csrc …" && \
+		$(BENCH)/venv/bin/python setup.py -q build_ext --inplace; \
+	fi
+	@touch $@
 
 wheel: build
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check build

@@ -121,8 +121,10 @@ def compiled(name: str, sources: list[Path], *flags: str) -> Path:
         BUILD.mkdir(parents=True, exist_ok=True)
         # Its fused form is the core's own business: without it, the harness copies and hashes one after the other.
         fused = ["-DHASH_COPIES"] if "pm_hash64_copy_page" in (CSRC / "hash.h").read_text() else []
-        command = ["cc", "-std=gnu11", "-O3", *fused, *map(str, sources), "-o", str(target), *flags]
+        made = target.with_suffix(f".{os.getpid()}")
+        command = ["cc", "-std=gnu11", "-O3", *fused, *map(str, sources), "-o", str(made), *flags]
         subprocess.run(command, check=True, capture_output=True, text=True)
+        made.replace(target)
     return target
 
 

@@ -1,7 +1,7 @@
 """The neighbours of pmstore: each keeps one array in files, is told to make it durable, and is read back afterwards.
 
-A neighbour gets its array when it is made, and holds it as `array`. What is measured changes `array` and calls `put`, or calls
-`put_rows`, which changes rows and makes them durable. `read` opens the files anew, after `close`.
+A neighbour gets its array when it is made, and holds it as `array`. What is measured changes `array` and calls `put`,
+or calls `put_rows`, which changes rows and makes them durable. `read` opens the files anew, after `close`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from _common import Array
 
 @dataclass(frozen=True)
 class Promise:
-    """What a crash leaves, from documentation and code. Killed: the process; cut: the power, on a disk that honours flushes."""
+    """What a crash leaves, from documentation and code.
+
+    killed: of the process; cut: of the power, on a disk that honours flushes.
+    """
 
     atomic: str
     torn: str

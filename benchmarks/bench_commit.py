@@ -1,7 +1,7 @@
 """What it costs to make a change durable: pmstore, the floor and the neighbours side by side, on memory and on a disk.
 
-Each repetition changes the data, times the floor with the same number of bytes, and times the change being made durable. Every cell is
-read back from its files at the end, and compared.
+Each repetition changes the data, times the floor with the same number of bytes, and times the change being made
+durable. Every cell is read back from its files at the end, and compared.
 """
 
 from __future__ import annotations

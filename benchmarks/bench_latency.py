@@ -1,8 +1,8 @@
-"""How long the longest commits take, and how much a commit writes: percentiles over thousands of commits of one store, from its first
-one on, so that the growth of the log and every checkpoint are among them; and 50 commits of 49 MB in a row.
+"""How long the longest commits take, and how much a commit writes: percentiles over thousands of commits of one store,
+from its first one on, so that the growth of the log and every checkpoint are among them; and 50 commits of 49 MB.
 
-What is measured in a row: blocks of the floor and blocks of commits in turn, as a floor between two commits would give the disk time
-to do what the first one left.
+Blocks of the floor and blocks of commits take turns: a floor after each commit would give the disk time to do what
+that one left.
 """
 
 from __future__ import annotations

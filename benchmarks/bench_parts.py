@@ -2,10 +2,10 @@
 
 The parts are timed from outside, in the same run and in turn, without touching the core:
 
-    Python         an empty transaction of a store of 8 B by `with`, less the bare call of pm_commit: it is the same at any size
-    find           pm_commit with the array alive and nothing changed. An array that the core takes whole, unseen, isn't searched:
-                   its commits write to a slot (bytes_direct), and what an empty commit of 8 B takes stands for it
-    hash and copy  floor.c: page by page through a block in the cache; memory: streamed into a mapped file; disk: hash alone
+    Python         an empty transaction of a store of 8 B by `with`, less the bare call of pm_commit: alike at any size
+    find           pm_commit with the array alive and nothing changed. An array that the core takes whole, unseen, isn't
+                   searched: its commits write to a slot (bytes_direct), and an empty commit of 8 B stands for it
+    hash and copy  floor.c: page by page through a block in the cache; memory: streamed to a mapped file; disk: no copy
     write          disk: the pwrite of the floor, of as many bytes as the commit writes before it is durable
     fence          memory: the sfence after that copy; disk: the fdatasync after that pwrite
     home           a copy of as many bytes as the store's statistics say that it wrote home; disk: a pwrite of them
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -59,53 +60,65 @@ def bare(store: pmstore.Store) -> float:
     return taken
 
 
-def memory_parts(directory: Path, size: int, written: int, home: int) -> Any:
-    """A function that gives one measurement of each part."""
+Part = Callable[[], float]
+
+
+def memory_parts(directory: Path, size: int, written: int, home: int) -> dict[str, Part]:
+    """Functions that time one part once each."""
     here = library()
     log, place = MemoryFloor(directory, written), MemoryFloor(directory, home or 64)
     source, again = padded(written // 8 + 1), padded(home // 8 + 1)
 
-    def once() -> dict[str, float]:
-        found = {}
-        to, into = log.map.ctypes.data, place.map.ctypes.data
-        source.__iadd__(1.0)
-        found["hash and copy"] = here.part_hash_copy(to, source.ctypes.data, written)
-        source.__iadd__(1.0)
-        found["fence"] = here.part_fence(to, source.ctypes.data, written)
-        source.__iadd__(1.0)
-        found["floor"] = here.floor_memory(to, source.ctypes.data, size)
-        again.__iadd__(1.0)
-        found["home"] = here.part_home(into, again.ctypes.data, home, home >= STREAMED_HOME) if home else 0.0
-        return found
+    def part(function: Callable[..., float], data: Array, target: MemoryFloor, *arguments: int) -> Part:
+        def once() -> float:
+            data.__iadd__(1.0)
+            return function(target.map.ctypes.data, data.ctypes.data, *arguments)
 
-    return once
+        return once
+
+    return {
+        "hash and copy": part(here.part_hash_copy, source, log, written),
+        "fence": part(here.part_fence, source, log, written),
+        "floor": part(here.floor_memory, source, log, size),
+        "home": part(here.part_home, again, place, home, int(home >= STREAMED_HOME)) if home else lambda: 0.0,
+    }
 
 
-def disk_parts(directory: Path, size: int, written: int, home: int) -> Any:
-    """The same for a disk."""
+def disk_parts(directory: Path, size: int, written: int, home: int) -> dict[str, Part]:
+    """The same for a disk; what writes and what syncs are one part here, and are told apart by their own clock."""
     here = library()
     floor, place = DiskFloor(directory, written), directory / "home"
     source, again = padded(written // 8 + 1), padded(home // 8 + 1)
     place.write_bytes(bytes(home))
     file = place.open("r+b", buffering=0)
+    writing = ctypes.c_double()
 
-    def once() -> dict[str, float]:
-        found = {}
-        writing = ctypes.c_double()
+    def hash_only() -> float:
         source.__iadd__(1.0)
-        found["hash and copy"] = here.part_hash_copy(None, source.ctypes.data, written)
-        both = floor(source, writing)
-        found["write"], found["fence"] = writing.value, both - writing.value
+        return here.part_hash_copy(None, source.ctypes.data, written)
+
+    def write() -> float:
         source.__iadd__(1.0)
-        found["floor"] = floor(source[: size // 8])
+        floor(source[: written // 8], writing)
+        return writing.value
+
+    def fence() -> float:
+        source.__iadd__(1.0)
+        both = floor(source[: written // 8], writing)
+        return both - writing.value
+
+    def plain() -> float:
+        source.__iadd__(1.0)
+        return floor(source[: size // 8])
+
+    def to_home() -> float:
         again.__iadd__(1.0)
         start = perf_counter()
         file.seek(0)
         file.write(again[: home // 8].data)
-        found["home"] = perf_counter() - start if home else 0.0
-        return found
+        return perf_counter() - start if home else 0.0
 
-    return once
+    return {"hash and copy": hash_only, "write": write, "fence": fence, "floor": plain, "home": to_home}
 
 
 def split(directory: Path, medium: str, size: int, budget: float) -> dict[str, Any]:
@@ -133,14 +146,15 @@ def split(directory: Path, medium: str, size: int, budget: float) -> dict[str, A
         }
         first = int(bytes_of["bytes_logged"] + bytes_of["bytes_direct"])
         first, home = max(8, first // 8 * 8), int(bytes_of["bytes_home"]) // 8 * 8
-        once = (memory_parts if medium == "memory" else disk_parts)(directory, size, first, home)
-        found: dict[str, list[float]] = {"call": []}
+        timed = (memory_parts if medium == "memory" else disk_parts)(directory, size, first, home)
+        found: dict[str, list[float]] = {name: [] for name in ("call", *timed)}
+        # Blocks: right after one another, parts would find the caches and the memory as the others left them.
+        block = max(1, min(20, (4 << 20) // size))
         with no_collection():
             end = perf_counter() + budget
             while len(found["call"]) < 5 or (perf_counter() < end and len(found["call"]) < 1000):
-                found["call"].append(call())
-                for name, taken in once().items():
-                    found.setdefault(name, []).append(taken)
+                for name, once in {"call": call, **timed}.items():
+                    found[name] += [once() for _ in range(block)]
             # Last, as commits of nothing could teach the core something about the array.
             empty = [bare(store) for _ in range(min(200, max(5, len(found["call"]))))]
         taken_whole = bytes_of["bytes_direct"] > size / 2

@@ -1,8 +1,8 @@
 """Recovery against the size of the log and of the store, and opening after a clean close and after a crash.
 
-A recovery is an open of a copy of a store that ended as by a kill, and is beside a plain copy of as many bytes as the log held (memory),
-or a plain read, write and fdatasync of them (disk). On disks the store is read from the disk, as after a reboot, and from the page
-cache, as after a kill. What was recovered is compared with the last commit.
+A recovery is an open of a copy of a store that ended as by a kill, and is beside a plain copy of as many bytes as the
+log held (memory), or a plain read, write and fdatasync of them (disk). On disks the store is read from the disk, as
+after a reboot ("cold"), and from the page cache, as after a kill. What was recovered is compared with the last commit.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ MIB = 1 << 20
 
 
 def crashed(path: Path, medium: str, store_bytes: int, log_bytes: int) -> tuple[int, Array]:
-    """Makes a store of about that size, with about that many bytes in its log when it was killed. Gives the bytes that the
-    log held, and the array as it was committed last.
+    """Makes a store of about that size, with about that many bytes in its log when it was killed.
+
+    Gives the bytes that the log held, and the array as it was committed last.
     """
     rows = max(64, store_bytes // ROW_BYTES)
     random = np.random.default_rng(1)
     store = pmstore.open(path, "w", media=MEDIA[medium])
     array = store.create_array("array", (rows, COLUMNS), "f8")
     store.commit()
-    # Random rows: all of it would go past the log. A small log grows with what is committed, and is emptied now and then; the last commits
-    # are those that fill it again.
+    # Random rows: all of it would go past the log. A small log grows with what is committed, and is emptied now and
+    # then; the last commits are those that fill it again.
     some = max(1, min(rows // 16, log_bytes // 4 // ROW_BYTES))
     best = 0
     for attempt in range(400):
@@ -157,7 +158,7 @@ def some_arrays(store: pmstore.Store, size: int) -> None:
 
 
 def openings(directory: Path, medium: str, names: int, size: int, repetitions: int) -> dict[str, Any]:
-    """Opens after a clean close, in turn, so that all see the same machine; and one kind after a crash with an empty log."""
+    """Opens after a clean close, in turn, so that all see the same machine; and after a crash just after a commit."""
     few, large = directory / "few", directory / "large"
     many, small = directory / "many", directory / "small"
     for path, fill, amount in (

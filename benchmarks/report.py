@@ -1,0 +1,311 @@
+"""Turns the raw results of the benchmarks into tables, a comparison with what was asked for, and pictures.
+
+    python benchmarks/report.py                  report.md and the pictures, beside the raw results
+    python benchmarks/report.py --docs           and fills the marked places of the documents, and keeps the pictures and
+                                                 the raw results in benchmarks/
+
+A marked place is what stands between <!-- bench:NAME --> and <!-- /bench:NAME -->.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from _common import BUILD, CHANGED, HERE, SIZES, percentile, seconds
+from _targets import Raw, cost, find, targets, written
+
+DOCUMENTS = [HERE / "README.md", HERE.parent / "README.md"]
+RESULTS = ("commit", "latency", "parts", "recovery")
+PICTURES = {
+    "costs": "The cost of making a change durable, as a multiple of the floor",
+    "latency": "Latency percentiles of commits and of the floor",
+    "parts": "What a commit's time goes to",
+    "recovery": "Recovery and opening",
+}
+
+
+def load(results: Path) -> Raw:
+    """What was kept, by the name of the benchmark."""
+    found = {}
+    for name in RESULTS:
+        path = results / f"{name}.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text())
+    return found
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def times_floor(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
+
+
+def subjects(raw: Raw, medium: str) -> list[str]:
+    """In the order in which they were measured, pmstore and then libpmemobj first."""
+    names = dict.fromkeys(cell["who"] for cell in raw["commit"]["cells"] if cell["medium"] == medium)
+    return sorted(names, key=lambda name: (not name.startswith("pmstore"), not name.startswith("libpmemobj")))
+
+
+# ---- sections
+
+
+def machine(raw: Raw) -> str:
+    lines = []
+    for name, kept in raw.items():
+        form = "quick form: not to be quoted" if kept.get("quick") else "full form"
+        lines.append(f"- `bench_{name}.py`, {form}: {kept['machine']}, {kept['priority']}")
+    if "commit" in raw:
+        versions = ", ".join(f"{name} {version}" for name, version in raw["commit"]["versions"].items())
+        systems = ", ".join(f"{medium}: {kind}" for medium, kind in raw["commit"]["file systems"].items())
+        lines.append(f"- {versions}; file systems: {systems}")
+    return "\n".join(lines)
+
+
+def costs(raw: Raw, medium: str) -> str:
+    """Medians, and the median ratio to the floor in brackets."""
+    head, rows = ["", *SIZES, *CHANGED], []
+    for who in subjects(raw, medium):
+        cells = [find(raw, medium, workload, who) for workload in (*SIZES, *CHANGED)]
+        safe = next(cell for cell in cells if cell)["safe"]
+        figures = [f"{seconds(statistics.median(c['times']))} ({times_floor(cost(c))})" if c else "" for c in cells]
+        rows.append([who if safe else f"*{who}* †", *figures])
+    floors = []
+    for workload in (*SIZES, *CHANGED):
+        cell = find(raw, medium, workload, "pmstore" if workload in SIZES else "pmstore, with")
+        floors.append(seconds(statistics.median(cell["floors"])) if cell else "")
+    rows.append(["the floor beside pmstore", *floors])
+    note = "\n\n† Not atomic, or not durable when the call returns."
+    return table(head, rows) + note
+
+
+def promises(raw: Raw) -> str:
+    rows = [
+        [name, known["atomic"], known["torn"], known["killed"], known["cut"]]
+        for name, known in raw["commit"]["promises"].items()
+        if not name.startswith("pmstore,")
+    ]
+    return table(["", "atomic", "torn write possible", "after a kill", "after a power cut"], rows)
+
+
+def skipped(raw: Raw) -> str:
+    lines = [
+        f"- {known['who']} ({known['where']}): {known['why']}"
+        for kept in raw.values()
+        for known in kept.get("skipped", ())
+    ]
+    return "\n".join(["Not measured:", "", *lines]) if lines else "Everything was measured."
+
+
+def comparison(raw: Raw) -> str:
+    rows = [
+        [
+            t.medium,
+            t.what,
+            t.wanted,
+            t.measured or "not measured",
+            "—" if t.measured is None else "yes" if t.met else "no",
+        ]
+        for t in targets(raw)
+    ]
+    return table(["", "", "wanted", "measured", "met"], rows)
+
+
+def latency(raw: Raw) -> str:
+    rows = []
+    for cell in raw["latency"]["cells"]:
+        name = f"{cell['medium']}, {cell['workload']}" + (" in a row" if cell["kind"] == "sustained" else "")
+        for who, values in (("pmstore", cell["times"]), ("floor", cell["floors"])):
+            figures = [seconds(percentile(values, share)) for share in (0.5, 0.99, 0.999, 1)]
+            mine = who == "pmstore"
+            rows.append(
+                [
+                    name if mine else "",
+                    who,
+                    *figures,
+                    seconds(sum(values)),
+                    f"{len(values):,}",
+                    f"{written(cell):.3g}" if mine else "",
+                    f"{cell['checkpoints']:,}" if mine else "",
+                ]
+            )
+    head = ["", "", "p50", "p99", "p99.9", "longest", "together", "commits", "written per byte", "checkpoints"]
+    return table(head, rows)
+
+
+def parts(raw: Raw) -> str:
+    from bench_parts import parts as of_cell
+
+    names = ["find", "hash and copy", "write", "fence", "home", "Python"]
+    rows = []
+    for cell in raw["parts"]["cells"]:
+        known = of_cell(cell)
+        figures = [seconds(known[name]) if known.get(name) else "" for name in names]
+        rest = known["call"] - sum(known.get(name, 0) for name in names if name != "Python")
+        left = f"{'−' if rest < 0 else ''}{seconds(abs(rest))}"
+        rows.append(
+            [f"{cell['medium']}, {cell['workload']}", seconds(known["floor"]), seconds(known["call"]), *figures, left]
+        )
+    return table(["", "floor", "pm_commit", *names, "left over"], rows)
+
+
+def recovery(raw: Raw) -> str:
+    rows = []
+    for cell in raw["recovery"]["recoveries"]:
+        for state in ("cached", "cold"):
+            if state in cell:
+                times, floors = cell[state]["times"], cell[state]["floors"]
+                mapped = cell[state]["mapped anew"]
+                rows.append(
+                    [
+                        cell["medium"] + (f", {state}" if cell["medium"] == "disk" else ""),
+                        f"{cell['log bytes'] / 2**20:.1f} MiB",
+                        f"{cell['store bytes'] / 2**20:,.0f} MiB",
+                        seconds(statistics.median(times)),
+                        seconds(statistics.median(floors)),
+                        times_floor(cost(cell[state])),
+                        times_floor(statistics.median(t / m for t, m in zip(times, mapped))) if mapped else "",
+                    ]
+                )
+    head = ["", "log", "store", "recovery", "plain", "×", "× one that maps its files"]
+    return table(head, rows)
+
+
+def opening(raw: Raw) -> str:
+    rows = []
+    for cell in raw["recovery"]["openings"]:
+        names = {
+            "few": "ten names",
+            "many": f"{cell['names']:,} names",
+            "small": "1 MiB",
+            "large": f"{cell['bytes'] >> 20:,} MiB",
+            "after a crash": "ten names, after a crash",
+        }
+        middle = {name: statistics.median(cell["times"][name]) for name in names}
+        rows += [[cell["medium"], text, seconds(middle[name])] for name, text in names.items()]
+    return table(["", "", "open"], rows)
+
+
+def summary(raw: Raw) -> str:
+    """For the first page: pmstore and the cheapest neighbour that keeps as much."""
+    rows = []
+    for workload in ("8 B", "62,720 B", "1 MiB", "49 MB", "1 row"):
+        cells = [
+            find(raw, medium, workload, "pmstore" if workload in SIZES else "pmstore, with")
+            for medium in ("memory", "disk")
+        ]
+        if workload == "1 row":
+            only = [find(raw, medium, workload, "pmstore, with only=") for medium in ("memory", "disk")]
+            cells = [narrow or wide for narrow, wide in zip(only, cells)]
+        figures = []
+        for cell in cells:
+            if cell:
+                rivals = [
+                    (cost(c), c["who"])
+                    for c in raw["commit"]["cells"]
+                    if c["safe"]
+                    and c["medium"] == cell["medium"]
+                    and c["workload"] == workload
+                    and "pmstore" not in c["who"]
+                ]
+                best = f"{min(rivals)[1]}: {times_floor(min(rivals)[0])}" if rivals else ""
+                figures += [seconds(statistics.median(cell["times"])), times_floor(cost(cell)), best]
+            else:
+                figures += ["", "", ""]
+        rows.append([f"{workload} of 51 MB" if workload == "1 row" else workload, *figures])
+    return table(["", "tmpfs", "× floor", "next", "disk", "× floor", "next"], rows)
+
+
+# ---- all of it
+
+SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
+    "machine": ("", "Machine and versions", machine),
+    "targets": ("", "What was asked for", comparison),
+    "memory": ("commit", "Costs on memory: median (× floor)", lambda raw: costs(raw, "memory")),
+    "disk": ("commit", "Costs on a disk: median (× floor)", lambda raw: costs(raw, "disk")),
+    "promises": ("commit", "What each of them keeps", promises),
+    "latency": ("latency", "The longest commits, and what they write", latency),
+    "parts": ("parts", "The parts of a commit", parts),
+    "recovery": ("recovery", "Recovery", recovery),
+    "opening": ("recovery", "Opening", opening),
+    "skipped": ("", "Skipped", skipped),
+    "summary": ("commit", "In short", summary),
+}
+
+
+def sections(raw: Raw) -> dict[str, str]:
+    """Name of a marked place -> what is to stand there, as far as it was measured."""
+    return {name: make(raw) for name, (needs, _, make) in SECTIONS.items() if not needs or needs in raw}
+
+
+def fill(text: str, parts_of_it: dict[str, str]) -> str:
+    """A document with its marked places filled; those that nothing is known for stay as they are."""
+
+    def filled(match: re.Match[str]) -> str:
+        name = match[1]
+        return (
+            f"<!-- bench:{name} -->\n{parts_of_it[name]}\n<!-- /bench:{name} -->" if name in parts_of_it else match[0]
+        )
+
+    return re.sub(r"<!-- bench:([\w-]+) -->\n.*?<!-- /bench:\1 -->", filled, text, flags=re.DOTALL)
+
+
+def keep(results: Path, raw: Raw, drawn: list[str]) -> None:
+    """Pictures, raw results and tables go into the repository."""
+    pictures, kept = HERE / "pictures", HERE / "raw"
+    pictures.mkdir(exist_ok=True)
+    kept.mkdir(exist_ok=True)
+    for name in drawn:
+        shutil.copy(results / f"{name}.png", pictures / f"{name}.png")
+    for name, known in raw.items():
+        data = json.dumps(known, separators=(",", ":")).encode()
+        (kept / f"{name}.json.gz").write_bytes(gzip.compress(data, mtime=0))
+    for document in DOCUMENTS:
+        folder = "" if document.parent == HERE else "benchmarks/"
+        known = sections(raw)
+        known |= {f"picture-{name}": f"![{PICTURES[name]}]({folder}pictures/{name}.png)" for name in drawn}
+        document.write_text(fill(document.read_text(), known))
+
+
+def main() -> None:
+    """Write the report."""
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--results", type=Path, default=BUILD / "results", help="default: build/bench/results")
+    command.add_argument("--docs", action="store_true", help="fill the documents, keep pictures and raw results")
+    options = command.parse_args()
+    raw = load(options.results)
+    if not raw:
+        raise SystemExit(f"no results in {options.results}: make bench")
+    known = sections(raw)
+    drawn: list[str] = []
+    try:
+        import _pictures
+
+        drawn = _pictures.draw(raw, options.results)
+    except ImportError as error:
+        print(f"no pictures: {error}. Install it: pip install 'pmstore[bench]'")
+    lines = ["# Benchmarks", ""]
+    for name, text in known.items():
+        lines += [f"## {SECTIONS[name][1]}", "", text, ""]
+    lines += [f"![{PICTURES[name]}]({name}.png)\n" for name in drawn]
+    (options.results / "report.md").write_text("\n".join(lines))
+    print(known["targets"])
+    print(f"\n{options.results / 'report.md'}" + "".join(f"\n{options.results / name}.png" for name in drawn))
+    if options.docs:
+        if any(kept.get("quick") for kept in raw.values()):
+            print("these are figures of the quick form: not for the documents")
+            raise SystemExit(1)
+        keep(options.results, raw, drawn)
+
+
+if __name__ == "__main__":
+    main()

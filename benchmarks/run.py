@@ -1,0 +1,69 @@
+"""Runs the benchmarks one after the other, keeps their raw results, and writes the report: `make bench`.
+
+What stops is reported and makes the exit status 1; the others run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _common import BUILD, HERE
+
+NAMES = ("commit", "latency", "parts", "recovery", "kmeans", "crash")
+
+
+def command(name: str, options: argparse.Namespace) -> list[str]:
+    """What runs one of them."""
+    program = [sys.executable, str(HERE / f"bench_{name}.py")]
+    if name == "kmeans":
+        small = ["--rows", "7000", "--repeats", "2"] if options.quick else []
+        return [*program, "--json", *small, *(["--dir", str(options.memory)] if options.memory else [])]
+    program += ["--raw", str(options.results / f"{name}.json")]
+    for place in ("memory", "disk"):
+        if getattr(options, place):
+            program += [f"--{place}", str(getattr(options, place))]
+    if name == "crash":
+        return [*program, *(["--scale", "0.05"] if options.quick else [])]
+    return [*program, *(["--quick"] if options.quick else [])]
+
+
+def main() -> None:
+    """Run them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="a few minutes: to see that it runs")
+    parser.add_argument("--memory", type=Path, help="a directory on tmpfs")
+    parser.add_argument("--disk", type=Path, help="a directory on a disk")
+    parser.add_argument("--results", type=Path, default=BUILD / "results", help="default: build/bench/results")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    options.results.mkdir(parents=True, exist_ok=True)
+    stopped = []
+    for name in options.names or NAMES:
+        print(f"\n== {name} ==\n", flush=True)
+        start = time.monotonic()
+        if name == "kmeans":
+            with open(options.results / f"{name}.json", "w") as kept:
+                status = subprocess.run(command(name, options), stdout=kept).returncode
+        else:
+            status = subprocess.run(command(name, options)).returncode
+        if status:
+            stopped.append(name)
+        print(
+            f"\n{name}: {time.monotonic() - start:.0f} s{f', stopped with status {status}' if status else ''}",
+            flush=True,
+        )
+    print("\n== report ==\n", flush=True)
+    status = subprocess.run([sys.executable, str(HERE / "report.py"), "--results", str(options.results)]).returncode
+    if stopped:
+        print(f"stopped: {', '.join(stopped)}")
+    raise SystemExit(1 if stopped or status else 0)
+
+
+if __name__ == "__main__":
+    main()

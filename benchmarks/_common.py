@@ -253,7 +253,7 @@ def paired(
     with no_collection():
         for _ in range(warm_up):
             floor(), what()
-        both = []
+        both: list[tuple[float, float]] = []
         end = perf_counter() + seconds
         while len(both) < least or (len(both) < most and perf_counter() < end):
             both.append((floor(), what()))

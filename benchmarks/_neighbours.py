@@ -51,7 +51,7 @@ class Neighbour:
     whole = True  # can keep an array as a whole
     rows = True  # can keep one by rows, even if it writes all of it
     partial = False  # writes only the rows that changed
-    media = ("memory", "disk")
+    media: tuple[str, ...] = ("memory", "disk")
 
     def __init__(self, directory: Path, medium: str, array: Array) -> None:
         self.directory = directory
@@ -113,7 +113,7 @@ class NumpySave(Neighbour):
 
     def read(self) -> Array:
         with open(self.path, "rb") as file:
-            return np.load(file)  # type: ignore[no-any-return]
+            return np.asarray(np.load(file))
 
 
 class NumpySavez(NumpySave):
@@ -125,7 +125,7 @@ class NumpySavez(NumpySave):
 
     def read(self) -> Array:
         with np.load(io.BytesIO(self.path.read_bytes())) as file:
-            return file["array"]  # type: ignore[no-any-return]
+            return np.asarray(file["array"])
 
 
 class Joblib(NumpySave):
@@ -201,7 +201,7 @@ class LMDB(Neighbour):
 
     def put(self) -> None:
         with self.environment.begin(write=True) as transaction:
-            transaction.put(b"array", memoryview(self.array).cast("B"))
+            transaction.put(b"array", self.array.data.cast("B"))
 
     def close(self) -> None:
         self.environment.close()

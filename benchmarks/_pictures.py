@@ -214,8 +214,8 @@ def split(raw: Raw) -> Any:
     handles.append(plt.Line2D([], [], color="black", linewidth=2))
     figure.legend(handles, [*PARTS, "the commit as a whole"], ncol=7, loc="upper center", frameon=False)
     figure.supxlabel(
-        "Each part by itself, medians of one run. Find: a commit that finds no change (of an array that is taken whole, "
-        "unsearched: one of 8 B).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
+        "Each part by itself, medians of one run. Find: a commit that finds no change (of one that is taken whole, "
+        "unsearched: of 8 B).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
         "Write and fence: those of a floor of as many bytes as the commit writes.\nHome: a copy of the bytes that the "
         "store counted. Python: an empty with statement less the C call. "
         "Gaps to the line: what overlaps or isn't listed.",

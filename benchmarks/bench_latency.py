@@ -47,7 +47,8 @@ def series(directory: Path, medium: str, size: int, count: int, *, block: int = 
     """`count` commits of an array that changes as a whole, and as many floors."""
     floor, source = floor_of(medium, directory, size), padded(size // 8)
     block = min(block, count)
-    times, floors = [], []
+    times: list[float] = []
+    floors: list[float] = []
     with pmstore.open(directory / "store.pm", "w", media=MEDIA[medium]) as store:
         array = store.create_array("array", size // 8, "f8")
         store.commit()
@@ -76,7 +77,9 @@ def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
     """`count` commits of one random row each, of 51 MB, with only= if there is such a thing."""
     size = ROWS * ROW_BYTES if medium == "memory" else ROW_BYTES
     floor, values, random = floor_of(medium, directory, size), np.zeros((1, COLUMNS)), np.random.default_rng(1)
-    expected, times, floors = np.zeros((ROWS, COLUMNS)), [], []
+    expected = np.zeros((ROWS, COLUMNS))
+    times: list[float] = []
+    floors: list[float] = []
     with pmstore.open(directory / "store.pm", "w", media=MEDIA[medium]) as store:
         array = store.create_array("array", (ROWS, COLUMNS), "f8")
         store.commit()

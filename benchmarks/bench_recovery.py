@@ -135,7 +135,7 @@ def recovery(directory: Path, medium: str, store_bytes: int, log_bytes: int, rep
                 mapped.append(plain.mapped_anew())
             taken, array = opening(copy, keep=True)
             times.append(taken)
-            if not np.array_equal(array, expected):
+            if array is None or not np.array_equal(array, expected):
                 raise SystemExit(f"{medium}: recovery {attempt} of {held} bytes gave another state")
         found[state] = {"times": times[1:], "floors": floors[1:], "mapped anew": mapped[1:]}
     return found

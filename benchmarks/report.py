@@ -1,8 +1,8 @@
 """Turns the raw results of the benchmarks into tables, a comparison with what was asked for, and pictures.
 
     python benchmarks/report.py                  report.md and the pictures, beside the raw results
-    python benchmarks/report.py --docs           and fills the marked places of the documents, and keeps the pictures and
-                                                 the raw results in benchmarks/
+    python benchmarks/report.py --docs           and fills the marked places of the documents, and keeps pictures
+                                                 and raw results in benchmarks/
 
 A marked place is what stands between <!-- bench:NAME --> and <!-- /bench:NAME -->.
 """

@@ -135,7 +135,7 @@ class Joblib(NumpySave):
         importlib.import_module("joblib").dump(self.array, path)
 
     def read(self) -> Array:
-        return importlib.import_module("joblib").load(self.path)  # type: ignore[no-any-return]
+        return np.asarray(importlib.import_module("joblib").load(self.path))
 
 
 class Safetensors(NumpySave):
@@ -145,7 +145,7 @@ class Safetensors(NumpySave):
         importlib.import_module("safetensors.numpy").save_file({"array": self.array}, path)
 
     def read(self) -> Array:
-        return importlib.import_module("safetensors.numpy").load_file(self.path)["array"]  # type: ignore[no-any-return]
+        return np.asarray(importlib.import_module("safetensors.numpy").load_file(self.path)["array"])
 
 
 def renamed(kind: type[NumpySave]) -> type[Neighbour]:

@@ -29,9 +29,10 @@ class Pmstore(Neighbour):
 
     def start(self) -> None:
         self.store = pmstore.open(self.path, "w", media=MEDIA[self.medium])
-        self.store["array"] = self.array
+        live = self.store.create_array("array", self.array.shape, "f8")
+        live[...] = self.array
         self.store.commit()
-        self.array: Array = self.store["array"]  # the live one: what is measured changes it in place
+        self.array: Array = live  # what is measured changes it in place
 
     def put(self) -> None:
         self.store.commit()

@@ -180,15 +180,17 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
         for kind in present:
             warm_up = WARM_UP if issubclass(kind, Pmstore) else 3
             for workload, size in workloads(kind, medium, options.quick):
-                if kind.name in missing:
+                if kind.name in missing or workload not in options.workloads:
                     continue
                 with cell(kind.name, medium, workload, kind.promise) as (directory, result):
                     one = whole if workload in SIZES else some_rows
                     result.update(one(kind, directory, medium, size, {**limits, "warm_up": warm_up}))
         for who in pmemobj:
-            shapes = {**{name: (size, 0, 0) for name, size in SIZES.items()}}
+            shapes = {name: (size, 0, 0) for name, size in SIZES.items()}
             shapes |= {name: (ROW_BYTES, ROWS, changed) for name, changed in CHANGED.items()}
             for workload, (size, rows, changed) in shapes.items():
+                if workload not in options.workloads:
+                    continue
                 with cell(who, medium, workload, PMEMOBJ_PROMISES[who]) as (directory, result):
                     way = PMEMOBJ_WAYS[who]
                     found = pmemobj_cell(directory, medium, way, size, rows, changed, most=1000, **limits)
@@ -206,6 +208,8 @@ def main() -> None:
     """Measure, print, and keep what was measured."""
     command = parser(__doc__ or "")
     command.add_argument("--only", nargs="+", metavar="WORD", help="only those whose name has one of these words in it")
+    known = [*SIZES, *CHANGED]
+    command.add_argument("--workloads", nargs="+", choices=known, default=known, metavar="SIZE", help=", ".join(known))
     options = command.parse_args()
     priority = real_time()
     print(f"{machine()}; {priority}\n", flush=True)

@@ -15,10 +15,11 @@ from bench_parts import parts
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 OURS, OTHERS, FAINT, FLOOR = "#c0392b", "#2c3e50", "#95a5a6", "#7f8c8d"
 MEDIA_TITLES = {"memory": "memory (tmpfs)", "disk": "disk"}
+BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -214,7 +215,7 @@ def split(raw: Raw) -> Any:
     handles.append(plt.Line2D([], [], color="black", linewidth=2))
     figure.legend(handles, [*PARTS, "the commit as a whole"], ncol=7, loc="upper center", frameon=False)
     figure.supxlabel(
-        "Each part by itself, medians of one run. Find: a commit that finds no change (of one that is taken whole, "
+        "Each part by itself, medians of one run. Find: a commit that finds no change (for arrays that are taken whole, "
         "unsearched: of 8 B).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
         "Write and fence: those of a floor of as many bytes as the commit writes.\nHome: a copy of the bytes that the "
         "store counted. Python: an empty with statement less the C call. "
@@ -258,12 +259,13 @@ def recovery_panel(cells: list[Raw], varied: str, axis: Any) -> None:
             middle = [statistics.median(cell[state][what]) for cell in cells]
             axis.plot(sizes, middle, dashes, marker=marker, color=color, label=label, markersize=5)
         if state == "cached":
+            above = 8 if not several else -14  # there, the line of the cold ones is above
             for size, cell in zip(sizes, cells):
-                value = ratio(cell[state]["times"], cell[state]["floors"])
+                text, at = f"×{short(ratio(cell[state]['times'], cell[state]['floors']))}", (0, above)
+                place = (size, statistics.median(cell[state]["times"]))
                 axis.annotate(
-                    f"×{short(value)}", (size, statistics.median(cell[state]["times"])), (0, -14),
-                    textcoords="offset points", ha="center", fontsize=8, color=OURS,
-                )  # fmt: skip
+                    text, place, at, textcoords="offset points", ha="center", fontsize=8, color=OURS, bbox=BLANK
+                )
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.margins(x=0.12, y=0.18)
@@ -293,6 +295,7 @@ def opening_panel(cell: Raw, axis: Any) -> None:
     axis.set_yticks(range(len(names)), list(names.values()))
     axis.invert_yaxis()
     axis.margins(x=0.2)
+    axis.xaxis.set_major_locator(MaxNLocator(4))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
 
 

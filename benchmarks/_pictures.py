@@ -19,7 +19,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 OURS, OTHERS, FAINT, FLOOR = "#c0392b", "#2c3e50", "#95a5a6", "#7f8c8d"
 MEDIA_TITLES = {"memory": "memory (tmpfs)", "disk": "disk"}
-BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -215,8 +214,8 @@ def split(raw: Raw) -> Any:
     handles.append(plt.Line2D([], [], color="black", linewidth=2))
     figure.legend(handles, [*PARTS, "the commit as a whole"], ncol=7, loc="upper center", frameon=False)
     figure.supxlabel(
-        "Each part by itself, medians of one run. Find: a commit that finds no change (for arrays that are taken whole, "
-        "unsearched: of 8 B).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
+        "Each part by itself, medians of one run. Find: a commit that finds no change (of 8 B, for arrays that are "
+        "taken whole, unsearched).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
         "Write and fence: those of a floor of as many bytes as the commit writes.\nHome: a copy of the bytes that the "
         "store counted. Python: an empty with statement less the C call. "
         "Gaps to the line: what overlaps or isn't listed.",
@@ -258,25 +257,29 @@ def recovery_panel(cells: list[Raw], varied: str, axis: Any) -> None:
         for what, label, color, marker in lines:
             middle = [statistics.median(cell[state][what]) for cell in cells]
             axis.plot(sizes, middle, dashes, marker=marker, color=color, label=label, markersize=5)
-        if state == "cached":
-            above = 8 if not several else -14  # there, the line of the cold ones is above
-            for size, cell in zip(sizes, cells):
-                text, at = f"×{short(ratio(cell[state]['times'], cell[state]['floors']))}", (0, above)
-                place = (size, statistics.median(cell[state]["times"]))
-                axis.annotate(
-                    text, place, at, textcoords="offset points", ha="center", fontsize=8, color=OURS, bbox=BLANK
-                )
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.margins(x=0.12, y=0.18)
     axis.xaxis.set_major_locator(FixedLocator(sizes))
-    axis.set_xticks(sizes, [f"{size:.0f} MiB" for size in sizes])
+    axis.set_xticks(sizes, [f"{size:.0f} MiB\n{ratios(cell)}" for size, cell in zip(sizes, cells)], fontsize=8)
     axis.xaxis.set_minor_locator(NullLocator())
     time_axis(axis)
     axis.grid(axis="y", color="#ecf0f1")
     low, high = axis.get_ylim()
     axis.set_ylim(low, high * (high / low) ** 0.45)  # room for the legend
     axis.legend(frameon=False, fontsize=7.5, loc="upper left", handlelength=3.5)
+
+
+def ratios(cell: Raw) -> str:
+    """Recovery ÷ plain copy."""
+    found = {
+        state: short(ratio(cell[state]["times"], cell[state]["floors"]))
+        for state in ("cached", "cold")
+        if state in cell
+    }
+    if "cold" in found:
+        return f"×{found['cached']}\ncold ×{found['cold']}"
+    return f"×{found['cached']}\nmaps: ×{short(ratio(cell['cached']['times'], cell['cached']['mapped anew']))}"
 
 
 def opening_panel(cell: Raw, axis: Any) -> None:

@@ -222,7 +222,9 @@ def summary(raw: Raw) -> str:
             else:
                 figures += ["", "", ""]
         rows.append([f"{workload} of 51 MB" if workload == "1 row" else workload, *figures])
-    return table(["", "tmpfs", "× floor", "next", "disk", "× floor", "next"], rows)
+    return table(
+        ["", "tmpfs", "× floor", "cheapest neighbour, × floor", "disk", "× floor", "cheapest neighbour, × floor"], rows
+    )
 
 
 # ---- all of it

@@ -215,9 +215,10 @@ def split(raw: Raw) -> Any:
     figure.legend(handles, [*PARTS, "the commit as a whole"], ncol=7, loc="upper center", frameon=False)
     figure.supxlabel(
         "Each part by itself, medians of one run. Find: a commit that finds no change (of 8 B, for arrays that are "
-        "taken whole, unsearched).\nHash and copy: page by page through the cache into a mapped file (disk: hash only). "
-        "Write and fence: those of a floor of as many bytes as the commit writes.\nHome: a copy of the bytes that the "
-        "store counted. Python: an empty with statement less the C call. "
+        "taken whole, unsearched).\n"
+        "Hash and copy: page by page through the cache into a mapped file (disk: hash only). "
+        "Write and fence: those of a floor of as many bytes as the commit writes.\n"
+        "Home: a copy of the bytes that the store counted. Python: an empty with statement less the C call. "
         "Gaps to the line: what overlaps or isn't listed.",
         fontsize=8,
     )

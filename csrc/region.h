@@ -22,6 +22,8 @@ enum {
     PM_FLAG_FLUSH = 16       /* home was written through the cache since the last checkpoint */
 };
 
+enum { PM_DENSE_SAMPLES = 16 };
+
 /* An extent with two slots; slots.h says more. */
 typedef struct {
     uint64_t slot[2], length; /* slot[0] is the extent as the catalog knows it */
@@ -32,7 +34,10 @@ typedef struct {
     bool written;             /* in the running commit: contents are in the slot that is not home, and become home with it */
     unsigned sparse;          /* commits in a row that found a few changes only */
     uint64_t table_hash;      /* of what was written */
-    pm_digest difference;     /* of the digest, by what was written */
+    pm_digest terms, written_terms; /* of the digest: of home's blocks, if known_terms, and of what was written */
+    bool known_terms;
+    unsigned samples;         /* lines of what was last written, which tell whether most of it changed again */
+    uint64_t sample[PM_DENSE_SAMPLES][PM_LINE / 8];
     uint8_t *tail;            /* room for what follows the last whole page of contents: see write_slot in transaction.c */
 } pm_dense;
 

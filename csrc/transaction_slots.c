@@ -9,6 +9,30 @@
 
 enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_FROM_FILE = 1 << 20, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
 
+/* Home's own lines are not in the cache: what is streamed does not stay there. */
+static uint64_t sample_at(const pm_dense *dense, unsigned i)
+{
+    uint64_t lines = dense->length / PM_LINE;
+    return (lines * i / PM_DENSE_SAMPLES + lines / (2 * PM_DENSE_SAMPLES)) * PM_LINE;
+}
+
+static void take_sample(pm_dense *dense, const uint8_t *live)
+{
+    dense->samples = PM_DENSE_SAMPLES;
+    for (unsigned i = 0; i < PM_DENSE_SAMPLES; i++) memcpy(dense->sample[i], live + sample_at(dense, i), PM_LINE);
+}
+
+/* True if most of an extent differs from home, as far as a few lines tell. */
+static bool mostly_changed(const pm_region *region, const pm_dense *dense)
+{
+    uint64_t place = dense->slot[dense->seat];
+    unsigned changed = 0;
+    if (!dense->samples) return pm_gather_mostly_changed(region, place, dense->slot[dense->home], dense->length);
+    for (unsigned i = 0; i < PM_DENSE_SAMPLES; i++)
+        changed += memcmp(dense->sample[i], region->live + place + sample_at(dense, i), PM_LINE) != 0;
+    return changed >= PM_DENSE_SAMPLES - PM_DENSE_SAMPLES / 4;
+}
+
 /* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written (I6, I7). */
 static pm_status write_slot(pm_store *store, pm_dense *dense)
 {
@@ -25,10 +49,14 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
     PM_TRY(pm_media_write(&store->media, PM_REGION_START + offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
     dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));
-    pm_digest before = {0}, after = {0};
-    pm_extent_digest(&before, region->home + home + pm_extent_table(length), home, length);
-    pm_extent_digest(&after, (const uint8_t *)table, offset, length);
-    dense->difference = pm_digest_minus(after, before);
+    if (!dense->known_terms) {
+        dense->terms = (pm_digest){0};
+        pm_extent_digest(&dense->terms, region->home + home + pm_extent_table(length), home, length);
+        dense->known_terms = true;
+    }
+    dense->written_terms = (pm_digest){0};
+    pm_extent_digest(&dense->written_terms, (const uint8_t *)table, offset, length);
+    take_sample(dense, live);
     dense->written = true;
     store->statistics.bytes_direct += length + size;
     return PM_OK;
@@ -64,7 +92,7 @@ static bool takes_whole(const pm_store *store, bool only, const pm_buffer *buffe
 {
     if (dense->gone) return dense->home;
     if (only && !buffer->only_all) return false;
-    return pm_gather_mostly_changed(&store->region, buffer->offset, dense->slot[dense->home], dense->length);
+    return mostly_changed(&store->region, dense);
 }
 
 pm_status pm_transaction_write_slots(pm_store *store, bool only)
@@ -94,7 +122,7 @@ void pm_transaction_declare_slots(pm_store *store, pm_digest *digest)
         unsigned to = 1 - dense->home;
         pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + (to ^ dense->base)};
         pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
-        *digest = pm_digest_plus(*digest, dense->difference);
+        *digest = pm_digest_plus(*digest, pm_digest_minus(dense->written_terms, dense->terms));
     }
 }
 
@@ -106,6 +134,7 @@ void pm_transaction_flip_slots(pm_store *store)
         dense->written = false;
         dense->sparse = 0;
         dense->home = 1 - dense->home;
+        dense->terms = dense->written_terms;
         if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home ^ dense->base);
     }
 }
@@ -117,6 +146,8 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
         if (list[i].what != PM_EXTENT || !list[i].changed) continue;
         buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
         pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset) : NULL;
-        if (dense) dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
+        if (!dense) continue;
+        dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
+        dense->known_terms = false;
     }
 }

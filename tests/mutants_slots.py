@@ -148,9 +148,17 @@ MUTANTS = [
         "slot-without-digest",
         "W",
         COMMITS,
-        "*digest = pm_digest_plus(*digest, dense->difference);",
+        "*digest = pm_digest_plus(*digest, pm_digest_minus(dense->written_terms, dense->terms));",
         ";",
         "check() finds that the digest differs",
+    ),
+    Mutant(
+        "slot-terms-out-of-date",
+        "W",
+        COMMITS,
+        "dense->known_terms = false;",
+        ";",
+        "after a few changes, check() finds that the digest differs",
     ),
     Mutant(
         "slot-compared-with-the-seat",

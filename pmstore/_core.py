@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pmstore import _errors
 from pmstore._pmcore import ffi, lib
 
-__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib", "pm_commit"]
+__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
 
 BLOCK: int = lib.PM_BLOCK
 META_MAX: int = lib.PM_META_MAX
@@ -21,7 +21,7 @@ _NOT_FOUND: int = lib.PM_NOT_FOUND
 _ROW = struct.Struct("<QQBBHHH")
 _ROWS_CAPACITY = 1 << 16
 
-pm_commit = lib.pm_commit  # for who can't afford the call of `Core.commit`
+_commit = lib.pm_commit
 _commit_only = lib.pm_commit_only
 _holds = lib.pm_holds
 _rollback = lib.pm_rollback
@@ -230,7 +230,7 @@ class Core:
     # ---- transactions
 
     def commit(self) -> None:
-        status = pm_commit(self._store)
+        status = _commit(self._store)
         if status:
             raise error(status)
 

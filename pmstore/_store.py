@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from pmstore import _core
 from pmstore._catalog import Catalog
-from pmstore._core import Core, Trace, pm_commit
+from pmstore._core import Core, Trace
 from pmstore._errors import (
     CorruptStoreError,
     Error,
@@ -309,10 +308,10 @@ class Store(NameMapping):
                 raise error
             if watch.seen or watch.changed:
                 lost = watch.lost(all_of_them=closing)
-            if only is not None:
+            if only is None:
+                catalog.core.commit()
+            else:
                 catalog.core.commit_only(only)
-            elif status := pm_commit(catalog.core._store):
-                raise _core.error(status)
             lock.release()
         except BaseException:
             if lock._is_owned():

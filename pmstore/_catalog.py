@@ -47,7 +47,7 @@ class Catalog:
         self.lock = core.lock
         self.read_only = read_only
         self.watch = Watch(self._stored)
-        # By offset of the extent, which is not reused while the array lives (I9), also after a rollback.
+        # By offset of the extent. A detached one whose place has a new owner has a key below 0, see _new_extent.
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._shadowed: set[int] = set()  # offsets at which an array may live that `_live` doesn't know
         self._next_list = 0  # ids given out, also those whose creation was rolled back, aren't given out again
@@ -383,6 +383,10 @@ class Catalog:
         """A new extent, which the block gives to the key: if it fails, the extent is freed and the old value stays."""
         offset = self.core.alloc(length)
         try:
+            # Memory that lives is not reused (I9); that of an array with two slots may lie over the other one.
+            detached = self._live.pop(offset, None)
+            if detached is not None:
+                self._live[-id(detached)] = detached  # for close()
             yield offset
         except BaseException:
             with contextlib.suppress(Error):

@@ -233,6 +233,30 @@ def test_more_arrays_than_can_have_two_slots(medium):
         assert all((store[name] == 4.0).all() for name in store)
 
 
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_new_array_in_the_place_of_a_deleted_one_is_not_taken_for_it(store, commits):
+    x = make_dense(store)
+    for _ in range(commits):
+        x += 1
+        store.commit()
+    with reopened(store) as again:
+        x = again["x"]
+        expected = x.copy()
+        del again["x"]
+        again.commit()
+        for i in range(4):
+            again[f"new{i}"] = np.full(len(x), 100.0 + i)
+            assert again[f"new{i}"] is not x
+            assert again[f"new{i}"][0] == 100.0 + i
+            again[f"new{i}"][0] = -1
+        again.commit()
+        assert np.array_equal(x, expected)
+    assert not x.flags.writeable
+    with pmstore.open(store.path, "r", media=store.media) as reader:
+        for i in range(4):
+            assert reader[f"new{i}"][:2].tolist() == [-1.0, 100.0 + i]
+
+
 def test_views_and_several_references_of_one_array(store):
     x = make_dense(store)
     view = x[10:]

@@ -16,11 +16,12 @@ static unsigned bit_of(const uint64_t *current, unsigned entry)
     return current[entry / 64] >> entry % 64 & 1;
 }
 
-/* The memory that programs see lies over the slot that is current now. */
+/* The memory that programs see lies over the slot that is current now. There may be more of them than entries of the table: those that are
+ * gone are known until the commit. */
 static pm_status note(pm_region *region, const uint64_t *current, unsigned entry, const pm_slot_pair *pair)
 {
     unsigned base = (unsigned)pair->base, home = bit_of(current, entry) ^ base;
-    pm_dense *dense = calloc(1, sizeof *dense), **all = realloc(region->dense, PM_SLOTS_MOST * sizeof *all);
+    pm_dense *dense = calloc(1, sizeof *dense), **all = realloc(region->dense, (region->dense_count + 1) * sizeof *all);
     if (all) region->dense = all;
     uint64_t whole = pair->length / PM_PAGE * PM_PAGE, tail = pm_round_up(pm_extent_size(pair->length) - whole, PM_PAGE);
     if (!dense || !all || posix_memalign((void **)&dense->tail, PM_PAGE, tail)) {

@@ -233,6 +233,28 @@ def test_more_arrays_than_can_have_two_slots(medium):
         assert all((store[name] == 4.0).all() for name in store)
 
 
+def test_all_of_them_change_places_with_as_many_others(medium):
+    """Entries of the table that are freed are given away in the same commit: for its time there are twice as many."""
+    if medium.name == "file":
+        pytest.skip("they would need 4 GiB")
+    with pmstore.open(medium.directory / "many.pm") as store:
+        for letter in "xy":
+            arrays = [store.create_array(f"{letter}{i:04}", 600, "f8") for i in range(1008)]
+            store.commit()
+            for i in range(3):
+                if letter == "y" and i == 2:
+                    store.update({f"x{j:04}": None for j in range(1008)})
+                for array in arrays:
+                    array += 1
+                store.commit()
+        for array in arrays:
+            array += 1
+        store.commit()
+        assert store.check().ok
+    with pmstore.open(medium.directory / "many.pm", verify=True) as store:
+        assert all((store[name] == 4.0).all() for name in store if name.startswith("y"))
+
+
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_new_array_in_the_place_of_a_deleted_one_is_not_taken_for_it(store, commits):
     x = make_dense(store)

@@ -545,6 +545,6 @@ pm_status pm_catalog_hash(pm_region *region, uint64_t *hash)
         from = (pm_key){last, found.key.length};
         if (!entry->offset) continue;
         PM_TRY(pm_heap_check_extent(region, entry->offset, entry->length));
-        *hash = pm_hash64(region->live + pm_region_place(region, entry->offset), entry->length, *hash);
+        *hash = pm_hash64(region->live + pm_region_place(region, entry->offset, entry->length), entry->length, *hash);
     }
 }

@@ -270,7 +270,7 @@ void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uin
 
 /* ---- extents with two slots ----------------------------------------------------------------------------------- */
 
-pm_dense *pm_region_dense(const pm_region *region, uint64_t place)
+static pm_dense *seated(const pm_region *region, uint64_t place)
 {
     size_t low = 0, high = region->dense_count;
     while (low < high) {
@@ -283,9 +283,15 @@ pm_dense *pm_region_dense(const pm_region *region, uint64_t place)
     return NULL;
 }
 
+pm_dense *pm_region_dense(const pm_region *region, uint64_t place, uint64_t length)
+{
+    pm_dense *dense = seated(region, place);
+    return dense && dense->length == length ? dense : NULL;
+}
+
 pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent)
 {
-    pm_dense *dense = pm_region_dense(region, extent);
+    pm_dense *dense = seated(region, extent);
     if (dense && !dense->seat) return dense;
     for (size_t i = 0; i < region->dense_count; i++)
         if (region->dense[i]->slot[0] == extent) return region->dense[i];
@@ -463,7 +469,7 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
 /* Takes the committed bytes of an extent back into the memory that programs see. */
 static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
-    uint64_t home = pm_region_home(region, offset);
+    uint64_t home = pm_region_home(region, offset, length);
     bool watched = home == offset && offset % PM_PAGE == 0 && restore_watched(region, offset, length);
     pm_watch_restored(&region->watches, offset, pm_extent_blocks(length));
     if (watched) return;

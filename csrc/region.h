@@ -138,20 +138,21 @@ void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, 
 
 /* ---- extents with two slots ---- */
 
-pm_dense *pm_region_dense(const pm_region *region, uint64_t place);     /* whose seat is there; NULL: none */
-pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent); /* that the catalog knows by this offset; NULL: it has one slot */
+/* Table and catalog may contradict each other in a damaged file, so a pair counts only for its own length (D9). */
+pm_dense *pm_region_dense(const pm_region *region, uint64_t place, uint64_t length); /* whose seat is there; NULL: none */
+pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent); /* that the catalog knows by this offset, of any length; NULL: it has one slot */
 
 /* Where programs see an extent that the catalog knows by this offset. */
-static inline uint64_t pm_region_place(const pm_region *region, uint64_t extent)
+static inline uint64_t pm_region_place(const pm_region *region, uint64_t extent, uint64_t length)
 {
     const pm_dense *dense = region->dense_count ? pm_region_dense_of(region, extent) : NULL;
-    return dense ? dense->slot[dense->seat] : extent;
+    return dense && dense->length == length ? dense->slot[dense->seat] : extent;
 }
 
 /* Where the committed bytes are of an extent that programs see at this place. */
-static inline uint64_t pm_region_home(const pm_region *region, uint64_t place)
+static inline uint64_t pm_region_home(const pm_region *region, uint64_t place, uint64_t length)
 {
-    const pm_dense *dense = region->dense_count ? pm_region_dense(region, place) : NULL;
+    const pm_dense *dense = region->dense_count ? pm_region_dense(region, place, length) : NULL;
     return dense ? dense->slot[dense->home] : place;
 }
 

@@ -18,7 +18,7 @@ static unsigned bit_of(const uint64_t *current, unsigned entry)
 
 /* The memory that programs see lies over the slot that is current now. There may be more of them than entries of the table: those that are
  * gone are known until the commit. */
-static pm_status note(pm_region *region, const uint64_t *current, unsigned entry, const pm_slot_pair *pair)
+static pm_status note(pm_region *region, const uint64_t *current, unsigned entry, const pm_slot_pair *pair, bool added)
 {
     unsigned base = (unsigned)pair->base, home = bit_of(current, entry) ^ base;
     pm_dense *dense = calloc(1, sizeof *dense), **all = realloc(region->dense, (region->dense_count + 1) * sizeof *all);
@@ -31,6 +31,7 @@ static pm_status note(pm_region *region, const uint64_t *current, unsigned entry
     memset(dense->tail, 0, tail);
     dense->slot[0] = pair->extent, dense->slot[1] = pair->other, dense->length = pair->length;
     dense->entry = entry, dense->base = base;
+    dense->added = added;
     dense->home = dense->seat = home;
     size_t at = region->dense_count++;
     for (; at && all[at - 1]->slot[all[at - 1]->seat] > dense->slot[home]; at--) all[at] = all[at - 1];
@@ -81,7 +82,7 @@ pm_status pm_slots_load(pm_region *region, const uint64_t *current)
             unsigned entry = page * PM_SLOTS_PER_PAGE + i;
             if (!table->pairs[i].extent) continue;
             PM_TRY(pair_sound(region, &table->pairs[i]));
-            PM_TRY(note(region, current, entry, &table->pairs[i]));
+            PM_TRY(note(region, current, entry, &table->pairs[i], false));
         }
     }
     return PM_OK;
@@ -121,13 +122,12 @@ pm_status pm_slots_add(pm_region *region, const uint64_t *current, uint64_t exte
     /* The bit is what an earlier extent, or none, has left. */
     pair.base = bit_of(current, entry);
     PM_TRY(pm_heap_alloc(region, length, &pair.other));
-    status = note(region, current, entry, &pair);
+    status = note(region, current, entry, &pair, true);
     pm_slot_table *table = status == PM_OK ? table_page(region, entry / PM_SLOTS_PER_PAGE, &status) : NULL;
     if (!table) {
         (void)pm_heap_free(region, pair.other, length);
         return status;
     }
-    pm_region_dense(region, extent)->added = true;
     pm_page_edit(region, table);
     table->pairs[entry % PM_SLOTS_PER_PAGE] = pair;
     return PM_OK;

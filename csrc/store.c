@@ -225,7 +225,7 @@ pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count)
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter_to_write(store));
-    pm_region_mark(&store->region, store->region.live + pm_region_place(&store->region, offset), length);
+    pm_region_mark(&store->region, store->region.live + pm_region_place(&store->region, offset, length), length);
     return leave(store, PM_OK);
 }
 
@@ -466,18 +466,26 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
     return leave(store, status);
 }
 
+/* An extent that the catalog names: the space map and the table of slots say the same of it (D9). */
+static pm_status extent_sound(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(pm_heap_check_extent(&store->region, offset, length));
+    const pm_dense *dense = store->region.dense_count ? pm_region_dense_of(&store->region, offset) : NULL;
+    return dense && dense->length != length ? pm_fail(PM_CORRUPT, "an extent is damaged: its slots have another length") : PM_OK;
+}
+
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination)
 {
     PM_TRY(enter(store));
-    pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    pm_status status = extent_sound(store, offset, length);
     if (status == PM_OK && destination && !pm_transaction_fresh(store, offset)) {
-        uint64_t home = pm_region_home(&store->region, pm_region_place(&store->region, offset));
+        uint64_t home = pm_region_home(&store->region, pm_region_place(&store->region, offset, length), length);
         uint64_t block = pm_extent_damage(&store->region, store->region.home, home, length);
         if (block != UINT64_MAX)
             status = pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its hash",
                              (unsigned long long)block, (unsigned long long)offset);
     }
-    if (status == PM_OK && destination) memcpy(destination, store->region.live + pm_region_place(&store->region, offset), length);
+    if (status == PM_OK && destination) memcpy(destination, store->region.live + pm_region_place(&store->region, offset, length), length);
     return leave(store, status);
 }
 
@@ -497,9 +505,9 @@ static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, b
 pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out)
 {
     PM_TRY(enter(store));
-    pm_status status = pm_heap_check_extent(&store->region, offset, length);
+    pm_status status = extent_sound(store, offset, length);
     bool write = writable && !store->media.read_only;
-    offset = pm_region_place(&store->region, offset);
+    offset = pm_region_place(&store->region, offset, length);
     pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
     if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, &buffer);
     if (status == PM_OK) {
@@ -537,8 +545,8 @@ void pm_buffer_release(pm_buffer *buffer, const void *address)
 pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter(store));
-    pm_status status = pm_heap_check_extent(&store->region, offset, length);
-    uint64_t place = pm_region_place(&store->region, offset), home = pm_region_home(&store->region, place);
+    pm_status status = extent_sound(store, offset, length);
+    uint64_t place = pm_region_place(&store->region, offset, length), home = pm_region_home(&store->region, place, length);
     if (status == PM_OK && !pm_extent_is_small(length) && !store->media.read_only)
         pm_region_drop_clean(&store->region, place, home, pm_extent_pages(length) * PM_PAGE);
     return leave(store, status);

@@ -24,8 +24,8 @@ static bool promised(uint64_t address, const pm_range *ranges, size_t count)
 static bool breaks(const pm_store *store, const pm_buffer *buffer, const pm_range *ranges, size_t count, pm_broken *out)
 {
     const pm_region *region = &store->region;
-    const pm_dense *dense = pm_region_dense(region, buffer->offset);
-    const uint8_t *home = region->home + pm_region_home(region, buffer->offset);
+    const pm_dense *dense = pm_region_dense(region, buffer->offset, buffer->length);
+    const uint8_t *home = region->home + pm_region_home(region, buffer->offset, buffer->length);
     bool own_pages = buffer->offset % PM_PAGE == 0;
     if (!own_pages && buffer->only) return false;
     *out = (pm_broken){.extent = dense ? dense->slot[0] : buffer->offset};

@@ -102,10 +102,10 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only)
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
-        pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset) : NULL;
+        pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset, buffer->length) : NULL;
         if (!dense && !(only && !buffer->only_all)) {
             PM_TRY(give_slots(store, buffer));
-            dense = pm_region_dense(region, buffer->offset);
+            dense = pm_region_dense(region, buffer->offset, buffer->length);
         }
         if (!dense || dense->written) continue; /* written: several buffers over one extent */
         if (!only) PM_TRY(take_slot_back(store, dense));
@@ -145,7 +145,7 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
         pm_buffer *buffer = list[i].buffer;
         if (list[i].what != PM_EXTENT || !list[i].changed) continue;
         buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
-        pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset) : NULL;
+        pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset, buffer->length) : NULL;
         if (!dense) continue;
         dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
         dense->known_terms = false;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pmstore
 
 from .conftest import Medium
 from .crashes_slots import dense_length
+from .images import DATA, PAGE
+from .test_hostile import image_of, run_in_child, use
 
 
 def written(store: pmstore.Store) -> int:
@@ -290,3 +294,38 @@ def test_views_and_several_references_of_one_array(store):
     store.commit()
     assert (view == 5.0).all() and store["x"][0] == 0
     assert store.check().ok
+
+
+def contradictions(path: Path) -> None:
+    """The table of slots has another length for an extent than the catalog, or names another entry's extent."""
+
+    def fill(store: pmstore.Store) -> None:
+        x, store["y"] = store.create_array("x", 140_000, "f8"), np.full(300_000, 1.0)
+        store.commit()
+        for _ in range(3):
+            x += 1
+            store.commit()
+
+    for current in (0, 1):
+        for name, length in ((b"x", 5000), (b"x", 1_200_000), (b"y", 5000), (b"y", 2_400_000)):
+            image = image_of(path, fill)
+            table, last = image.get(0, 2160), image.region_size - 2 * PAGE
+            assert image.get(table, 80) == 8 * 140_000
+            named = next(cell for cell in image.cells(image.tree) if cell.key == b"n" + name)
+            image.put(table, 64, named.offset)
+            image.put(table, 80, length)
+            if length == 5000:  # the other slot ends where the store does
+                image.put(table, 72, last)
+                image.map_kind(last, DATA)
+                image.map_kind(last + PAGE, DATA)
+            for copy in (0, PAGE):
+                struct.pack_into("<Q", image.bytes, copy + 88, current)
+            image.set_header()
+            image.save()
+            errors, damaged = use(path)
+            assert damaged, (current, name, length)
+            assert pmstore.CorruptStoreError in errors or length == 2_400_000
+
+
+def test_a_table_of_slots_that_contradicts_the_catalog(tmp_path):
+    run_in_child(f"import pathlib, tests.test_slots as s; s.contradictions(pathlib.Path({str(tmp_path)!r}) / 'x.pm')")

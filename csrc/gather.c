@@ -59,7 +59,7 @@ static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
     return changed;
 }
 
-typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
+typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_HALF, PAGE_WHOLE } page_change; /* HALF: about half of its lines or more */
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
  * offset: of its home. unseen: take it without comparing it with home. */
@@ -73,7 +73,8 @@ static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset
     uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, region->home + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
-    if (region->media->granule == PM_PAGE || __builtin_popcountll(changed) > 48) {
+    int lines_changed = __builtin_popcountll(changed);
+    if (region->media->granule == PM_PAGE || lines_changed > 48) {
         pm_writer_keep(writer, offset, room, PM_PAGE);
         return PAGE_WHOLE;
     }
@@ -84,7 +85,7 @@ static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset
         pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
         changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
     }
-    return PAGE_SPARSE;
+    return lines_changed >= 24 ? PAGE_HALF : PAGE_SPARSE;
 }
 
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length)
@@ -109,14 +110,7 @@ static uint64_t next_block(const pm_region *region, const pm_candidate *extent, 
     return pm_page_next(set, first + block, first + pm_extent_blocks(extent->length)) - first;
 }
 
-/* Few blocks of many: home's come from memory, and are on their way while the block before is hashed. */
-static void fetch_home(const pm_region *region, const pm_candidate *extent, uint64_t block)
-{
-    if (block >= pm_extent_blocks(extent->length)) return;
-    const uint8_t *home = region->home + extent->home;
-    for (unsigned line = 0; line < PM_PAGE; line += PM_LINE) __builtin_prefetch(home + block * PM_PAGE + line);
-    __builtin_prefetch(home + pm_extent_table(extent->length) + 8 * block);
-}
+enum { UNCOMPARED = 7 };
 
 /* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
  * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
@@ -130,16 +124,20 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
         uint64_t block, hash;
     } few[64], *hashes = few;
     uint64_t room = sizeof few / sizeof *few;
+    /* Pages that were written and of which much changed, as one in eight of them says, are taken whole: to compare them would be to
+     * wait for home's. The first one is always compared: a commit without changes carries nothing. */
+    unsigned uncompared = 0;
     bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
     for (uint64_t block = 0; (block = next_block(region, extent, unseen, block)) < blocks; block++) {
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
-        if (extent->look >= PM_LOOK_CHANGED) fetch_home(region, extent, next_block(region, extent, unseen, block + 1));
         if ((!copy_first || bytes < PM_PAGE) && !fresh && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
         if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, live, at, unseen, &hash);
+            page_change change = gather_page(c, live, at, unseen || uncompared, &hash);
+            if (uncompared) uncompared--;
+            else if (extent->look >= PM_LOOK_CHANGED && change >= PAGE_HALF) uncompared = UNCOMPARED;
             whole += change == PAGE_WHOLE;
             if (change == PAGE_EQUAL) continue;
         } else {

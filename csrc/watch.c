@@ -19,7 +19,8 @@ enum {
     ARMED_MOST = 1024,  /* each splits the mapping, and the system limits how often */
     PATIENCE_MOST = 64,
     REWARDED_ENOUGH = 16,
-    BLIND_FOR = 15
+    BLIND_FOR = 15,
+    CREDIT = 8
 };
 
 /* To compare a page that is equal: it and home come from a cache, or from memory. */
@@ -187,11 +188,13 @@ static void learn(pm_watches *watches, pm_watch *watch, uint64_t changed)
         watch->regret += watch->asking + (int64_t)in_vain * looking - (int64_t)changed * FAULT - COLLECT - (int64_t)watch->pages;
     } else {
         watch->resident = watch->resident + watch->looked < watch->pages ? watch->resident + watch->looked : watch->pages;
-        watch->regret += faults - (int64_t)watch->resident * looking;
+        watch->regret += faults - (int64_t)watch->resident * looking - watch->asking;
         watch->rewarded = watch->regret > 0 ? 0 : watch->rewarded + 1;
         if (watch->rewarded == REWARDED_ENOUGH) watch->patience = 1;
     }
-    if (watch->regret < 0) watch->regret = 0;
+    /* What arming has saved is its credit: one commit that changes everything need not end it. */
+    int64_t least = watch->armed ? -CREDIT * (CHANGE + (int64_t)watch->pages * DISARM) : 0;
+    if (watch->regret < least) watch->regret = least;
     if (watch->armed) disarm_if_regretted(watches, watch);
 }
 

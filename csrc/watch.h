@@ -35,10 +35,10 @@ typedef struct {
     bool armed, filled;
     bool refused;       /* the kernel would not: never again */
     uint64_t looked;    /* pages that the running commit looks at */
-    int64_t asking;     /* what it took to learn which of an open extent's are private */
+    int64_t asking;     /* what it took, the last time, to learn which of an open extent's are private */
     uint64_t resident;  /* about as many are private */
     uint64_t present;   /* twice the pages that were in memory when it was armed, plus those listed since */
-    int64_t regret;     /* how much the other way would have saved since the last change, not below 0 */
+    int64_t regret;     /* how much the other way would have saved since the last change; below 0: credit */
     unsigned patience;  /* it must save this much more than a change costs: changes that were regretted raise it */
     unsigned rewarded;  /* commits in a row without regret */
     unsigned blind;     /* commits left that don't ask which pages are private, for most are */

@@ -7,7 +7,7 @@ import pytest
 
 import pmstore
 
-from .test_trackers import Open, assert_committed, committed, settled, tracker  # noqa: F401
+from .test_trackers import Open, assert_committed, committed, fill_up, settled, tracker  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("tracker")
 
@@ -143,6 +143,23 @@ def test_a_commit_under_a_promise_that_fails(open_store: Open) -> None:
         for k in range(2000):
             store[f"filler/{k}"] = bytes(2500)
     store.group("filler").clear()
+    store.commit()
+    assert_committed(store)
+
+
+def test_I10_a_promise_forgets_nothing_that_a_failed_commit_found(open_store: Open) -> None:
+    store = open_store(max_size=8 << 20)
+    w = settled(store, shape=(700, 512))
+    old = w.copy()
+    w[:] = -old - 1
+    fill_up(store)
+    with pytest.raises(pmstore.OutOfSpaceError):
+        store.commit()
+    store.group("filler").clear()
+    w[:400] = old[:400]
+    w[401:] = old[401:]
+    with store.transaction(only=[w[3]]):
+        w[3] = 0.5
     store.commit()
     assert_committed(store)
 

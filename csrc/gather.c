@@ -188,7 +188,7 @@ static int by_offset(const void *a, const void *b)
 
 void pm_gather_sort(pm_candidate *list, size_t count)
 {
-    qsort(list, count, sizeof *list, by_offset);
+    if (count > 1) qsort(list, count, sizeof *list, by_offset);
 }
 
 static bool differs(const pm_region *region, const pm_candidate *extent)

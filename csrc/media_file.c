@@ -86,7 +86,7 @@ static pm_status sync_failed(void)
 
 /* ---- what was streamed -------------------------------------------------------------------------------------- */
 
-enum { BEGIN_WRITEBACK = 1 << 20 }; /* bytes that are worth a call of their own */
+enum { BEGIN_WRITEBACK = 1 << 19 }; /* bytes that are worth a call of their own */
 
 /* sync_file_range that tells the trace what it waited for: only then has the disk got it. */
 static pm_status write_back(pm_media *media, uint64_t from, uint64_t to, unsigned how)
@@ -136,8 +136,10 @@ static pm_status file_write_back(pm_media *media, uint64_t offset, uint64_t leng
 static pm_status wait_for_streamed(pm_media *media)
 {
     enum { WRITE_AND_WAIT = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER };
-    for (unsigned i = 0; media->streamed_count > 1 && i < media->streamed_count; i++)
-        PM_TRY(begin_writeback(media, &media->streamed[i], 1));
+    /* All of it is on its way before anything is waited for: the end of a range, too, whose beginning has left already. */
+    for (unsigned i = 0; i < media->streamed_count; i++)
+        if (media->streamed_count > 1 || media->streamed[i].begun > media->streamed[i].from)
+            PM_TRY(begin_writeback(media, &media->streamed[i], 1));
     for (unsigned i = 0; i < media->streamed_count; i++)
         PM_TRY(write_back(media, media->streamed[i].from, media->streamed[i].to, WRITE_AND_WAIT));
     media->streamed_count = 0;
@@ -147,6 +149,7 @@ static pm_status wait_for_streamed(pm_media *media)
 static pm_status file_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
     PM_CHECK(offset + length <= media->size);
+    if (how == PM_WRITE_CACHED) media->lazy += pm_round_up(offset % PM_PAGE + length, PM_PAGE);
     if (how == PM_WRITE_CACHED || !media->durable_range) return write_all(media, offset, source, length, 0);
     for (const char *from = source; length;) {
         /* The disk works while the next part is copied, or gathered. */
@@ -183,14 +186,19 @@ static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
     media->streamed_count = 0;
+    media->lazy = 0;
     /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
     return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
 }
 
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
+    enum { LAZY_MOST = 8 * PM_PAGE };
     PM_CHECK(offset + length <= media->size);
-    if (media->durable_range && media->streamed_count <= PM_STREAMED) {
+    /* With little else to write back, fdatasync is quicker: record and streamed bytes are on their way together, while RWF_DSYNC has to come
+     * after them. 1 MiB into a slot: 1.4 times the floor, and 1.7. */
+    bool all = media->streamed_count && media->lazy <= LAZY_MOST;
+    if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {
         /* in the disk's cache: what was streamed → then: the record, whose flush covers both. The other way round a power cut
          * could keep the record alone. */
         PM_TRY(wait_for_streamed(media));

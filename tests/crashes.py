@@ -266,6 +266,7 @@ def scattered(store: pmstore.Store) -> None:
     """New arrays in so many places that a medium may lose count, and some that end inside a page. All of them have to
     be durable with the record that declares them, and on disks nothing but a list of their places says so.
     """
+    pages = store.create_array("pages", 20 * 512, "f8")
     for i in range(150):
         store[f"name{i:03}"] = np.full(500, 1.0)
     store.commit()
@@ -273,6 +274,8 @@ def scattered(store: pmstore.Store) -> None:
         del store[f"name{i:03}"]
     store.commit()
     for several in (2, 70):
+        pages[::512] += 1  # so much of home waits to be written that disks do not sync the whole file
+        store.commit()
         for i in range(several):
             store[f"new{several}/{i:02}"] = np.full(500, float(several))
         store["wide"] = np.full(1700, float(several))

@@ -20,6 +20,10 @@ static void move_bounds(pm_explorer *e, const pm_event *event)
 {
     if (event->kind == PM_EVENT_COMMIT_BEGIN && event->offset > e->started) e->started = event->offset;
     if (acknowledges(event)) e->acknowledged = e->started = event->offset;
+    if (event->kind == PM_EVENT_OPEN) e->lazily = false;
+    if (event->kind == PM_EVENT_DURABLE) e->lazily = true;
+    bool durable = event->kind == PM_EVENT_RECOVERED || (event->kind == PM_EVENT_COMMIT_END && !e->lazily);
+    if (durable || event->kind == PM_EVENT_DURABLE) e->durable = event->offset;
 }
 
 pm_status pm_explorer_make_keep(pm_explorer *e)
@@ -46,7 +50,8 @@ static pm_status start_walk(pm_explorer *e)
 {
     pm_model_free(&e->model);
     PM_TRY(pm_model_init(&e->model, e->recording, e->options));
-    e->acknowledged = e->recording->acknowledged, e->started = e->recording->started;
+    e->durable = e->acknowledged = e->recording->acknowledged, e->started = e->recording->started;
+    e->lazily = false;
     e->event = 0;
     return PM_OK;
 }

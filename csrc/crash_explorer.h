@@ -32,6 +32,8 @@ typedef struct {
     pm_workbench bench;
     pm_expectations expected;
     uint64_t acknowledged, started;
+    uint64_t durable, bound; /* what a power cut leaves at least; what the state that is judged does */
+    bool lazily;             /* commits are acknowledged before they are durable (PM_EVENT_DURABLE) */
     pm_crash_point *points;
     size_t point_count, point_room;
     pm_model_keep *keep;
@@ -88,6 +90,10 @@ static inline bool pm_explorer_wants(const pm_explorer *explorer, pm_crash_kind 
 
 /* Judges the states of one crash point that its quota allows. */
 void pm_explorer_judge_point(pm_explorer *explorer, const pm_crash_point *point);
+
+/* The last commit that the state which explorer->keep describes must have: of those that are acknowledged and not durable, one that
+ * keeps everything, as a kill of the process does, loses none. */
+void pm_explorer_set_bound(pm_explorer *explorer);
 
 /* Judges the state that explorer->keep describes. */
 void pm_explorer_judge(pm_explorer *explorer, pm_crash_kind kind, uint32_t stale);

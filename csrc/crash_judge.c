@@ -21,12 +21,25 @@ static const pm_expected *find(const pm_expectations *expected, uint64_t sequenc
     return NULL;
 }
 
+/* A crash after event i leaves nothing older than this. */
+static void end_before(pm_expectations *expected, uint64_t sequence, uint64_t i)
+{
+    for (size_t j = 0; j < expected->count; j++)
+        if (expected->states[j].until == UINT64_MAX && expected->states[j].sequence < sequence) expected->states[j].until = i;
+}
+
 pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
 {
     bool any_sure = expected->count != 0; /* or what stood there is known */
+    bool lazily = false;                  /* commits are acknowledged before they are durable */
     for (uint64_t i = 0; i < recording->count; i++) {
         const pm_event *event = &recording->events[i];
-        if (event->kind < PM_EVENT_COMMIT_BEGIN) continue;
+        if (event->kind == PM_EVENT_OPEN) lazily = false;
+        if (event->kind == PM_EVENT_DURABLE) {
+            lazily = true;
+            end_before(expected, event->offset, i);
+        }
+        if (event->kind < PM_EVENT_COMMIT_BEGIN || event->kind == PM_EVENT_DURABLE) continue;
         const pm_expected *known = find(expected, event->offset);
         /* A commit that failed may be tried again with more in it. */
         if (known && known->hash != event->length && event->kind != PM_EVENT_COMMIT_BEGIN)
@@ -41,8 +54,11 @@ pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
             expected->states = states, expected->room = room;
         }
         bool sure = event->kind != PM_EVENT_COMMIT_BEGIN;
+        /* Older states may come back until this one is durable; of its own number there is no other. */
+        bool only_same = lazily && event->kind == PM_EVENT_COMMIT_END;
         for (size_t j = 0; sure && j < expected->count; j++)
-            if (expected->states[j].until == UINT64_MAX) expected->states[j].until = i;
+            if (expected->states[j].until == UINT64_MAX && (!only_same || expected->states[j].sequence == event->offset))
+                expected->states[j].until = i;
         /* What the first recovery ends at stood there before. */
         expected->states[expected->count++] =
             (pm_expected){event->offset, event->length, sure && !any_sure ? 0 : i + 1, UINT64_MAX};

@@ -103,7 +103,7 @@ void pm_explorer_learn_alike(pm_explorer *e, uint32_t stale, uint64_t sequence)
         pm_explorer_unbuild(e, stale);
         if (!e->stop && pm_explorer_build(e, stale, &hash)) {
             add_noise(e, covered);
-            pm_finding finding = pm_judge(&e->bench, &e->expected, e->event, e->acknowledged, e->started, true);
+            pm_finding finding = pm_judge(&e->bench, &e->expected, e->event, e->bound, e->started, true);
             kept = !finding.problem && finding.sequence == sequence;
         }
     }

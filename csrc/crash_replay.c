@@ -36,7 +36,7 @@ static pm_status after_crash(pm_explorer *e, uint64_t size, second_life *life)
                                      .count = pm_trace_count(e->bench.trace),
                                      .data = pm_trace_data(e->bench.trace),
                                      .data_size = pm_trace_bytes(e->bench.trace),
-                                     .acknowledged = e->acknowledged,
+                                     .acknowledged = e->bound,
                                      .started = e->started};
     return PM_OK;
 }
@@ -143,6 +143,7 @@ static void nest(pm_explorer *e, pm_crash_kind kind, uint32_t stale, bool killed
     pm_finding finding = {0};
     pm_crash_result result = {0};
     if (!pm_explorer_build(e, stale, &image)) return;
+    pm_explorer_set_bound(e);
     explore_inside(e, image, killed, &finding, &result);
     pm_explorer_unbuild(e, stale);
     if (finding.problem) pm_explorer_found(e, &finding, kind, stale);
@@ -223,6 +224,7 @@ static pm_status judge_going_on(pm_explorer *e, const pm_crash_schedule *level)
     second_life life = {.skip = 0};
     pm_explorer inner = {.recording = &life.recording};
     if (e->stop || e->options->raw || !pm_explorer_build(e, level->stale, &hash)) return e->status;
+    pm_explorer_set_bound(e);
     pm_status status = live_again(e, hash, level->killed, &life, &finding);
     if (status == PM_OK && !finding.problem) status = begin_inner(&inner, e, level->killed, &finding);
     pm_explorer_unbuild(e, level->stale);
@@ -253,6 +255,7 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
         return PM_OK;
     }
     if (!pm_explorer_build(e, levels->stale, &hash)) return e->status;
+    pm_explorer_set_bound(e);
     second_life life = {.skip = 0};
     pm_finding finding = {0};
     pm_crash_options options = *e->options;

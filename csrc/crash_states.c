@@ -57,7 +57,7 @@ uint64_t pm_explorer_offset(const pm_model *model, const pm_model_cell *cell)
 pm_status pm_explorer_note(const pm_explorer *e, pm_crash_kind kind, uint32_t stale, pm_crash_schedule *out)
 {
     *out = (pm_crash_schedule){
-        .event = e->event, .kind = kind, .stale = stale, .acknowledged = e->acknowledged, .started = e->started};
+        .event = e->event, .kind = kind, .stale = stale, .acknowledged = e->bound, .started = e->started};
     out->cells = malloc((e->model.count + 1) * sizeof *out->cells);
     if (!out->cells) return pm_fail(PM_NO_MEMORY, "no memory to note a crash");
     for (size_t i = 0; i < e->model.count; i++) {
@@ -100,7 +100,7 @@ void pm_explorer_unbuild(pm_explorer *e, uint32_t stale)
 
 static bool refused(pm_explorer *e, pm_finding *finding)
 {
-    if (!e->callback || e->callback(e->user, e->bench.image, e->bench.size, e->acknowledged, e->started)) return false;
+    if (!e->callback || e->callback(e->user, e->bench.image, e->bench.size, e->bound, e->started)) return false;
     *finding = (pm_finding){.problem = PM_CRASH_CHECK, .sequence = finding->sequence};
     return true;
 }
@@ -113,7 +113,7 @@ static pm_finding look_at(pm_explorer *e, uint32_t stale, uint64_t hash)
     if (!e->options->raw) {
         /* A single state that is replayed is always looked at as a reader would, too. */
         bool reader = !e->point_count || hash % READER_ONE_IN == 0;
-        finding = pm_judge(&e->bench, &e->expected, e->event, e->acknowledged, e->started, reader);
+        finding = pm_judge(&e->bench, &e->expected, e->event, e->bound, e->started, reader);
         if (!finding.problem && e->learns) pm_explorer_learn_alike(e, stale, finding.sequence);
         if (finding.problem || !e->callback) return finding;
         pm_explorer_unbuild(e, stale);
@@ -132,13 +132,22 @@ static bool goes_on(pm_explorer *e)
     return !e->stop;
 }
 
+void pm_explorer_set_bound(pm_explorer *e)
+{
+    e->bound = e->acknowledged;
+    for (size_t i = 0; i < e->model.count && e->bound != e->durable; i++)
+        if (e->keep[i].kept < e->model.cells[i].count) e->bound = e->durable;
+}
+
 void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
 {
     uint64_t hash;
     if (!goes_on(e)) return;
+    pm_explorer_set_bound(e);
     e->result->judged++;
     e->result->by_kind[kind]++;
-    if (pm_explorer_alike(e, stale)) {
+    /* The bound of one that keeps everything is a narrower one. */
+    if (e->bound == e->durable && pm_explorer_alike(e, stale)) {
         e->result->pruned++;
         return;
     }
@@ -146,7 +155,7 @@ void pm_explorer_judge(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
     if (e->stop || !pm_explorer_build(e, stale, &hash)) return;
     pm_seen_image *seen = seen_slot(e, hash);
     bool again =
-        seen->sequence_plus_1 && seen->sequence_plus_1 > e->acknowledged && seen->sequence_plus_1 - 1 <= e->started;
+        seen->sequence_plus_1 && seen->sequence_plus_1 > e->bound && seen->sequence_plus_1 - 1 <= e->started;
     pm_finding finding = {0};
     if (!again) {
         finding = look_at(e, stale, hash);

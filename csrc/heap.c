@@ -1,5 +1,7 @@
 #include "heap.h"
 
+#include "region_unsettled.h"
+
 /* ---- reading the map ---------------------------------------------------------------------------------------- */
 
 #define PAGES_PER_LIST ((uint64_t)PM_MAP_LIST_SLOTS * PM_MAP_PAGES)
@@ -48,8 +50,8 @@ static pm_map *map_read(pm_region *region, uint64_t page, pm_status *status)
 
 /* ---- searching ---------------------------------------------------------------------------------------------- */
 
-/* End of what forbids the use of a free range: a detached buffer (I9), or a page that the space map took and could not mark
- * yet. 0 if nothing does. */
+/* End of what forbids the use of a free range: a detached buffer (I9), a page that the space map took and could not mark
+ * yet, or one that is not settled (I13). 0 if nothing does. */
 static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t end = pm_region_covered(region, offset, length);
@@ -57,11 +59,15 @@ static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t len
         uint64_t taken = region->taken[i];
         if (taken >= offset && taken < offset + length && taken + PM_PAGE > end) end = taken + PM_PAGE;
     }
+    uint64_t stop = (offset + length) / PM_PAGE, page = pm_unsettled_next(region, offset / PM_PAGE, stop);
+    if (page == stop) return end;
+    while (page < stop && pm_unsettled_next(region, page, stop) == page) page++;
+    if (page * PM_PAGE > end) end = page * PM_PAGE;
     return end;
 }
 
-/* Finds the first run of `pages` usable pages. Free in the live map and in the committed one (I7), not under a detached
- * buffer (I9). */
+/* Finds the first run of `pages` usable pages. Free in the live map, in the committed one and in the durable one (I7), not under a
+ * detached buffer (I9), and settled (I13). */
 static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
 {
     uint64_t count = region->size / PM_PAGE, start = region->search_from, page = region->search_from;
@@ -71,11 +77,13 @@ static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
         const pm_map *live = map_read(region, page, &status);
         PM_TRY(status);
         const pm_map *committed = map_in(region, region->home, page);
+        const pm_map *durable = region->unsettled ? map_in(region, region->unsettled->settled, page) : NULL;
         uint64_t end = page - page % PM_MAP_PAGES + PM_MAP_PAGES;
         if (end > count) end = count;
         while (page < end) {
             uint64_t i = page % PM_MAP_PAGES;
             uint64_t used = (live ? live->words[i / 32] : 0) | (committed ? committed->words[i / 32] : 0);
+            if (durable) used |= durable->words[i / 32];
             used = (used | used >> 1) & LOW_BITS;
             uint64_t word_end = page - i % 32 + 32;
             if (word_end > end) word_end = end;

@@ -83,7 +83,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     log->copy = best == &copies[1];
     log->half_written = memcmp(&copies[0], &copies[1], sizeof copies[0]) != 0;
     log->header = *best;
-    log->sequence = best->sequence;
+    log->sequence = log->durable = best->sequence;
     log->digest = best->digest;
     memcpy(log->slots, best->slots, sizeof log->slots);
     return PM_OK;
@@ -115,6 +115,7 @@ pm_status pm_log_reset(pm_log *log, pm_header next)
     PM_TRY(header_write(log->media, &next, log->copy));
     log->header = next;
     log->head = 0;
+    log->durable = log->sequence;
     return PM_OK;
 }
 
@@ -277,13 +278,22 @@ pm_status pm_writer_finish(pm_writer *writer)
                           pm_writer_length(writer) - writer->written, PM_WRITE_STREAM);
 }
 
+/* In the page cache, where it outlives this process. In any order: the hash ties body and record together. */
+static pm_status append_lazily(pm_log *log, pm_writer *writer, const pm_record *record, uint64_t place, uint64_t length)
+{
+    if (!writer->written) return pm_media_write(log->media, place, writer->stage, length, PM_WRITE_CACHED);
+    uint64_t from = sizeof *record + writer->written;
+    PM_TRY(pm_media_write(log->media, place + from, staged(writer, writer->written), length - from, PM_WRITE_CACHED));
+    return pm_media_write(log->media, place, record, sizeof *record, PM_WRITE_CACHED);
+}
+
 uint64_t pm_log_room(const pm_log *log)
 {
     uint64_t taken = log->head + sizeof(pm_record) + PM_PAGE;
     return taken < log->header.log_size ? log->header.log_size - taken : 0;
 }
 
-pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest)
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool lazy)
 {
     PM_TRY(writer->status);
     PM_CHECK(!writer->overflow && !writer->counting && pm_writer_length(writer) <= pm_log_room(log));
@@ -293,14 +303,17 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest)
     uint64_t length = pm_round_up(sizeof(pm_record) + body, media->granule);
     pm_record record = {.magic = PM_RECORD_MAGIC, .kind = PM_RECORD_COMMIT, .sequence = log->sequence + 1,
                         .salt = log->header.salt, .length = (uint32_t)length, .body = (uint32_t)body,
-                        .hash = writer_hash(writer), .digest = digest, .behind = 1};
+                        .hash = writer_hash(writer), .digest = digest,
+                        .behind = (uint32_t)(log->sequence + 1 - log->durable)};
     record.crc = pm_crc32c(&record, offsetof(pm_record, crc), (uint32_t)place);
     memcpy(writer->stage, &record, sizeof record);
     size_t padding = length - sizeof record - body;
     memset(body_in_stage(writer) + writer->used, 0, padding);
     /* durable: direct writes, pieces, record → then: acknowledge, and write home. Otherwise a power cut forgets an acknowledged commit,
      * or keeps half of its home (I1, I3). */
-    if (!writer->written) {
+    if (lazy) {
+        PM_TRY(append_lazily(log, writer, &record, place, length));
+    } else if (!writer->written) {
         PM_TRY(media->operations->write_through(media, place, writer->stage, length));
     } else {
         /* The pieces are on their way already, in any order: the hash ties them together, not a fence. */
@@ -311,6 +324,7 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest)
     log->head += length;
     log->sequence++;
     log->digest = digest;
+    if (!lazy) log->durable = log->sequence;
     return PM_OK;
 }
 
@@ -319,9 +333,9 @@ static uint64_t witness_seal(const pm_log *log, uint64_t sequence)
     return pm_seal(pm_hash64(&sequence, sizeof sequence, 0), log->header.salt, log->header.store_id);
 }
 
-pm_status pm_log_witness(pm_log *log)
+pm_status pm_log_witness(const pm_log *log, uint64_t sequence)
 {
-    pm_witness witness = {log->sequence, witness_seal(log, log->sequence)};
+    pm_witness witness = {sequence, witness_seal(log, sequence)};
     return pm_media_write(log->media, PM_WITNESS_PLACE, &witness, sizeof witness, PM_WRITE_CACHED);
 }
 
@@ -353,11 +367,16 @@ const pm_record *pm_log_record(const pm_log *log, uint64_t at, uint64_t sequence
     return record && record->sequence == sequence && body_sound(log, record, at) ? record : NULL;
 }
 
-bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence)
+uint64_t pm_log_witnessed(const pm_log *log)
 {
     pm_witness witness;
     memcpy(&witness, log->media->view + PM_WITNESS_PLACE, sizeof witness);
-    if (witness.sequence >= sequence && witness.seal == witness_seal(log, witness.sequence)) return true;
+    return witness.seal == witness_seal(log, witness.sequence) ? witness.sequence : 0;
+}
+
+bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence)
+{
+    if (pm_log_witnessed(log) >= sequence) return true;
     uint64_t left = log->header.log_size; /* bytes to hash: true records do not overlap, so they have no more */
     for (uint64_t at = from; at + sizeof(pm_record) <= log->header.log_size; at += PM_LINE) {
         const pm_record *record = header_at(log, at);

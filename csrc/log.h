@@ -16,6 +16,7 @@ typedef struct {
     pm_header header;  /* as it is durable */
     uint64_t head;     /* where the next record goes, from log_offset */
     uint64_t sequence; /* of the last record, or of the header */
+    uint64_t durable;  /* the last one that is known to be durable, with all that it declares */
     pm_digest digest;  /* of the same */
     uint64_t slots[PM_SLOTS_MOST / 64]; /* which slots are current after the same */
     bool read_only;
@@ -90,8 +91,8 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
 }
 
 /* The commit point: on return the record, and everything streamed before it, is durable. The body is in the writer, begun at
- * pm_log_body(log). digest: of the new state. */
-pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest);
+ * pm_log_body(log). digest: of the new state. lazy: it survives this process, but is durable only after the next sync (D11). */
+pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool lazy);
 
 /* Which of an extent's two slots is current: the bit of its entry in the table. */
 static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned bit)
@@ -99,8 +100,8 @@ static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned bit)
     log->slots[entry / 64] = (log->slots[entry / 64] & ~(UINT64_C(1) << entry % 64)) | (uint64_t)bit << entry % 64;
 }
 
-/* Notes that the last record is durable, so that later damage to it can be told from a crash that tore it. */
-pm_status pm_log_witness(pm_log *log);
+/* Notes that the record with this sequence is durable, so that later damage to it can be told from a crash that tore it. */
+pm_status pm_log_witness(const pm_log *log, uint64_t sequence);
 
 static inline uint64_t pm_log_body(const pm_log *log)
 {
@@ -115,6 +116,8 @@ uint64_t pm_body_hash(const uint8_t *body, uint64_t length, uint64_t place, uint
 
 /* The record at log position `at`, if it is whole and has this sequence; NULL otherwise. */
 const pm_record *pm_log_record(const pm_log *log, uint64_t at, uint64_t sequence);
+
+uint64_t pm_log_witnessed(const pm_log *log); /* the sequence that the witness vouches for; 0: there is none */
 
 /* True if the witness, or a valid record at or behind `from`, knows that `sequence` was durable. */
 bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence);

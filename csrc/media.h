@@ -43,6 +43,8 @@ typedef struct {
     pm_status (*write_through)(pm_media *media, uint64_t offset, const void *source, size_t length);
     /* The file has `size` bytes, space for them is reserved, and both are durable. */
     pm_status (*grow)(pm_media *media, uint64_t size);
+    /* As fence, of all that was written before it began. May be called beside other operations but grow, by another thread. */
+    pm_status (*sync)(pm_media *media);
 } pm_media_operations;
 
 struct pm_media {

@@ -191,6 +191,11 @@ static pm_status file_fence(pm_media *media)
     return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
 }
 
+static pm_status file_sync(pm_media *media)
+{
+    return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
+}
+
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
     enum { LAZY_MOST = 8 * PM_PAGE };
@@ -232,4 +237,4 @@ static pm_status file_grow(pm_media *media, uint64_t size)
 }
 
 const pm_media_operations pm_media_file = {file_write, file_write_hashed, file_flush, file_write_back, file_fence,
-                                           file_write_through, file_grow};
+                                           file_write_through, file_grow, file_sync};

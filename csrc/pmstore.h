@@ -75,6 +75,14 @@ const char *pm_tracker_in_use(pm_store *store); /* how changes to large arrays a
 /* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
 pm_status pm_commit(pm_store *store);
 
+/* From now on commits return before they are durable: what they wrote is in the page cache, and survives the process. A sync
+ * begins by itself interval nanoseconds after a commit at the latest. Home in the file is brought up to date after it. A power cut leaves
+ * some whole commit, not older than the last sync that ended before. Nothing changes on memory, and if the store only reads. */
+pm_status pm_commit_async(pm_store *store, uint64_t interval);
+
+/* All commits that have returned are durable. */
+pm_status pm_sync(pm_store *store);
+
 /* A range of live memory. */
 typedef struct {
     uint64_t address, length;
@@ -174,6 +182,7 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);
 
 typedef struct {
     uint64_t sequence, commits, checkpoints, records_replayed; /* of this life, but sequence */
+    uint64_t durable_sequence;                                 /* the last commit that is known to be durable */
     uint64_t bytes_logged, bytes_direct, bytes_home;           /* written to the medium */
     uint64_t fences, syncs;                                    /* ordering points issued */
     uint64_t dirty_bytes;                                      /* changed bytes that the last commit carried */
@@ -217,7 +226,9 @@ typedef enum {
     PM_EVENT_OPEN,         /* a life begins: all that stands in the file is what was written before */
     PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get; length: the hash of that state (pm_state_hash) */
     PM_EVENT_COMMIT_END,   /* the same, of the commit that is acknowledged now */
-    PM_EVENT_RECOVERED     /* the same, of the state that recovery ended at; pm_open is about to return */
+    PM_EVENT_RECOVERED,    /* the same, of the state that recovery ended at; pm_open is about to return */
+    PM_EVENT_DURABLE       /* offset: the last sequence that is durable now. From the first one in a life on, what a
+                              COMMIT_END acknowledges survives the process, and a power cut only after such an event */
 } pm_event_kind;
 
 typedef struct {
@@ -240,6 +251,9 @@ void pm_trace_clear(pm_trace *trace);
 /* Files: 1 or 0: whether records are written by a synced write of their range, as on ext4 and xfs, or by write and fdatasync, as on
  * other file systems; -1, as it is at first: by the file system. */
 void pm_trace_sync_ranges(pm_trace *trace, int ranges);
+
+/* Stores whose commits are durable later (pm_commit_async) have no thread under a trace: every so many commits one syncs; 3 at first. */
+void pm_trace_sync_after(pm_trace *trace, unsigned commits);
 
 typedef enum { PM_OPERATION_WRITE = 1, PM_OPERATION_SYNC = 2, PM_OPERATION_GROW = 4, PM_OPERATION_MAP = 8 } pm_operation;
 

@@ -8,11 +8,13 @@ typedef struct {
     uint64_t place, record; /* of the record: where in the file, and how many bytes */
     uint64_t spill;         /* file offset of the body, if it does not stand in the record */
     pm_digest digest; /* of the state after it */
+    uint64_t sequence;
 } found_body;
 
 typedef struct {
     found_body *bodies; /* of the valid records, in order */
     size_t count, room;
+    uint64_t durable;   /* what is known to have been: up to this sequence, with all that the records declare */
     uint32_t *declared; /* per page of the region: 1 + the last record that declares it; NULL: none does */
 } found_log;
 
@@ -60,8 +62,8 @@ static bool follow_spill(pm_store *store, found_body *body)
     return items_sound(&store->region, spilled, item.length, true);
 }
 
-/* What the newest record declares was not surely durable before it, so it is verified; older records were acknowledged
- * before the next one began. */
+/* What a record declares was not surely durable before it. So it is verified, in the newest record, and in all that nothing durable
+ * knows of (I14). Others may have been changed in their place since. */
 static bool directs_sound(pm_store *store, const found_body *body)
 {
     const pm_region *region = &store->region;
@@ -85,15 +87,18 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
         found->bodies = bodies, found->room = room;
     }
     found->bodies[found->count++] = (found_body){.body = (const uint8_t *)(record + 1), .length = record->body,
-                                                 .place = place, .record = record->length, .digest = record->digest};
+                                                 .place = place, .record = record->length, .digest = record->digest,
+                                                 .sequence = record->sequence};
+    if (record->sequence - record->behind > found->durable) found->durable = record->sequence - record->behind;
     return PM_OK;
 }
 
 static pm_status scan(pm_store *store, found_log *found)
 {
     pm_log *log = &store->log;
-    uint64_t at = 0;
+    uint64_t at = 0, witnessed = pm_log_witnessed(log);
     const pm_record *record;
+    found->durable = log->sequence > witnessed ? log->sequence : witnessed;
     while ((record = pm_log_record(log, at, log->sequence + 1))) {
         const uint8_t *body = (const uint8_t *)(record + 1);
         if (!items_sound(&store->region, body, record->body, false))
@@ -108,14 +113,14 @@ static pm_status scan(pm_store *store, found_log *found)
         return pm_fail(PM_CORRUPT, "the log is damaged: commit %llu was durable, and can't be read any more",
                        (unsigned long long)(log->sequence + 1));
     for (size_t i = 0; i < found->count; i++) {
-        bool newest = i + 1 == found->count;
         found_body *body = &found->bodies[i];
-        if (follow_spill(store, body) && (!newest || directs_sound(store, body))) continue;
-        if (!newest || pm_log_knows_durable(log, at, log->sequence))
+        bool unsure = body->sequence > found->durable || i + 1 == found->count;
+        if (follow_spill(store, body) && (!unsure || directs_sound(store, body))) continue;
+        if (body->sequence <= found->durable || pm_log_knows_durable(log, at, body->sequence))
             return pm_fail(PM_CORRUPT, "the log is damaged: an acknowledged commit has lost its contents");
-        /* It was never acknowledged: contents and record share one ordering point. */
-        found->count--;
-        log->sequence--;
+        /* It was never durable, for contents and record share one ordering point; nor were those behind it. */
+        log->sequence = body->sequence - 1;
+        found->count = i;
     }
     if (found->count) log->digest = found->bodies[found->count - 1].digest;
     return PM_OK;
@@ -172,19 +177,29 @@ static pm_status write_again(pm_store *store, uint64_t place, uint64_t length)
     return PM_OK;
 }
 
-/* The newest record may be that of a process which died, or whose sync failed, before it was durable. Now that it is adopted it has
- * to be, with all that it declares: older ones were, before the next began. */
-static pm_status make_durable(pm_store *store, const found_body *newest)
+static pm_status write_record_again(pm_store *store, const found_body *body)
 {
     pm_log_item item;
-    for (uint64_t cursor = 0; pm_log_next(newest->body, newest->length, &cursor, &item);)
+    for (uint64_t cursor = 0; pm_log_next(body->body, body->length, &cursor, &item);)
         if (is_direct(&item)) PM_TRY(write_again(store, PM_REGION_START + item.offset, pm_extent_size(item.length)));
-    if (newest->spill) PM_TRY(write_again(store, newest->spill, newest->length));
-    PM_TRY(write_again(store, newest->place, newest->record));
+    if (body->spill) PM_TRY(write_again(store, body->spill, body->length));
+    return write_again(store, body->place, body->record);
+}
+
+/* The newest record may be that of a process which died, or whose sync failed, before it was durable; so may all that nothing durable
+ * knows of. Now that they are adopted they have to be, with all that they declare. */
+static pm_status make_durable(pm_store *store, const found_log *found)
+{
+    size_t unsure = 1;
+    while (unsure < found->count && found->bodies[found->count - unsure - 1].sequence > found->durable) unsure++;
+    for (size_t i = found->count - unsure; i < found->count; i++) PM_TRY(write_record_again(store, &found->bodies[i]));
     /* durable: the record and what it declares → then: home. Otherwise a power cut, after a process was killed in a commit, finds half of
      * its home and no record (I3). */
     PM_TRY(store->media.operations->fence(&store->media));
-    return pm_log_witness(&store->log);
+    PM_TRY(pm_log_witness(&store->log, store->log.sequence));
+    /* durable: that they are → then: home, where one may change what another declares: a recovery of this one must not verify that
+     * (I4, I14). */
+    return unsure > 1 ? store->media.operations->fence(&store->media) : PM_OK;
 }
 
 static pm_status apply(pm_store *store, const found_log *found)
@@ -213,7 +228,7 @@ pm_status pm_recover(pm_store *store)
     found_log found = {0};
     pm_status status = scan(store, &found);
     if (status == PM_OK) status = note_declared(store, &found);
-    if (status == PM_OK && found.count && !store->media.read_only) status = make_durable(store, &found.bodies[found.count - 1]);
+    if (status == PM_OK && found.count && !store->media.read_only) status = make_durable(store, &found);
     if (status == PM_OK) status = apply(store, &found);
     free(found.bodies);
     free(found.declared);

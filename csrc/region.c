@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "region.h"
+#include "region_unsettled.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -44,6 +44,7 @@ pm_status pm_region_extend(pm_region *region, uint64_t size)
     if (mmap(at, size - region->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd,
              (off_t)(PM_REGION_START + region->size)) == MAP_FAILED)
         return pm_fail_errno("cannot map the region");
+    if (region->unsettled) PM_TRY(pm_unsettled_extend(region, size));
     region->size = size;
     return PM_OK;
 }
@@ -104,6 +105,7 @@ void pm_region_free(pm_region *region)
     }
     free(region->dense);
     if (region->watches.live) pm_watch_close(&region->watches);
+    pm_unsettled_close(region);
     if (region->live) munmap(region->live, region->reserved);
     if (region->edited) munmap(region->edited, region->notes_size);
     *region = (pm_region){0};
@@ -256,11 +258,16 @@ void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length)
     PM_CHECK(madvise(region->live + offset, length, MADV_DONTNEED) == 0);
 }
 
+static bool is_unsettled(const pm_region *region, uint64_t offset)
+{
+    return pm_unsettled_next(region, offset / PM_PAGE, offset / PM_PAGE + 1) == offset / PM_PAGE;
+}
+
 void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uint64_t length)
 {
     uint64_t from = offset, end = offset + length;
     for (uint64_t at = offset; at <= end; at += PM_PAGE) {
-        if (at < end && !memcmp(region->live + at, region->home + at, PM_PAGE) &&
+        if (at < end && !is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&
             (home == offset || !memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)))
             continue;
         if (from < at) pm_region_drop(region, from, at - from);
@@ -451,6 +458,27 @@ void pm_region_settle(pm_region *region)
     finish_transaction(region);
 }
 
+/* Pages that are equal need not become private. */
+static void copy_home(pm_region *region, uint64_t offset, uint64_t home, uint64_t length)
+{
+    for (uint64_t at = 0; at < length; at += PM_PAGE) {
+        size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
+        if (memcmp(region->live + offset + at, region->home + home + at, bytes))
+            memcpy(region->live + offset + at, region->home + home + at, bytes);
+    }
+}
+
+/* Whole pages, which are dropped; or copied, where the file is not what was committed (I13). end: of the contents. */
+static void restore_pages(pm_region *region, uint64_t page, uint64_t last, uint64_t end)
+{
+    while (page < last) {
+        uint64_t stop = pm_unsettled_next(region, page, last);
+        if (page < stop) pm_region_drop(region, page * PM_PAGE, (stop - page) * PM_PAGE);
+        for (page = stop; page < last && is_unsettled(region, page * PM_PAGE); page++)
+            copy_home(region, page * PM_PAGE, page * PM_PAGE, end - page * PM_PAGE < PM_PAGE ? end - page * PM_PAGE : PM_PAGE);
+    }
+}
+
 /* The pages that were written, where it is known which. Each is protected before it is dropped: a store that comes between is found
  * by the next commit. */
 static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
@@ -461,7 +489,7 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
     for (uint64_t page = pm_page_next(dirty, offset / PM_PAGE, end); page < end; page = pm_page_next(dirty, page, end)) {
         uint64_t first = page;
         while (page < end && pm_page_in(dirty, page)) page++;
-        pm_region_drop(region, first * PM_PAGE, (page - first) * PM_PAGE);
+        restore_pages(region, first, page, offset + length);
     }
     return true;
 }
@@ -475,15 +503,10 @@ static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
     if (watched) return;
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
     if (offset % PM_PAGE == 0 && home == offset) {
-        pm_region_drop(region, offset, pm_round_up(length, PM_PAGE));
+        restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length), offset + length);
         return;
     }
-    /* Pages that are equal need not become private. */
-    for (uint64_t at = 0; at < length; at += PM_PAGE) {
-        size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
-        if (memcmp(region->live + offset + at, region->home + home + at, bytes))
-            memcpy(region->live + offset + at, region->home + home + at, bytes);
-    }
+    copy_home(region, offset, home, length);
 }
 
 void pm_region_restore(pm_region *region)

@@ -33,6 +33,7 @@ typedef struct {
     bool added, gone;         /* since the last commit */
     bool written;             /* in the running commit: contents are in the slot that is not home, and become home with it */
     unsigned sparse;          /* commits in a row that found a few changes only */
+    uint64_t flipped;         /* the commit that made `home` home; 0: one that is durable */
     uint64_t table_hash;      /* of what was written */
     pm_digest terms, written_terms; /* of the digest: of home's blocks, if known_terms, and of what was written */
     bool known_terms;
@@ -45,6 +46,7 @@ typedef struct {
     pm_media *media;
     uint8_t *live;
     const uint8_t *home; /* the committed image; in a read-only store the same as live */
+    struct pm_unsettled *unsettled; /* commits that are not home in the file yet (region_unsettled.h); NULL: there are none, ever */
     uint8_t *flags;      /* PM_FLAG_* for each page */
     uint64_t size, reserved, store_id;
 

@@ -1,8 +1,9 @@
 /*
  * The C face: locks, handles, status codes.
  *
- * Lock order:  list of open stores → a store's mutex. Releasing a buffer takes neither.
- * A fork takes neither either: the child only marks its copies, and never touches a store's mutex again.
+ * Lock order:  list of open stores → a store's mutex → that of its background sync (transaction_async.c), whose thread syncs the file
+ * with none of them. Releasing a buffer takes none. A fork takes the first only: the child, which has no such thread, marks its copies,
+ * and never touches a store's mutex again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,8 +12,6 @@
 
 #include "recovery.h"
 #include "verify.h"
-
-enum { FIRST_REGION = 256 << 10, FIRST_LOG = 256 << 10, FIRST_LOG_MEMORY = 512 << 10 };
 
 /* ---- open stores ---------------------------------------------------------------------------------------------- */
 
@@ -65,39 +64,13 @@ static void unlist_store(pm_store *store)
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
-{
-    pm_media media;
-    pm_status status = pm_media_open(&media, fd, kind, false, trace);
-    uint64_t log_size = media.kind == PM_MEDIA_MEMORY ? FIRST_LOG_MEMORY : FIRST_LOG;
-    uint8_t *image = NULL;
-    pm_header header;
-    if (status == PM_OK && media.size) status = pm_fail(PM_INVALID, "a new store needs an empty file");
-    if (status == PM_OK) status = media.operations->grow(&media, PM_REGION_START + FIRST_REGION + log_size);
-    if (status == PM_OK && !(image = calloc(PM_HEAP_FIRST_PAGES, PM_PAGE))) status = pm_fail(PM_NO_MEMORY, "no memory to make a store");
-    /* Blocks are written once, so that later a record changes nothing but them. */
-    if (status == PM_OK) status = pm_media_write_zeros(&media, PM_REGION_START, media.size);
-    if (status == PM_OK) {
-        header.store_id = pm_new_id(&media);
-        pm_heap_format(image, header.store_id);
-        pm_catalog_format(image, (PM_HEAP_FIRST_PAGES - 1) * PM_PAGE, header.store_id);
-        status = pm_media_write(&media, PM_REGION_START, image, PM_HEAP_FIRST_PAGES * PM_PAGE, PM_WRITE_STREAM);
-    }
-    /* durable: an empty region and log → then: the header that vouches for them. */
-    if (status == PM_OK) status = media.operations->fence(&media);
-    if (status == PM_OK) status = pm_log_format(&media, FIRST_REGION, log_size, header.store_id, pm_heap_digest(image));
-    free(image);
-    media.fd = -1; /* the caller's */
-    pm_media_close(&media);
-    return status;
-}
-
 static void free_store(pm_store *store)
 {
     pm_region_free(&store->region);
     pm_writer_free(&store->writer);
     pm_media_close(&store->media);
     pm_transaction_forget_fresh(store);
+    pm_async_free(store);
     free(store->fresh);
     free(store->list);
     pthread_mutex_destroy(&store->mutex);
@@ -150,6 +123,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
 {
     pm_status status = PM_OK;
     if (!store->forked) {
+        pm_async_stop(store);
         pthread_mutex_lock(&store->mutex);
         bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
         if (!(flags & PM_CLOSE_DISCARD) && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
@@ -249,6 +223,19 @@ pm_status pm_checkpoint(pm_store *store)
 {
     PM_TRY(enter_to_write(store));
     return leave(store, pm_transaction_checkpoint(store, false));
+}
+
+pm_status pm_commit_async(pm_store *store, uint64_t interval)
+{
+    PM_TRY(enter(store));
+    bool as_before = store->media.kind == PM_MEDIA_MEMORY || store->media.read_only || store->async;
+    return leave(store, as_before ? PM_OK : pm_async_open(store, interval));
+}
+
+pm_status pm_sync(pm_store *store)
+{
+    PM_TRY(enter(store));
+    return leave(store, pm_async_settle(store));
 }
 
 uint64_t pm_sequence(const pm_store *store)
@@ -560,7 +547,7 @@ pm_status pm_stats(pm_store *store, pm_statistics *out)
     pm_status status;
     const pm_root *root = pm_root_read(&store->region, &status);
     *out = store->statistics;
-    out->sequence = store->log.sequence;
+    out->sequence = store->log.sequence, out->durable_sequence = store->log.durable;
     out->fences = store->media.fences, out->syncs = store->media.syncs;
     out->file_size = store->media.size;
     out->region_size = store->region.size, out->region_used = pm_heap_used(&store->region) * PM_PAGE;

@@ -21,6 +21,7 @@ struct pm_trace {
     uint8_t *view;
     uint64_t view_size;
     int ranges;
+    unsigned every;
 };
 
 pm_trace *pm_trace_new(uint64_t seed)
@@ -28,7 +29,7 @@ pm_trace *pm_trace_new(uint64_t seed)
     pm_trace *trace = calloc(1, sizeof *trace);
     if (!trace) return NULL;
     atomic_store(&trace->references, 1);
-    trace->seed = seed, trace->ranges = -1;
+    trace->seed = seed, trace->ranges = -1, trace->every = 3;
     return trace;
 }
 
@@ -101,6 +102,16 @@ void pm_trace_sync_ranges(pm_trace *trace, int ranges)
 int pm_trace_ranges(const pm_trace *trace)
 {
     return trace->ranges;
+}
+
+void pm_trace_sync_after(pm_trace *trace, unsigned commits)
+{
+    trace->every = commits ? commits : 1;
+}
+
+unsigned pm_trace_sync_every(const pm_trace *trace)
+{
+    return trace->every;
 }
 
 uint64_t pm_trace_id(pm_trace *trace)

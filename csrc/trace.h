@@ -29,6 +29,9 @@ uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size); /* NULL: there is
  * file system. */
 int pm_trace_ranges(const pm_trace *trace);
 
+/* A store whose commits are durable later syncs after so many of them. */
+unsigned pm_trace_sync_every(const pm_trace *trace);
+
 /* The next id of a store under this trace: not random, and not the same twice. */
 uint64_t pm_trace_id(pm_trace *trace);
 

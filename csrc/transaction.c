@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "region_unsettled.h"
 
 enum { STREAM_HOME_FROM = 4 << 20 };
 
@@ -44,8 +45,10 @@ static pm_status sync_home(pm_store *store)
 /* Home durable, then a header with `next`'s layout and a new salt. */
 static pm_status reset_log(pm_store *store, pm_header next)
 {
+    PM_TRY(pm_async_settle(store));
     if (!store->home_durable) PM_TRY(sync_home(store));
     PM_TRY(failed(store, pm_log_reset(&store->log, next)));
+    pm_async_emptied(store);
     store->commits_since_reset = 0;
     store->statistics.checkpoints++;
     return PM_OK;
@@ -79,9 +82,11 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (store->max_size && end > store->max_size)
         return pm_fail(PM_NO_SPACE, "the store would grow to %llu bytes; max_size is %llu", (unsigned long long)end,
                        (unsigned long long)store->max_size);
-    if (end > store->region.reserved || region_size > PM_REGION_LIMIT)
-        return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes",
-                       (unsigned long long)store->region.reserved);
+    uint64_t most = store->region.reserved;
+    if (store->async && store->region.unsettled->reserved < most) most = store->region.unsettled->reserved;
+    if (end > most || region_size > PM_REGION_LIMIT)
+        return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes", (unsigned long long)most);
+    PM_TRY(pm_async_settle(store));
     PM_TRY(failed_if_io(store, store->media.operations->grow(&store->media, end)));
     PM_TRY(write_log_once(store, PM_REGION_START + region_size, log_size));
     pm_header next = store->log.header;
@@ -96,6 +101,8 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
 {
     uint64_t size = store->region.size, least = pages * PM_PAGE;
     if (pages > PM_REGION_LIMIT / PM_PAGE) return pm_fail(PM_NO_SPACE, "more than a store can hold");
+    /* There may be enough that waits for commits to be durable (I7, I13). */
+    if (store->async && store->log.durable != store->log.sequence) return pm_async_settle(store);
     /* The space map may need pages of its own: one for each 63 MiB, and a list. */
     least += (pages / PM_MAP_PAGES + 3) * PM_PAGE;
     uint64_t more = pm_round_up(size / 2, PM_PAGE);
@@ -434,7 +441,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;
-    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));
+    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->statistics.dirty_bytes = payload;
@@ -442,8 +449,12 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
     pm_transaction_flip_slots(store);
+    if (store->async) {
+        pm_async_committed(store, before, body, length);
+        return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
+    }
     store->home_torn = true; /* until it shows what is durable now */
-    PM_TRY(failed(store, pm_log_witness(&store->log)));
+    PM_TRY(failed(store, pm_log_witness(&store->log, store->log.sequence)));
     PM_TRY(failed(store, apply_home(store, body, length)));
     store->home_torn = false;
     return spill ? pm_transaction_checkpoint(store, false) : prepare_checkpoint(store, before);
@@ -452,6 +463,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
 static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
 {
     pending_commit next;
+    bool acknowledged = false;
     PM_TRY(finish_directs(store));
     PM_TRY(gather_body(store, list, count, &next));
     if (pm_writer_length(&store->writer)) {
@@ -463,6 +475,7 @@ static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
         }
         PM_TRY(write_commit(store, &next));
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
+        acknowledged = true;
     }
     pm_transaction_learn(store, list, count);
     carried(store, list, count);
@@ -470,6 +483,7 @@ static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
     pm_slots_settle(&store->region);
     pm_transaction_forget_fresh(store);
     store->freed = (pm_digest){0};
+    if (acknowledged && store->async) pm_async_acknowledged(store);
     return PM_OK;
 }
 

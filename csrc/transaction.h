@@ -17,6 +17,8 @@
 #include "gather.h"
 #include "slots.h"
 
+typedef struct pm_async pm_async;
+
 /* An extent allocated since the last commit. */
 typedef struct {
     uint64_t offset, length;
@@ -46,6 +48,7 @@ struct pm_store {
     uint64_t commits_since_reset, last_body;
     bool home_durable;            /* nothing was written home since it was synced */
     uint64_t home_from, home_to;  /* file offsets: between them home was written, and not asked to be written back */
+    pm_async *async; /* NULL: every commit is durable when it returns */
     pm_statistics statistics;
     pm_store *next; /* list of open stores, for forks */
 };
@@ -93,6 +96,16 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only);
 void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the record */
 void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
 void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */
+
+/* Commits that are durable some time after they returned (D11), from now on. interval: nanoseconds. */
+pm_status pm_async_open(pm_store *store, uint64_t interval);
+void pm_async_stop(pm_store *store); /* no thread is left; without the store's mutex */
+void pm_async_free(pm_store *store);
+pm_status pm_async_settle(pm_store *store); /* all commits are durable, and home in the file */
+/* The record in the log, and its items. */
+void pm_async_committed(pm_store *store, uint64_t record, const uint8_t *body, uint64_t length);
+void pm_async_acknowledged(pm_store *store);
+void pm_async_emptied(pm_store *store); /* the log was */
 
 /* Runs an operation again after growing the region, if all that it lacked was space. */
 #define PM_WITH_SPACE(store, pages, status, operation)                                                      \

@@ -37,6 +37,8 @@ static bool mostly_changed(const pm_region *region, const pm_dense *dense)
 static pm_status write_slot(pm_store *store, pm_dense *dense)
 {
     pm_region *region = &store->region;
+    /* The other slot holds what is durable, as long as the commit that left it is not (I7). */
+    if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
     unsigned to = 1 - dense->home;
     uint64_t offset = dense->slot[to], home = dense->slot[dense->home], length = dense->length;
     uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
@@ -135,6 +137,7 @@ void pm_transaction_flip_slots(pm_store *store)
         dense->sparse = 0;
         dense->home = 1 - dense->home;
         dense->terms = dense->written_terms;
+        dense->flipped = store->log.sequence;
         if (!dense->gone) pm_log_choose_slot(&store->log, dense->entry, dense->home ^ dense->base);
     }
 }

@@ -148,6 +148,10 @@ class Trace:
         """
         lib.pm_trace_sync_ranges(self.pointer, -1 if how is None else int(how))
 
+    def sync_after(self, commits: int) -> None:
+        """Stores whose commits are durable later sync after so many of them, for they have no thread under a trace."""
+        lib.pm_trace_sync_after(self.pointer, commits)
+
     def operations(self) -> tuple[int, int]:
         """How many were counted since `fail`, and how many of them failed."""
         faults = ffi.new("uint64_t *")
@@ -231,6 +235,17 @@ class Core:
 
     def commit(self) -> None:
         status = _commit(self._store)
+        if status:
+            raise error(status)
+
+    def commit_async(self, interval: float) -> None:
+        """From now on commits are durable when a sync, begun `interval` seconds later, ends."""
+        status = lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9))
+        if status:
+            raise error(status)
+
+    def sync(self) -> None:
+        status = lib.pm_sync(self._store)
         if status:
             raise error(status)
 

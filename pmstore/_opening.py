@@ -106,7 +106,7 @@ def path_of(path: Any) -> str:
     return os.path.abspath(text)
 
 
-def seconds(timeout: Any) -> float:
+def seconds(timeout: Any, name: str = "timeout") -> float:
     """A timeout in seconds as float: 0 or more, inf included."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         try:
@@ -114,9 +114,9 @@ def seconds(timeout: Any) -> float:
         except (TypeError, ValueError):
             timeout = None
     if timeout is None:
-        raise TypeError("timeout is a number of seconds")
+        raise TypeError(f"{name} is a number of seconds")
     if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"timeout is 0 or more seconds, not {timeout}")
+        raise ValueError(f"{name} is 0 or more seconds, not {timeout}")
     return float(timeout)
 
 

@@ -21,7 +21,8 @@ __all__ = ["CheckReport", "Problem", "Stats", "check"]
 class Stats:
     """Figures of an open store. Sizes in bytes; counts are of this opening, but `sequence` and `keys`.
 
-    dirty_bytes is what the last commit carried; buffers counts living arrays (and detached ones that are still
+    durable_sequence is the last commit that is known to be durable: with durability="sync" the last one, with "async" one
+    that a sync has covered. dirty_bytes is what the last commit carried; buffers counts living arrays (and detached ones that are still
     referred to).
     """
 
@@ -31,6 +32,7 @@ class Stats:
     commits: int
     checkpoints: int
     records_replayed: int
+    durable_sequence: int
     bytes_logged: int
     bytes_direct: int
     bytes_home: int

@@ -52,7 +52,8 @@ def open(
     mode: Mode = "a",
     *,
     media: Media = "auto",
-    durability: Literal["sync"] = "sync",
+    durability: Literal["sync", "async"] = "sync",
+    sync_interval: float = 0.1,
     timeout: float = 0.0,
     max_size: int | None = None,
     verify: bool = False,
@@ -69,8 +70,13 @@ def open(
     media : {"auto", "memory", "file", "trace", "trace:memory", "trace:file"}
         How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" finds out. "trace" records all that
         happens to the durable bytes, for crash tests.
-    durability : {"sync"}
-        A commit is durable when it returns.
+    durability : {"sync", "async"}
+        "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes durable
+        soon after: a power cut or a crash of the system may take the newest commits, but never an earlier one without
+        the later ones, nor a part of one. `Store.sync` waits until all are durable, `close` too. On memory it is the
+        same as "sync".
+    sync_interval : float
+        Seconds after a commit by which a sync in the background begins, with durability "async".
     timeout : float
         Seconds to wait for another writer (or for readers) to close the store.
     max_size : int, optional
@@ -102,8 +108,9 @@ def open(
         raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
     if media not in _MEDIA:
         raise ValueError(f"media is one of {', '.join(map(repr, _MEDIA))}, not {media!r}")
-    if durability != "sync":
-        raise ValueError(f'durability is "sync", the only kind that this version offers, not {durability!r}')
+    if durability not in ("sync", "async"):
+        raise ValueError(f"durability is 'sync' or 'async', not {durability!r}")
+    interval = seconds(sync_interval, "sync_interval")
     tracker = os.environ.get("PMSTORE_TRACKER")
     if tracker and tracker not in _TRACKERS:
         raise ValueError(f"PMSTORE_TRACKER is one of {', '.join(_TRACKERS)}, not {tracker!r}")
@@ -126,6 +133,12 @@ def open(
         held.unlock()
         raise
     store = Store(name, mode, core, held)
+    if durability == "async" and mode != "r":
+        try:
+            core.commit_async(interval)
+        except BaseException:
+            store._drop()
+            raise
     if verify:
         try:
             report = store.check()
@@ -279,6 +292,14 @@ class Store(NameMapping):
         self._refuse_inside("commit")
         with self._turn.lock:
             self._commit_now()
+
+    def sync(self) -> None:
+        """Wait until all that was committed is durable: with durability "async" it may not be yet.
+
+        FailedStoreError, or StoreIOError, if a sync failed: only reopening the store tells what is durable then.
+        """
+        with self._catalog.lock:
+            self._catalog.core.sync()
 
     def rollback(self) -> None:
         """Take all arrays, in place, and names back to the last commit.

@@ -30,7 +30,8 @@ class Marks:
         self.acknowledged = self.started = 0
         self.hashes: dict[int, list[int]] = {0: [0]}  # of a new store, which is empty
         events = events_of(recording)[:until]
-        for event in events[events["kind"] >= lib.PM_EVENT_COMMIT_BEGIN]:
+        kinds = events["kind"]
+        for event in events[(kinds >= lib.PM_EVENT_COMMIT_BEGIN) & (kinds != lib.PM_EVENT_DURABLE)]:
             sequence, hash = int(event["offset"]), int(event["length"])
             self.hashes.setdefault(sequence, [])
             if hash not in self.hashes[sequence]:
@@ -54,6 +55,12 @@ def first_difference(one: Recording, other: Recording) -> int:
     return int(differs.argmax()) if differs.any() else most
 
 
+def _lazily(events: np.ndarray[tuple[int], np.dtype[np.void]]) -> bool:
+    """Whether commits are acknowledged before they are durable where these events end."""
+    said = events["kind"][(events["kind"] == lib.PM_EVENT_OPEN) | (events["kind"] == lib.PM_EVENT_DURABLE)]
+    return bool(len(said) and said[-1] == lib.PM_EVENT_DURABLE)
+
+
 def beginning_at(recording: Recording, event: int) -> Recording:
     """A recording that begins with a new store, from the last sync before an event on, when nothing was on its way, or
     from the start, if there was no sync.
@@ -64,5 +71,7 @@ def beginning_at(recording: Recording, event: int) -> Recording:
     marks = Marks(recording, start)
     # A commit that is under way there has had its sync: none failed before the event.
     head = np.array([(marks.started, marks.hashes[marks.started][-1], lib.PM_EVENT_RECOVERED, 0, 0)], EVENT)
+    if _lazily(events[:start]):
+        head = np.append(head, np.array([(marks.started, 0, lib.PM_EVENT_DURABLE, 0, 0)], EVENT))
     base = _engine.image(recording, Schedule(start, "nothing"), Options()) if start else recording.base
     return replace(recording, base=base, events=head.tobytes() + events[start:].tobytes())

@@ -1,0 +1,326 @@
+/*
+ * Commits that return before they are durable (D11): durability="async", on disks.
+ *
+ * A commit leaves its record in the page cache, which outlives the process, and its runs in the image that stands in home's place
+ * (region_unsettled.h). A sync makes all commits up to a snapshot durable, and settles them:
+ *
+ *                    begin                    make_durable                     finish
+ *   commits pending ───────▶ snapshot taken ───────────────▶ durable, witnessed ──────▶ home in the file is brought up to date
+ *        (store's mutex)                     (no mutex, or the store's)                (store's mutex)
+ *
+ * The three are called by a thread, some time after the first pending commit; or by who needs all of it now: a checkpoint, growth,
+ * a commit that has to write a slot, pm_sync. Whoever finds a snapshot taken waits for the second step and takes the third one itself.
+ * Between the first and the third the log is not emptied and the file does not grow.
+ *
+ * I3   Home in the file changes only in `finish`, after make_durable.
+ * I14  What is declared, by a commit that nothing durable knows to be durable, is not changed: recovery verifies it. So the witness of
+ *      a commit is itself durable before home changes, if anything was declared.
+ * D7   If it fails, the store refuses to go on: the next call says so.
+ *
+ * Stores under a trace have no thread: every few commits one of them calls all three, so that each run does the same.
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "region_unsettled.h"
+#include "transaction.h"
+
+/* Records are whole pages, and a header allows a log of 128 MiB. */
+enum { RECORDS_MOST = (128 << 20) / PM_PAGE, THREAD_STACK = 512 << 10 };
+
+struct pm_async {
+    uint64_t interval; /* nanoseconds */
+    unsigned every;    /* under a trace: so many commits between two syncs; 0: there is a thread */
+
+    /* Under the store's mutex. */
+    bool running;           /* a snapshot is taken and not settled */
+    bool scheduled, hurried; /* the thread knows of the commits since the snapshot; and that the log is getting full */
+    bool declared, snapshot_declared; /* a commit has declared something: since the snapshot, before it */
+    uint64_t snapshot;      /* the last commit before it */
+    unsigned commits;       /* under a trace: since the last sync */
+    size_t first, count, snapshot_count; /* of records: not settled, in the log, before the snapshot */
+    uint32_t *records;      /* places of all records of the log, in pages */
+
+    /* Under this mutex, which is the innermost. */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool done;        /* make_durable of the running snapshot has ended, with: */
+    pm_status result;
+    int error;
+    uint64_t due;     /* when the thread is to sync; 0: nothing is pending */
+    bool stop;
+
+    pthread_t thread;
+    bool threaded;
+};
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+static bool pending(const pm_store *store)
+{
+    return store->log.durable != store->log.sequence;
+}
+
+/* ---- the three steps ------------------------------------------------------------------------------------------ */
+
+static void begin(pm_store *store)
+{
+    pm_async *async = store->async;
+    PM_CHECK(!async->running);
+    async->running = true;
+    async->scheduled = async->hurried = false;
+    async->snapshot = store->log.sequence;
+    async->snapshot_count = async->count;
+    async->snapshot_declared = async->declared;
+    async->declared = false;
+    pm_unsettled_snapshot(&store->region);
+    pthread_mutex_lock(&async->mutex);
+    async->done = false;
+    pthread_mutex_unlock(&async->mutex);
+}
+
+/* durable: all records up to the snapshot, and what they declare → then: their witness → then: home. */
+static pm_status sync_snapshot(pm_store *store)
+{
+    pm_media *media = &store->media;
+    PM_TRY(media->operations->sync(media));
+    PM_TRY(pm_log_witness(&store->log, store->async->snapshot));
+    /* Otherwise a power cut could keep a part of home and not the witness: recovery would miss what was declared there, and take
+     * an older commit for the last one (I14). */
+    return store->async->snapshot_declared ? media->operations->sync(media) : PM_OK;
+}
+
+static void make_durable(pm_store *store)
+{
+    pm_async *async = store->async;
+    pm_status status = sync_snapshot(store);
+    pthread_mutex_lock(&async->mutex);
+    async->result = status;
+    async->error = pm_errno();
+    async->done = true;
+    pthread_cond_broadcast(&async->changed);
+    pthread_mutex_unlock(&async->mutex);
+}
+
+/* The runs of one record, home. */
+static pm_status settle_record(pm_store *store, uint64_t at)
+{
+    pm_log_item item;
+    const uint8_t *view = store->media.view;
+    const pm_record *record = (const void *)(view + store->log.header.log_offset + at);
+    const uint8_t *body = (const uint8_t *)(record + 1);
+    uint64_t length = record->body, cursor = 0;
+    if (pm_log_next(body, length, &cursor, &item) && item.kind == PM_ITEM_SPILL)
+        body = view + PM_REGION_START + item.offset, length = item.length;
+    for (cursor = 0; pm_log_next(body, length, &cursor, &item);)
+        if (item.kind == PM_ITEM_RUN)
+            PM_TRY(pm_unsettled_settle(&store->region, item.offset, item.bytes, item.length, &store->statistics.bytes_home));
+    return PM_OK;
+}
+
+/* Newest first: each page is written once. */
+static pm_status settle_records(pm_store *store)
+{
+    pm_async *async = store->async;
+    store->home_durable = false;
+    for (size_t i = async->snapshot_count; i-- > async->first;) PM_TRY(settle_record(store, (uint64_t)async->records[i] * PM_PAGE));
+    async->first = async->snapshot_count;
+    pm_unsettled_settled(&store->region);
+    return PM_OK;
+}
+
+static pm_status finish(pm_store *store)
+{
+    pm_async *async = store->async;
+    pthread_mutex_lock(&async->mutex);
+    while (!async->done) pthread_cond_wait(&async->changed, &async->mutex);
+    pm_status status = async->result;
+    errno = async->error;
+    pthread_mutex_unlock(&async->mutex);
+    async->running = false;
+    store->media.syncs += 1 + async->snapshot_declared;
+    if (status != PM_OK) pm_fail_errno("cannot sync the file"); /* it may have been another thread that was told */
+    if (status == PM_OK && store->failed) status = pm_fail(PM_FAILED, "an earlier write or sync failed");
+    if (status == PM_OK) {
+        store->log.durable = async->snapshot;
+        if (store->media.trace) pm_trace_add(store->media.trace, PM_EVENT_DURABLE, async->snapshot, 0, NULL);
+        status = settle_records(store);
+    }
+    store->failed = store->failed || status != PM_OK;
+    return status == PM_NO_SPACE ? PM_IO : status;
+}
+
+pm_status pm_async_settle(pm_store *store)
+{
+    pm_async *async = store->async;
+    if (!async) return PM_OK;
+    if (async->running) PM_TRY(finish(store));
+    if (!pending(store)) return PM_OK;
+    begin(store);
+    make_durable(store);
+    return finish(store);
+}
+
+/* ---- commits -------------------------------------------------------------------------------------------------- */
+
+void pm_async_committed(pm_store *store, uint64_t record, const uint8_t *body, uint64_t length)
+{
+    pm_async *async = store->async;
+    pm_region *region = &store->region;
+    pm_log_item item;
+    PM_CHECK(async->count < RECORDS_MOST && record % PM_PAGE == 0);
+    async->records[async->count++] = (uint32_t)(record / PM_PAGE);
+    for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
+        if (item.kind == PM_ITEM_RUN) {
+            pm_unsettled_run(region, item.offset, item.bytes, item.length);
+        } else {
+            pm_unsettled_direct(region, item.offset, pm_extent_size(item.length));
+            async->declared = true;
+        }
+    }
+}
+
+static void schedule(pm_store *store, uint64_t due)
+{
+    pm_async *async = store->async;
+    pthread_mutex_lock(&async->mutex);
+    if (!async->due || due < async->due) async->due = due;
+    pthread_cond_broadcast(&async->changed);
+    pthread_mutex_unlock(&async->mutex);
+}
+
+void pm_async_acknowledged(pm_store *store)
+{
+    pm_async *async = store->async;
+    if (async->every) {
+        if (++async->commits < async->every || store->failed) return;
+        async->commits = 0;
+        (void)pm_async_settle(store); /* a failure is told by the next call, as a thread's would be */
+        return;
+    }
+    if (!async->scheduled) schedule(store, now() + async->interval);
+    async->scheduled = true;
+    /* A full log makes a commit wait for all of it. */
+    if (!async->hurried && store->log.head > store->log.header.log_size / 2) {
+        schedule(store, 1);
+        async->hurried = true;
+    }
+}
+
+void pm_async_emptied(pm_store *store)
+{
+    if (store->async) store->async->first = store->async->count = 0;
+}
+
+/* ---- the thread ----------------------------------------------------------------------------------------------- */
+
+static void sync_in_background(pm_store *store)
+{
+    pm_async *async = store->async;
+    pthread_mutex_lock(&store->mutex);
+    bool mine = !store->failed && !async->running && pending(store);
+    if (mine) begin(store);
+    pthread_mutex_unlock(&store->mutex);
+    if (!mine) return;
+    make_durable(store);
+    pthread_mutex_lock(&store->mutex);
+    if (async->running) (void)finish(store); /* otherwise another one has, who could not wait */
+    pthread_mutex_unlock(&store->mutex);
+}
+
+static void *background(void *argument)
+{
+    pm_store *store = argument;
+    pm_async *async = store->async;
+    pthread_mutex_lock(&async->mutex);
+    while (!async->stop) {
+        if (!async->due) {
+            pthread_cond_wait(&async->changed, &async->mutex);
+        } else if (now() < async->due) {
+            struct timespec until = {(time_t)(async->due / 1000000000), (long)(async->due % 1000000000)};
+            pthread_cond_timedwait(&async->changed, &async->mutex, &until);
+        } else {
+            async->due = 0;
+            pthread_mutex_unlock(&async->mutex);
+            sync_in_background(store);
+            pthread_mutex_lock(&async->mutex);
+        }
+    }
+    pthread_mutex_unlock(&async->mutex);
+    return NULL;
+}
+
+/* It takes no signals: they are for the threads of the program. */
+static pm_status start(pm_store *store)
+{
+    pm_async *async = store->async;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, THREAD_STACK);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&async->thread, &attributes, background, store);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    async->threaded = !error;
+    errno = error;
+    return error ? pm_fail_errno("cannot start the thread that syncs commits") : PM_OK;
+}
+
+pm_status pm_async_open(pm_store *store, uint64_t interval)
+{
+    pm_region *region = &store->region;
+    pm_async *async = calloc(1, sizeof *async);
+    if (async) async->records = malloc(RECORDS_MOST * sizeof *async->records);
+    if (!async || !async->records) {
+        free(async);
+        return pm_fail(PM_NO_MEMORY, "no memory to commit asynchronously");
+    }
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_mutex_init(&async->mutex, NULL);
+    pthread_cond_init(&async->changed, &clock);
+    pthread_condattr_destroy(&clock);
+    async->interval = interval;
+    async->every = store->media.trace ? pm_trace_sync_every(store->media.trace) : 0;
+    store->async = async;
+    pm_status status = pm_unsettled_open(region);
+    if (status == PM_OK && !async->every) status = start(store);
+    if (status != PM_OK) {
+        if (region->unsettled) region->home = region->unsettled->settled;
+        pm_unsettled_close(region);
+        pm_async_free(store);
+        return status;
+    }
+    if (store->media.trace) pm_trace_add(store->media.trace, PM_EVENT_DURABLE, store->log.durable, 0, NULL);
+    return PM_OK;
+}
+
+void pm_async_stop(pm_store *store)
+{
+    pm_async *async = store->async;
+    if (!async || !async->threaded) return;
+    pthread_mutex_lock(&async->mutex);
+    async->stop = true;
+    pthread_cond_broadcast(&async->changed);
+    pthread_mutex_unlock(&async->mutex);
+    pthread_join(async->thread, NULL);
+    async->threaded = false;
+}
+
+void pm_async_free(pm_store *store)
+{
+    /* In a forked child the thread is missing, and seems to wait for ever: neither of the two may be destroyed. */
+    if (!store->async) return;
+    free(store->async->records);
+    free(store->async);
+    store->async = NULL;
+}

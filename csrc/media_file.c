@@ -182,18 +182,18 @@ static void file_flush(pm_media *media, uint64_t offset, uint64_t length)
     (void)media, (void)offset, (void)length;
 }
 
+static pm_status file_sync(pm_media *media)
+{
+    /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
+    return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
+}
+
 static pm_status file_fence(pm_media *media)
 {
     media->syncs++;
     media->streamed_count = 0;
     media->lazy = 0;
-    /* Not retried: after a failed sync the kernel may have dropped the dirty pages (D7). */
-    return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
-}
-
-static pm_status file_sync(pm_media *media)
-{
-    return sync_all(media, fdatasync) ? sync_failed() : PM_OK;
+    return file_sync(media);
 }
 
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)

@@ -188,12 +188,6 @@ static pm_status memory_fence(pm_media *media)
     return PM_OK;
 }
 
-static pm_status memory_sync(pm_media *media)
-{
-    memory_order(media);
-    return PM_OK;
-}
-
 static pm_status memory_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
     PM_TRY(memory_write(media, offset, source, length, PM_WRITE_STREAM));
@@ -211,4 +205,4 @@ static pm_status memory_grow(pm_media *media, uint64_t size)
 }
 
 const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_write_back, memory_fence,
-                                             memory_write_through, memory_grow, memory_sync};
+                                             memory_write_through, memory_grow, memory_fence};

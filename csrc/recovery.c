@@ -15,6 +15,7 @@ typedef struct {
     found_body *bodies; /* of the valid records, in order */
     size_t count, room;
     uint64_t durable;   /* what is known to have been: up to this sequence, with all that the records declare */
+    uint64_t recorded;  /* the same, as far as header and records know: the witness may not be durable itself */
     uint32_t *declared; /* per page of the region: 1 + the last record that declares it; NULL: none does */
 } found_log;
 
@@ -89,7 +90,9 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
     found->bodies[found->count++] = (found_body){.body = (const uint8_t *)(record + 1), .length = record->body,
                                                  .place = place, .record = record->length, .digest = record->digest,
                                                  .sequence = record->sequence};
-    if (record->sequence - record->behind > found->durable) found->durable = record->sequence - record->behind;
+    uint64_t knows = record->sequence - record->behind;
+    if (knows > found->recorded) found->recorded = knows;
+    if (knows > found->durable) found->durable = knows;
     return PM_OK;
 }
 
@@ -98,6 +101,7 @@ static pm_status scan(pm_store *store, found_log *found)
     pm_log *log = &store->log;
     uint64_t at = 0, witnessed = pm_log_witnessed(log);
     const pm_record *record;
+    found->recorded = log->sequence;
     found->durable = log->sequence > witnessed ? log->sequence : witnessed;
     while ((record = pm_log_record(log, at, log->sequence + 1))) {
         const uint8_t *body = (const uint8_t *)(record + 1);
@@ -199,7 +203,7 @@ static pm_status make_durable(pm_store *store, const found_log *found)
     PM_TRY(pm_log_witness(&store->log, store->log.sequence));
     /* durable: that they are → then: home, where one may change what another declares: a recovery of this one must not verify that
      * (I4, I14). */
-    return unsure > 1 ? store->media.operations->fence(&store->media) : PM_OK;
+    return store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK;
 }
 
 static pm_status apply(pm_store *store, const found_log *found)

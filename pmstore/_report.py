@@ -21,9 +21,9 @@ __all__ = ["CheckReport", "Problem", "Stats", "check"]
 class Stats:
     """Figures of an open store. Sizes in bytes; counts are of this opening, but `sequence` and `keys`.
 
-    durable_sequence is the last commit that is known to be durable: with durability="sync" the last one, with "async" one
-    that a sync has covered. dirty_bytes is what the last commit carried; buffers counts living arrays (and detached ones that are still
-    referred to).
+    durable_sequence is the last commit that is known to be durable: the last one with durability="sync", with "async"
+    the last that a sync has covered. dirty_bytes is what the last commit carried; buffers counts living arrays (and
+    detached ones that are still referred to).
     """
 
     medium: str

@@ -71,10 +71,10 @@ def open(
         How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" finds out. "trace" records all that
         happens to the durable bytes, for crash tests.
     durability : {"sync", "async"}
-        "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes durable
-        soon after: a power cut or a crash of the system may take the newest commits, but never an earlier one without
-        the later ones, nor a part of one. `Store.sync` waits until all are durable, `close` too. On memory it is the
-        same as "sync".
+        "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes
+        durable soon after: a power cut or a crash of the system may take the newest commits, but never an earlier one
+        without the later ones, nor a part of one. `Store.sync` waits until all are durable, `close` too. On memory it
+        is the same as "sync".
     sync_interval : float
         Seconds after a commit by which a sync in the background begins, with durability "async".
     timeout : float

@@ -21,6 +21,7 @@ from pmstore._names import key_of
 from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, explore, image
 from pmstore.testing._recording import Recorder, Recording
 
+from .crashes_async import ASYNC, flipped_late, freed_late, lazily
 from .crashes_slots import cooled, slots, slots_again, slots_shut
 from .snapshots import snapshot
 
@@ -31,15 +32,22 @@ Workload = Callable[[pmstore.Store], None]
 
 
 def record(
-    path: Path, medium: str, *lives: Workload, readers: bool = True, ranges: bool = True, **options: Any
+    path: Path,
+    medium: str,
+    *lives: Workload,
+    readers: bool = True,
+    ranges: bool = True,
+    sync_after: int = 3,
+    **options: Any,
 ) -> Recording:
     """Record lives of the store at a path; each ends as by a kill, if it doesn't close the store.
 
     readers: see that who only reads what is left sees the same. ranges: files are synced as on ext4 and xfs, wherever
-    the tests run.
+    the tests run. sync_after: so many commits that are durable later.
     """
     with Recorder(path, medium, seed=SEED) as recorder:
         recorder.trace.sync_ranges(ranges)
+        recorder.trace.sync_after(sync_after)
         for life in lives:
             store = pmstore.open(path, **options)
             try:
@@ -71,11 +79,11 @@ def assert_readers_see_the_same(path: Path, medium: str) -> None:
         copy.unlink()
 
 
-def record_failed_sync(path: Path, workload: Workload, number: int) -> Recording | None:
+def record_failed_sync(path: Path, workload: Workload, number: int, **options: Any) -> Recording | None:
     """A life in which sync `number` fails, and a second one, in which none does; None if there are not so many (M5)."""
     with Recorder(path, "file") as recorder:
         recorder.trace.sync_ranges(True)
-        store = pmstore.open(path)
+        store = pmstore.open(path, **options)
         recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
         with contextlib.suppress(pmstore.Error):
             workload(store)
@@ -266,7 +274,7 @@ def scattered(store: pmstore.Store) -> None:
     """New arrays in so many places that a medium may lose count, and some that end inside a page. All of them have to
     be durable with the record that declares them, and on disks nothing but a list of their places says so.
     """
-    pages = store.create_array("pages", 20 * 512, "f8")
+    pages = store.create_array("pages", 10 * 512, "f8")
     for i in range(150):
         store[f"name{i:03}"] = np.full(500, 1.0)
     store.commit()
@@ -498,4 +506,8 @@ PLANS: list[tuple[str, tuple[Workload, ...], dict[str, Any]]] = [
     *((workload.__name__, (workload,), OPTIONS.get(workload, {})) for workload in WORKLOADS),
     ("lives", (names, again, closed, again), {}),
     ("lives of slots", (slots, slots_again, slots_shut, slots_again), {}),
+    *((f"async {workload.__name__}", (workload, again), ASYNC) for workload in (lazily, freed_late, flipped_late)),
+    ("async full", (full,), {**ASYNC, **OPTIONS[full]}),
+    ("async spill", (spill,), {**ASYNC, **SPILL}),
+    ("async lives", (names, again, closed, reuse), ASYNC),
 ]

@@ -7,6 +7,8 @@
     growth    while the file grows, and the log moves
     creation  while there is no store yet, or only a moment
 
+on memory, on a disk, and ("async") on a disk by commits that are durable later.
+
 A process with pmstore loaded forks the ones that die: a kill takes milliseconds. What a store holds follows from the
 number of its last commit, so that the survivor can tell: it is one from acknowledged to begun.
 """
@@ -154,11 +156,16 @@ class Death:
         board[CALLS], board[TIME] = shim.count(), time.monotonic_ns() - self._begun
 
 
+def media_of(medium: str) -> str:
+    return "file" if medium == "async" else medium
+
+
 def live(kind: str, path: Path, medium: str, board: Board, death: Death) -> None:
     """One life, in a process of its own."""
     if kind in ("recovery", "creation"):
         death.begin(board)
-    store = pmstore.open(path, "x" if kind == "creation" else "a", media=medium)
+    durable_later = {"durability": "async", "sync_interval": 0.0005} if medium == "async" else {}
+    store = pmstore.open(path, "x" if kind == "creation" else "a", media=media_of(medium), **durable_later)
     if kind == "recovery":
         death.end(board)
     n = store.get("n", 0)
@@ -244,7 +251,7 @@ class Killer:
         path = self.path.with_name("copy.pm") if leave else self.path
         if leave:
             shutil.copyfile(self.path, path)
-        with pmstore.open(path, "r+", media=self.medium) as store:
+        with pmstore.open(path, "r+", media=media_of(self.medium)) as store:
             report = store.check()
             assert report.ok, report
             n = store.get("n", 0)
@@ -278,13 +285,17 @@ def worker(directory: str, medium: str, kinds: str, kills: int, seed: int) -> No
 
 
 def main(kills: int, seed: int = 1) -> None:
-    """The command: all classes, on both media at once."""
-    share = -(-kills // (2 * len(CLASSES)))
+    """The command: all classes, on all media at once."""
+    share = -(-kills // (3 * len(CLASSES)))
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory(dir=MEMORY) as memory:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        tempfile.TemporaryDirectory() as other,
+        tempfile.TemporaryDirectory(dir=MEMORY) as memory,
+    ):
         library = shim.build(Path(directory))
         assert library is not None, "no C compiler"
-        places = {"file": directory, "memory": memory}
+        places = {"file": directory, "memory": memory, "async": other}
         workers = {
             medium: subprocess.Popen(
                 [

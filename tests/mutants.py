@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import mutants_commit, mutants_log, mutants_media, mutants_slots, mutants_space
+from tests import mutants_async, mutants_commit, mutants_log, mutants_media, mutants_slots, mutants_space
 from tests.mutants_build import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -10,6 +10,7 @@ MUTANTS: list[Mutant] = [
     *mutants_commit.MUTANTS,
     *mutants_space.MUTANTS,
     *mutants_slots.MUTANTS,
+    *mutants_async.MUTANTS,
     *mutants_media.MUTANTS,
 ]
 CONTROLS: list[Mutant] = mutants_media.CONTROLS

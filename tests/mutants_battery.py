@@ -53,10 +53,14 @@ def look(found: Found | None) -> None:
 # ---- crashes
 
 
+def media_of(options: dict[str, Any]) -> tuple[str, ...]:
+    return ("file",) if options.get("durability") == "async" else ("memory", "file")
+
+
 def recordings(directory: Path) -> Iterator[Recording]:
     """What is explored."""
     for name, lives, options in crashes.PLANS:
-        for medium in ("memory", "file"):
+        for medium in media_of(options):
             path = directory / f"{name}-{medium}.pm"
             yield crashes.record(path, medium, *lives, readers=False, **options)
             path.unlink()
@@ -66,6 +70,12 @@ def recordings(directory: Path) -> Iterator[Recording]:
             yield failed
     for number in (5, 6, 7, 8):
         failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes_slots.flips, number)
+        if failed is not None:
+            yield failed
+    for number in (3, 4, 5):
+        failed = crashes.record_failed_sync(
+            directory / f"failed-async-{number}.pm", crashes.lazily, number, **crashes.ASYNC
+        )
         if failed is not None:
             yield failed
     for medium in ("memory", "file"):
@@ -85,7 +95,7 @@ def crash(directory: Path) -> None:
 def readers(directory: Path) -> None:
     """What a killed process left, read by one that writes nothing."""
     for name, lives, options in crashes.PLANS:
-        for medium in ("memory", "file"):
+        for medium in media_of(options):
             crashes.record(directory / f"{name}-{medium}.pm", medium, *lives, **options)
 
 

@@ -251,9 +251,9 @@ RECORDS = [
         "witness-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
-        "store->log.sequence++; (void)pm_log_witness(&store->log); store->log.sequence--;"
-        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest)));",
+        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "(void)pm_log_witness(&store->log, store->log.sequence + 1);"
+        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "a torn commit is taken for lost data",
     ),
     Mutant(
@@ -261,7 +261,7 @@ RECORDS = [
         "P",
         LOG,
         "pm_media_write(log->media, PM_WITNESS_PLACE, &witness, sizeof witness, PM_WRITE_CACHED)",
-        "(witness = (pm_witness){log->sequence + 1, witness_seal(log, log->sequence + 1)}, pm_media_write(log->media,"
+        "(witness = (pm_witness){sequence + 1, witness_seal(log, sequence + 1)}, pm_media_write(log->media,"
         " PM_WITNESS_PLACE, &witness, sizeof witness, PM_WRITE_CACHED))",
         "a commit that never began is missed",
     ),
@@ -269,7 +269,7 @@ RECORDS = [
         "witness-missing",
         "D",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_witness(&store->log)));",
+        "PM_TRY(failed(store, pm_log_witness(&store->log, store->log.sequence)));",
         ";",
         "the last commit rots and nobody says so",
     ),

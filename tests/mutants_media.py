@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tests.mutants_build import Mutant, part
 
-FILE, MEMORY, MEDIA, STORE = "csrc/media_file.c", "csrc/media_memory.c", "csrc/media.c", "csrc/store.c"
+FILE, MEMORY, MEDIA, STORE = "csrc/media_file.c", "csrc/media_memory.c", "csrc/media.c", "csrc/store_format.c"
 OPENING, TRANSACTION, CATALOG = "pmstore/_opening.py", "pmstore/_transaction.py", "pmstore/_catalog.py"
 STORE_PY, LIST = "pmstore/_store.py", "pmstore/_list.py"
 

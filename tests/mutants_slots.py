@@ -108,7 +108,7 @@ MUTANTS = [
                 REGION,
                 "!memcmp(region->live + at, region->home + at, PM_PAGE)",
                 "!memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)",
-                within="if (at < end && !memcmp(region->live + at, region->home + at, PM_PAGE) &&",
+                within="if (at < end && !is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&",
             ),
         ),
     ),

@@ -1,0 +1,150 @@
+"""Planted bugs of commits that are durable later. The letters: docs/crash-model.md."""
+
+from __future__ import annotations
+
+from tests.mutants_build import Mutant
+
+ASYNC, UNSETTLED = "csrc/transaction_async.c", "csrc/region_unsettled.c"
+RECOVERY, HEAP, REGION, LOG = "csrc/recovery.c", "csrc/heap.c", "csrc/region.c", "csrc/log.c"
+COMMITS = "csrc/transaction_slots.c"
+
+MUTANTS = [
+    Mutant(
+        "home-before-the-background-sync",
+        "R",
+        ASYNC,
+        "PM_TRY(media->operations->sync(media));",
+        "(void)media;",
+        "home has what no durable record covers",
+        within="PM_TRY(media->operations->sync(media));\n    PM_TRY(pm_log_witness(",
+    ),
+    Mutant(
+        "background-witness-not-durable",
+        "R",
+        ASYNC,
+        "store->async->snapshot_declared ? media->operations->sync(media) : PM_OK",
+        "PM_OK",
+        "what was declared has changed, and nothing says that it was durable (I14)",
+    ),
+    Mutant(
+        "background-sync-error-ignored",
+        "M",
+        ASYNC,
+        "pm_status status = async->result;",
+        "pm_status status = PM_OK;",
+        "a commit is said to be durable whose sync failed",
+    ),
+    Mutant(
+        "snapshot-of-later-commits",
+        "P",
+        ASYNC,
+        "store->log.durable = async->snapshot;",
+        "store->log.durable = async->snapshot + 1;",
+        "a record knows of a durable one that there is not",
+    ),
+    Mutant(
+        "settled-oldest-first",
+        "P",
+        ASYNC,
+        "settle_record(store, (uint64_t)async->records[i] * PM_PAGE)",
+        "settle_record(store, (uint64_t)async->records[async->first + async->snapshot_count - 1 - i] * PM_PAGE)",
+        "home gets an older version of a page",
+    ),
+    Mutant(
+        "settled-pages-keep-the-image",
+        "W",
+        UNSETTLED,
+        "if (!again) PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
+        ";",
+        "home shows what stood there before a later direct write",
+    ),
+    Mutant(
+        "image-dropped-under-later-commits",
+        "W",
+        UNSETTLED,
+        "if (!again) PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
+        "PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
+        "home loses a commit that is not durable yet",
+    ),
+    Mutant(
+        "rollback-drops-what-is-not-settled",
+        "W",
+        REGION,
+        "uint64_t stop = pm_unsettled_next(region, page, last);",
+        "uint64_t stop = last;",
+        "a rollback shows the durable state instead of the last commit (I13)",
+    ),
+    Mutant(
+        "release-drops-what-is-not-settled",
+        "W",
+        REGION,
+        "!is_unsettled(region, at)",
+        "true",
+        "memory that was given back shows an older state later (I13)",
+    ),
+    Mutant(
+        "space-of-the-durable-state-used",
+        "P",
+        HEAP,
+        "if (durable) used |= durable->words[i / 32];",
+        ";",
+        "what a power cut brings back has been written over (I7)",
+    ),
+    Mutant(
+        "unsettled-space-used",
+        "P",
+        HEAP,
+        "if (page == stop) return end;",
+        "if (page == stop || page < stop) return end;",
+        "a direct write hits what a record that may come back has declared (I13)",
+    ),
+    Mutant(
+        "slot-over-the-durable-one",
+        "P",
+        COMMITS,
+        "if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));",
+        ";",
+        "the durable state is written over (I7)",
+    ),
+    Mutant(
+        "only-the-newest-is-verified",
+        "R",
+        RECOVERY,
+        "body->sequence > found->durable || i + 1 == found->count",
+        "i + 1 == found->count",
+        "a commit whose contents were lost is adopted (I14)",
+    ),
+    Mutant(
+        "only-the-newest-is-made-durable",
+        "N",
+        RECOVERY,
+        "while (unsure < found->count && found->bodies[found->count - unsure - 1].sequence > found->durable) unsure++;",
+        ";",
+        "what recovery adopts is not on the disk",
+    ),
+    Mutant(
+        "adopted-witness-not-durable",
+        "N",
+        RECOVERY,
+        "store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK",
+        "PM_OK",
+        "a second recovery verifies what the first one has changed (I4, I14)",
+    ),
+    Mutant(
+        "records-know-too-much",
+        "P",
+        LOG,
+        ".behind = (uint32_t)(log->sequence + 1 - log->durable)",
+        ".behind = 1",
+        "a record knows of a durable one that is not",
+    ),
+    Mutant(
+        "log-emptied-before-it-is-settled",
+        "R",
+        "csrc/transaction.c",
+        "PM_TRY(pm_async_settle(store));",
+        ";",
+        "commits are forgotten at a checkpoint",
+        within="PM_TRY(pm_async_settle(store));\n    if (!store->home_durable) PM_TRY(sync_home(store));",
+    ),
+]

@@ -12,13 +12,14 @@ BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
+RACES := build/tsan
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize bench bench-docs torture fuzz mutants wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs torture fuzz mutants wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -26,6 +27,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
+	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
@@ -83,6 +85,17 @@ sanitize: build
 		PMSTORE_FAULTS=20 PMSTORE_DAMAGE=150 \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
+
+# The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
+tsan: build
+	@test -e "$$($(CC) -print-file-name=libtsan.so)" || \
+		{ echo "pmstore: no libtsan. Install it: apt-get install libtsan2" >&2; exit 1; }
+	@mkdir -p $(RACES) && rm -rf $(addprefix $(RACES)/,csrc pmstore tests examples)
+	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(RACES) && rm -f $(RACES)/pmstore/*.so
+	@cd $(RACES) && PMSTORE_CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=thread' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	@cd $(RACES) && LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
+		PYTHONPATH=$(CURDIR)/$(RACES) timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider \
+		-m 'not slow and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py $(ARGS)
 
 # A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build

@@ -17,7 +17,8 @@
  *      a commit is itself durable before home changes, if anything was declared.
  * D7   If it fails, the store refuses to go on: the next call says so.
  *
- * Stores under a trace have no thread: every few commits one of them calls all three, so that each run does the same.
+ * Stores under a trace have no thread, so that each run does the same: every few commits one of them takes a snapshot, the next one makes it
+ * durable, and the one after that settles it. So commits come between all three.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ struct pm_async {
     bool scheduled, hurried; /* the thread knows of the commits since the snapshot; and that the log is getting full */
     bool declared, snapshot_declared; /* a commit has declared something: since the snapshot, before it */
     uint64_t snapshot;      /* the last commit before it */
-    unsigned commits;       /* under a trace: since the last sync */
+    unsigned commits;       /* under a trace: since the last snapshot was settled */
     size_t first, count, snapshot_count; /* of records: not settled, in the log, before the snapshot */
     uint32_t *records;      /* places of all records of the log, in pages */
 
@@ -138,6 +139,7 @@ static pm_status settle_records(pm_store *store)
 static pm_status finish(pm_store *store)
 {
     pm_async *async = store->async;
+    if (async->every && !async->done) make_durable(store);
     pthread_mutex_lock(&async->mutex);
     while (!async->done) pthread_cond_wait(&async->changed, &async->mutex);
     pm_status status = async->result;
@@ -195,13 +197,26 @@ static void schedule(pm_store *store, uint64_t due)
     pthread_mutex_unlock(&async->mutex);
 }
 
+/* What the thread would do. A failure is told by the next call. */
+static void step_under_trace(pm_store *store)
+{
+    pm_async *async = store->async;
+    if (store->failed) return;
+    if (async->running && async->done) {
+        (void)finish(store);
+    } else if (async->running) {
+        make_durable(store);
+    } else if (++async->commits >= async->every && pending(store)) {
+        async->commits = 0;
+        begin(store);
+    }
+}
+
 void pm_async_acknowledged(pm_store *store)
 {
     pm_async *async = store->async;
     if (async->every) {
-        if (++async->commits < async->every || store->failed) return;
-        async->commits = 0;
-        (void)pm_async_settle(store); /* a failure is told by the next call, as a thread's would be */
+        step_under_trace(store);
         return;
     }
     if (!async->scheduled) schedule(store, now() + async->interval);

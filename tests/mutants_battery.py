@@ -72,7 +72,7 @@ def recordings(directory: Path) -> Iterator[Recording]:
         failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes_slots.flips, number)
         if failed is not None:
             yield failed
-    for number in (3, 4, 5):
+    for number in (4, 6, 8):
         failed = crashes.record_failed_sync(
             directory / f"failed-async-{number}.pm", crashes.lazily, number, **crashes.ASYNC
         )

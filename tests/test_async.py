@@ -39,7 +39,7 @@ from .crashes import (
 )
 from .crashes_async import ASYNC, flipped_late, freed_late, lazily
 from .crashes_async import WORKLOADS as LATE
-from .crashes_slots import flips, slots, slots_again, slots_shut
+from .crashes_slots import cooled, flips, slots, slots_again, slots_shut
 from .kills import CLASSES
 
 KILLS = int(os.environ.get("PMSTORE_KILLS", "250"))
@@ -59,6 +59,8 @@ def wait_until_durable(store: pmstore.Store) -> None:
 
 # ---- crashes
 
+LARGE = (slots, cooled, flipped_late)  # every state takes milliseconds
+
 
 @pytest.mark.parametrize("sync_after", [1, 3, 1000])
 @pytest.mark.parametrize("workload", [*WORKLOADS, *LATE], ids=lambda workload: workload.__name__)
@@ -66,7 +68,7 @@ def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workloa
     """Of what loses something, not older than the last sync; of what loses nothing, the last that was acknowledged."""
     options = OPTIONS.get(workload, {})
     recording = record(tmp_path / "s.pm", "file", workload, sync_after=sync_after, **ASYNC, **options)
-    assert_survives(recording, budget=BUDGET // 2)
+    assert_survives(recording, budget=BUDGET // (10 if workload in LARGE else 2))
 
 
 @pytest.mark.parametrize("workload", [names, *LATE], ids=lambda workload: workload.__name__)
@@ -97,13 +99,14 @@ def test_D7_syncs_that_fail(tmp_path: Path, workload: Workload) -> None:
 
 def test_the_explorer_notices_commits_that_were_said_to_be_durable(tmp_path: Path) -> None:
     """The bound of power cuts rises with PM_EVENT_DURABLE: here each is told before its sync."""
-    recording = record(tmp_path / "s.pm", "file", arrays, **ASYNC)
+    recording = record(tmp_path / "s.pm", "file", arrays, sync_after=1, **ASYNC)
     events = list(np.frombuffer(recording.events, "u8").reshape(-1, 4))
     kinds = [int(event[2]) & 0xFFFFFFFF for event in events]
-    first = kinds.index(lib.PM_EVENT_DURABLE)
     early = [e for e, kind in zip(events, kinds) if kind not in (lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RANGE)]
-    assert kinds.count(lib.PM_EVENT_DURABLE) > 2 > first - len(events)
-    _, found = explored(Recording("file", recording.base, np.array(early).tobytes(), recording.data), depth=0)
+    assert kinds.count(lib.PM_EVENT_DURABLE) > 2  # the first says only that there will be others
+    _, found = explored(
+        Recording("file", recording.base, np.array(early).tobytes(), recording.data), depth=0, budget=4000
+    )
     assert found is not None
 
 

@@ -162,7 +162,9 @@ pm_status pm_async_settle(pm_store *store)
 {
     pm_async *async = store->async;
     if (!async) return PM_OK;
-    if (async->running) PM_TRY(finish(store));
+    /* A sync that this call did not begin. */
+    if (async->running && finish(store) != PM_OK)
+        return pm_fail(PM_FAILED, "the sync of an earlier commit failed, so the store refuses to go on: close it and open it again");
     if (!pending(store)) return PM_OK;
     begin(store);
     make_durable(store);

@@ -289,8 +289,10 @@ class Store(NameMapping):
         TransactionError inside a transaction; waits for one of another thread. OutOfSpaceError: what is pending stays
         pending. FailedStoreError: a write or a sync failed, and only reopening the store tells what is durable.
         """
-        self._refuse_inside("commit")
-        with self._turn.lock:
+        turn = self._turn
+        if turn.depth or not self._usable:  # by whomever; what is called there costs as much as all the rest
+            self._refuse_inside("commit")
+        with turn.lock:
             self._commit_now()
 
     def sync(self) -> None:

@@ -5,7 +5,6 @@ what wrong guesses cost. On memory; every time includes the program's own writes
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import statistics
@@ -60,20 +59,12 @@ def in_turns(steps: dict[str, Step], repetitions: int, warm_up: int) -> dict[str
 # ---- sparse rows, beside the floor
 
 
-class RowFloor(MemoryFloor):
-    """Non-temporal copies of so many rows to random places of a mapped file of the array's size, each with a fence."""
-
-    def __init__(self, directory: Path, rows: int) -> None:
-        super().__init__(directory, 8192 * 784 * 8)
-        self._rows = rows
-        self._rng = np.random.default_rng(5)
-        self._source = np.ones(784)
-
-    def rows(self) -> float:
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t(784 * 8)
-        base, source = self._map.ctypes.data, pointer(self._source.ctypes.data)
-        places = self._rng.choice(8192, self._rows, replace=False).tolist()
-        return sum(float(self._seconds(pointer(base + i * 784 * 8), source, size)) for i in places)
+def row_floor(directory: Path, rows: int) -> Step:
+    """Non-temporal copies of so many rows to random places of a mapped file of the array's size, and a fence."""
+    floor = MemoryFloor(directory, 8192 * 784 * 8)
+    rng = np.random.default_rng(5)
+    source = np.ones((rows, 784))
+    return lambda: floor.rows(np.sort(rng.choice(8192, rows, replace=False)), source)
 
 
 def rows_step(store: pmstore.Store, rows: int, promised: bool, seed: int) -> Step:
@@ -118,13 +109,13 @@ def sparse_rows(directory: Path, scale: float) -> dict[str, Any]:
         for state in ("fresh", "written"):
             with scratch(directory) as inside, stores(inside, ("learned",)) as opened:
                 store = opened["learned"]
-                floor = RowFloor(inside, rows)
+                floor = row_floor(inside, rows)
                 step = rows_step(store, rows, promised, 1)
                 if state == "written":
                     store["w"][:] = 2.0
                     store.commit()
                 repetitions = int(scale * (400 if rows == 1 else 120 if rows < 100 else 30))
-                times = in_turns({"commit": step, "floor": floor.rows}, repetitions, 30)
+                times = in_turns({"commit": step, "floor": floor}, repetitions, 30)
             raw[f"{label}, {state}"] = times
             ratio = statistics.median(c / f for c, f in zip(times["commit"], times["floor"], strict=True))
             c = sorted(times["commit"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from _common import BUILD, HERE
 
-NAMES = ("commit", "latency", "parts", "recovery", "kmeans", "crash")
+NAMES = ("commit", "latency", "parts", "recovery", "trackers", "large", "kmeans", "crash")
 
 
 def command(name: str, options: argparse.Namespace) -> list[str]:
@@ -26,8 +26,13 @@ def command(name: str, options: argparse.Namespace) -> list[str]:
     for place in ("memory", "disk"):
         if getattr(options, place):
             program += [f"--{place}", str(getattr(options, place))]
-    if name == "crash":
-        return [*program, *(["--scale", "0.05"] if options.quick else [])]
+    if name in ("crash", "trackers", "large"):
+        small = {
+            "crash": ["--scale", "0.05"],
+            "trackers": ["--scale", "0.1"],
+            "large": ["--scale", "0.02", "--gib", "0.25"],
+        }
+        return [*program, *(small[name] if options.quick else [])]
     return [*program, *(["--quick"] if options.quick else [])]
 
 

@@ -84,4 +84,3 @@ def test_planted_bugs_are_noticed_and_controls_are_not() -> None:
     bugs = mutation_score.run([by_name[name] for name in SOME], jobs=1, quiet=True)
     assert not mutation_score.wrong(bugs)
     assert mutation_score.judge(BUILD, by_name[CONTROL], parts=("crash", "model")).by == ""
-    assert mutation_score.judge(BUILD, mutation_score.FINE, parts=("crash", "model")).by == ""

@@ -81,8 +81,8 @@ sanitize: build
 	@mkdir -p $(SANITIZED) && rm -rf $(addprefix $(SANITIZED)/,csrc pmstore tests examples)
 	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
 	@cd $(SANITIZED) && PMSTORE_CFLAGS='$(SANITIZERS)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
-	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-100} \
-		PMSTORE_FAULTS=20 PMSTORE_DAMAGE=150 \
+	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
+		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
 

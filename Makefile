@@ -15,6 +15,7 @@ BENCH := build/bench
 RACES := build/tsan
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
@@ -74,13 +75,17 @@ strict:
 		$(CC) $$flags -Werror -c $$source -o /dev/null; \
 	done
 
-# A copy of the tree, as an editable install has room for one extension only.
+# $(call instrumented,FOLDER,LIBRARY,PACKAGE,FLAGS): a copy of the tree, as an editable install has room for one extension only.
+define instrumented
+	@test -e "$$($(CC) -print-file-name=$(2).so)" || \
+		{ echo "pmstore: no $(2). Install it: apt-get install $(3)" >&2; exit 1; }
+	@mkdir -p $(1) && rm -rf $(addprefix $(1)/,csrc pmstore tests examples)
+	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(1) && rm -f $(1)/pmstore/*.so
+	@cd $(1) && PMSTORE_CFLAGS='$(4)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+endef
+
 sanitize: build
-	@test -e "$$($(CC) -print-file-name=libasan.so)" || \
-		{ echo "pmstore: no libasan. Install it: apt-get install libasan8" >&2; exit 1; }
-	@mkdir -p $(SANITIZED) && rm -rf $(addprefix $(SANITIZED)/,csrc pmstore tests examples)
-	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(SANITIZED) && rm -f $(SANITIZED)/pmstore/*.so
-	@cd $(SANITIZED) && PMSTORE_CFLAGS='$(SANITIZERS)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	$(call instrumented,$(SANITIZED),libasan,libasan8,$(SANITIZERS))
 	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
 		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
@@ -88,11 +93,7 @@ sanitize: build
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build
-	@test -e "$$($(CC) -print-file-name=libtsan.so)" || \
-		{ echo "pmstore: no libtsan. Install it: apt-get install libtsan2" >&2; exit 1; }
-	@mkdir -p $(RACES) && rm -rf $(addprefix $(RACES)/,csrc pmstore tests examples)
-	@cp -a csrc pmstore tests examples docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(RACES) && rm -f $(RACES)/pmstore/*.so
-	@cd $(RACES) && PMSTORE_CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=thread' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	$(call instrumented,$(RACES),libtsan,libtsan2,$(THREAD_SANITIZER))
 	@cd $(RACES) && LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
 		PYTHONPATH=$(CURDIR)/$(RACES) timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py $(ARGS)

@@ -290,13 +290,13 @@ static pm_dense *seated(const pm_region *region, uint64_t place)
     return NULL;
 }
 
-pm_dense *pm_region_dense(const pm_region *region, uint64_t place, uint64_t length)
+pm_dense *pm_region_find_dense(const pm_region *region, uint64_t place, uint64_t length)
 {
     pm_dense *dense = seated(region, place);
     return dense && dense->length == length ? dense : NULL;
 }
 
-pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent)
+pm_dense *pm_region_find_dense_of(const pm_region *region, uint64_t extent)
 {
     pm_dense *dense = seated(region, extent);
     if (dense && !dense->seat) return dense;
@@ -550,6 +550,14 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
         }
     }
     return pm_media_write(region->media, PM_REGION_START + offset, source, length, how);
+}
+
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
+{
+    PM_CHECK(offset + pages * PM_PAGE <= region->size);
+    PM_TRY(pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes));
+    for (uint64_t page = 0; page < pages; page++) hashes[page] = pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id);
+    return PM_OK;
 }
 
 void pm_home_flush(pm_region *region)

@@ -37,7 +37,7 @@ typedef struct {
     uint64_t table_hash;      /* of what was written */
     pm_digest terms, written_terms; /* of the digest: of home's blocks, if known_terms, and of what was written */
     bool known_terms;
-    unsigned samples;         /* lines of what was last written, which tell whether most of it changed again */
+    bool sampled;             /* lines of what was last written, which tell whether most of it changed again: */
     uint64_t sample[PM_DENSE_SAMPLES][PM_LINE / 8];
     uint8_t *tail;            /* room for what follows the last whole page of contents: see write_slot in transaction.c */
 } pm_dense;
@@ -141,20 +141,32 @@ void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, 
 /* ---- extents with two slots ---- */
 
 /* Table and catalog may contradict each other in a damaged file, so a pair counts only for its own length (D9). */
-pm_dense *pm_region_dense(const pm_region *region, uint64_t place, uint64_t length); /* whose seat is there; NULL: none */
-pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent); /* that the catalog knows by this offset, of any length; NULL: it has one slot */
+pm_dense *pm_region_find_dense(const pm_region *region, uint64_t place, uint64_t length);
+pm_dense *pm_region_find_dense_of(const pm_region *region, uint64_t extent);
+
+/* Whose seat is there; NULL: none. Asked for each buffer in each commit, and mostly there are none at all. */
+static inline pm_dense *pm_region_dense(const pm_region *region, uint64_t place, uint64_t length)
+{
+    return region->dense_count ? pm_region_find_dense(region, place, length) : NULL;
+}
+
+/* That the catalog knows by this offset, of any length; NULL: it has one slot. */
+static inline pm_dense *pm_region_dense_of(const pm_region *region, uint64_t extent)
+{
+    return region->dense_count ? pm_region_find_dense_of(region, extent) : NULL;
+}
 
 /* Where programs see an extent that the catalog knows by this offset. */
 static inline uint64_t pm_region_place(const pm_region *region, uint64_t extent, uint64_t length)
 {
-    const pm_dense *dense = region->dense_count ? pm_region_dense_of(region, extent) : NULL;
+    const pm_dense *dense = pm_region_dense_of(region, extent);
     return dense && dense->length == length ? dense->slot[dense->seat] : extent;
 }
 
 /* Where the committed bytes are of an extent that programs see at this place. */
 static inline uint64_t pm_region_home(const pm_region *region, uint64_t place, uint64_t length)
 {
-    const pm_dense *dense = region->dense_count ? pm_region_dense(region, place, length) : NULL;
+    const pm_dense *dense = pm_region_dense(region, place, length);
     return dense ? dense->slot[dense->home] : place;
 }
 
@@ -184,6 +196,8 @@ void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffer
 
 /* Writes committed bytes home. streamed: they need no flush at the checkpoint. */
 pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how);
+/* Streams whole pages, which a program may be changing, and gives the hashes that blocks have at rest; after a failure they mean nothing. */
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes);
 void pm_home_flush(pm_region *region); /* everything written through the cache; a fence must follow */
 
 #endif

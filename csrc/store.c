@@ -457,7 +457,7 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
 static pm_status extent_sound(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(pm_heap_check_extent(&store->region, offset, length));
-    const pm_dense *dense = store->region.dense_count ? pm_region_dense_of(&store->region, offset) : NULL;
+    const pm_dense *dense = pm_region_dense_of(&store->region, offset);
     return dense && dense->length != length ? pm_fail(PM_CORRUPT, "an extent is damaged: its slots have another length") : PM_OK;
 }
 

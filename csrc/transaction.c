@@ -201,7 +201,7 @@ pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
 {
     /* Whether or not its space can be had back, nobody owns it any more. */
     pm_region *region = &store->region;
-    pm_dense *dense = region->dense_count ? pm_region_dense_of(region, offset) : NULL;
+    pm_dense *dense = pm_region_dense_of(region, offset);
     if (dense && dense->length != length) dense = NULL; /* a damaged file: check() reports the second slot */
     uint64_t place = dense ? dense->slot[dense->seat] : offset, home = dense ? dense->slot[dense->home] : offset;
     pm_region_detach(region, place);
@@ -259,7 +259,7 @@ static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if ((only && !buffer->only) || !pm_transaction_may_change(store, buffer)) continue;
-        const pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset, buffer->length) : NULL;
+        const pm_dense *dense = pm_region_dense(region, buffer->offset, buffer->length);
         if (dense && dense->written) continue;
         while (next < few_count && few[next].offset <= buffer->offset) all[n++] = few[next++];
         uint64_t home = dense ? dense->slot[dense->home] : buffer->offset;

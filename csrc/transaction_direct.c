@@ -33,10 +33,8 @@ static pm_status write_pages(pm_store *store, pm_fresh *extent, uint64_t block, 
 {
     pm_region *region = &store->region;
     uint64_t offset = extent->offset + block * PM_PAGE, *hashes = extent->hashes + block;
-    PM_CHECK(offset + pages * PM_PAGE <= region->size);
-    pm_status status = pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes);
-    for (uint64_t i = 0; i < pages; i++)
-        hashes[i] = status == PM_OK ? pm_seal(hashes[i], offset + i * PM_PAGE, region->store_id) : UNKNOWN;
+    pm_status status = pm_home_write_hashed(region, offset, source, pages, hashes);
+    if (status != PM_OK) memset(hashes, UNKNOWN, pages * sizeof *hashes);
     return status;
 }
 

@@ -18,7 +18,7 @@ static uint64_t sample_at(const pm_dense *dense, unsigned i)
 
 static void take_sample(pm_dense *dense, const uint8_t *live)
 {
-    dense->samples = PM_DENSE_SAMPLES;
+    dense->sampled = true;
     for (unsigned i = 0; i < PM_DENSE_SAMPLES; i++) memcpy(dense->sample[i], live + sample_at(dense, i), PM_LINE);
 }
 
@@ -27,7 +27,7 @@ static bool mostly_changed(const pm_region *region, const pm_dense *dense)
 {
     uint64_t place = dense->slot[dense->seat];
     unsigned changed = 0;
-    if (!dense->samples) return pm_gather_mostly_changed(region, place, dense->slot[dense->home], dense->length);
+    if (!dense->sampled) return pm_gather_mostly_changed(region, place, dense->slot[dense->home], dense->length);
     for (unsigned i = 0; i < PM_DENSE_SAMPLES; i++)
         changed += memcmp(dense->sample[i], region->live + place + sample_at(dense, i), PM_LINE) != 0;
     return changed >= PM_DENSE_SAMPLES - PM_DENSE_SAMPLES / 4;
@@ -44,8 +44,7 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
     const uint8_t *live = region->live + dense->slot[dense->seat];
     uint64_t *table = (void *)(dense->tail + table_at);
-    PM_TRY(pm_media_write_hashed(&store->media, PM_REGION_START + offset, live, pages, table));
-    for (uint64_t page = 0; page < pages; page++) table[page] = pm_seal(table[page], offset + page * PM_PAGE, region->store_id);
+    PM_TRY(pm_home_write_hashed(region, offset, live, pages, table));
     memcpy(dense->tail, live + pages * PM_PAGE, left);
     if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
     uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
@@ -88,12 +87,12 @@ static pm_status take_slot_back(pm_store *store, pm_dense *dense)
     return pm_slots_remove(&store->region, dense);
 }
 
-/* Whether the running commit takes all of an extent. One that gives its second slot back must have its contents in slot 0, whatever was
+/* Whether the running commit takes all of an extent. all: it may. One that gives its second slot back must have its contents in slot 0, whatever was
  * promised. */
-static bool takes_whole(const pm_store *store, bool only, const pm_buffer *buffer, const pm_dense *dense)
+static bool takes_whole(const pm_store *store, bool all, const pm_dense *dense)
 {
     if (dense->gone) return dense->home;
-    if (only && !buffer->only_all) return false;
+    if (!all) return false;
     return mostly_changed(&store->region, dense);
 }
 
@@ -104,14 +103,15 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only)
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
-        pm_dense *dense = region->dense_count ? pm_region_dense(region, buffer->offset, buffer->length) : NULL;
-        if (!dense && !(only && !buffer->only_all)) {
+        pm_dense *dense = pm_region_dense(region, buffer->offset, buffer->length);
+        bool all = !only || buffer->only_all;
+        if (!dense && all) {
             PM_TRY(give_slots(store, buffer));
             dense = pm_region_dense(region, buffer->offset, buffer->length);
         }
         if (!dense || dense->written) continue; /* written: several buffers over one extent */
         if (!only) PM_TRY(take_slot_back(store, dense));
-        if (takes_whole(store, only, buffer, dense)) PM_TRY(write_slot(store, dense));
+        if (takes_whole(store, all, dense)) PM_TRY(write_slot(store, dense));
     }
     return PM_OK;
 }
@@ -148,7 +148,7 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
         pm_buffer *buffer = list[i].buffer;
         if (list[i].what != PM_EXTENT || !list[i].changed) continue;
         buffer->dense_commits = buffer->dense ? buffer->dense_commits + 1 : 0;
-        pm_dense *dense = store->region.dense_count ? pm_region_dense(&store->region, buffer->offset, buffer->length) : NULL;
+        pm_dense *dense = pm_region_dense(&store->region, buffer->offset, buffer->length);
         if (!dense) continue;
         dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
         dense->known_terms = false;

@@ -126,7 +126,7 @@ static void check_small(checker *c, uint64_t offset, uint64_t length, pm_key key
 /* The slots of an extent at the last commit; NULL: it has one. */
 static const pm_dense *slots_of(const checker *c, uint64_t extent)
 {
-    const pm_dense *dense = c->region->dense_count ? pm_region_dense_of(c->region, extent) : NULL;
+    const pm_dense *dense = pm_region_dense_of(c->region, extent);
     return dense && !dense->added ? dense : NULL;
 }
 

@@ -274,9 +274,9 @@ COMMIT = [
     Mutant(
         "direct-hash-without-its-place",
         "D",
-        DIRECT,
-        "pm_seal(hashes[i], offset + i * PM_PAGE, region->store_id)",
-        "pm_seal(hashes[i], offset, region->store_id)",
+        REGION,
+        "pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id)",
+        "pm_seal(hashes[page], offset, region->store_id)",
         "new arrays do not match their hashes",
     ),
     Mutant(

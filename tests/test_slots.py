@@ -22,11 +22,11 @@ def written(store: pmstore.Store) -> int:
     return stats.bytes_logged + stats.bytes_home + stats.bytes_direct
 
 
-def make_dense(store: pmstore.Store, name: str = "x", extra: int = 0) -> Any:
-    """An array of float64 with two slots, all of whose elements are 4.0 and committed."""
-    x = store.create_array(name, dense_length(store) + extra, "f8")
+def make_dense(store: pmstore.Store, extra: int = 0, commits: int = 0) -> Any:
+    """An array of float64 with two slots, all of whose elements are 4.0 and committed; further commits add one each."""
+    x = store.create_array("x", dense_length(store) + extra, "f8")
     store.commit()
-    for _ in range(4):
+    for _ in range(4 + commits):
         x += 1
         store.commit()
     return x
@@ -82,10 +82,7 @@ def test_what_does_not_change_is_not_written(store):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_rollback_takes_all_of_it_back_from_either_slot(store, commits):
-    x = make_dense(store)
-    for _ in range(commits):
-        x += 1
-        store.commit()
+    x = make_dense(store, commits=commits)
     x[:] = -7
     store.rollback()
     assert (x == 4.0 + commits).all()
@@ -101,10 +98,7 @@ def test_a_rollback_takes_all_of_it_back_from_either_slot(store, commits):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_opened_again_it_goes_on_from_the_current_slot(store, commits):
-    x = make_dense(store)
-    for _ in range(commits):
-        x += 1
-        store.commit()
+    x = make_dense(store, commits=commits)
     with reopened(store) as again:
         x = again["x"]
         assert (x == 4.0 + commits).all()
@@ -261,10 +255,7 @@ def test_all_of_them_change_places_with_as_many_others(medium):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_new_array_in_the_place_of_a_deleted_one_is_not_taken_for_it(store, commits):
-    x = make_dense(store)
-    for _ in range(commits):
-        x += 1
-        store.commit()
+    x = make_dense(store, commits=commits)
     with reopened(store) as again:
         x = again["x"]
         expected = x.copy()

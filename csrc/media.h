@@ -10,6 +10,7 @@
 #define PM_MEDIA_H
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "format.h"
@@ -62,7 +63,7 @@ struct pm_media {
     bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else */
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
-    uint64_t lazy;                     /* bytes of the pages that were written otherwise since the last fence */
+    atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
     uint64_t fences, syncs;
     void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */
     void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);

@@ -110,7 +110,7 @@ void pm_media_memory_choose(pm_media *media)
     media->flush_lines = b >> 24 & 1 ? flush_clwb : b >> 23 & 1 ? flush_clflushopt : flush_clflush;
 }
 
-static void memory_order(pm_media *media)
+static void order_stores(pm_media *media)
 {
     _mm_sfence();
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
@@ -133,7 +133,7 @@ void pm_media_memory_choose(pm_media *media)
     media->stream = stream_plain;
     media->flush_lines = flush_none;
 }
-static void memory_order(pm_media *media)
+static void order_stores(pm_media *media)
 {
     __sync_synchronize();
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
@@ -183,7 +183,7 @@ static pm_status memory_write_back(pm_media *media, uint64_t offset, uint64_t le
 
 static pm_status memory_fence(pm_media *media)
 {
-    memory_order(media);
+    order_stores(media);
     media->fences++;
     return PM_OK;
 }

@@ -40,7 +40,7 @@ MEMORY_MEDIUM = [
         "fence-forgotten",
         "R",
         MEMORY,
-        "memory_order(media);",
+        "order_stores(media);",
         ";",
         "nothing is ordered",
     ),

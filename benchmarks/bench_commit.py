@@ -209,7 +209,8 @@ def main() -> None:
     command = parser(__doc__ or "")
     command.add_argument("--only", nargs="+", metavar="WORD", help="only those whose name has one of these words in it")
     known = [*SIZES, *CHANGED]
-    command.add_argument("--workloads", nargs="+", choices=known, default=known, metavar="SIZE", help=", ".join(known))
+    sizes = ", ".join(known).replace("%", "%%")
+    command.add_argument("--workloads", nargs="+", choices=known, default=known, metavar="SIZE", help=sizes)
     options = command.parse_args()
     priority = real_time()
     print(f"{machine()}; {priority}\n", flush=True)

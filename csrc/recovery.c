@@ -156,13 +156,19 @@ static pm_status write_home(pm_store *store, uint64_t offset, const uint8_t *byt
     return pm_home_write(&store->region, offset, bytes, length, PM_WRITE_STREAM);
 }
 
+/* No later record declares the page's contents (I8). */
+static bool applies_to(const found_log *found, size_t record, uint64_t page)
+{
+    return !found->declared || found->declared[page] <= record + 1;
+}
+
 static pm_status apply_run(pm_store *store, const found_log *found, size_t record, const pm_log_item *item)
 {
     if (!found->declared) return write_home(store, item->offset, item->bytes, item->length);
     for (uint64_t at = item->offset, end = at + item->length; at < end;) {
         uint64_t page_end = at - at % PM_PAGE + PM_PAGE;
         if (page_end > end) page_end = end;
-        if (found->declared[at / PM_PAGE] <= record + 1)
+        if (applies_to(found, record, at / PM_PAGE))
             PM_TRY(write_home(store, at, item->bytes + (at - item->offset), page_end - at));
         at = page_end;
     }
@@ -206,20 +212,70 @@ static pm_status make_durable(pm_store *store, const found_log *found)
     return store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK;
 }
 
-static pm_status apply(pm_store *store, const found_log *found)
+static pm_status apply_records(pm_store *store, const found_log *found)
 {
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
-            if (item.kind == PM_ITEM_RUN) {
-                PM_TRY(apply_run(store, found, i, &item));
-            } else if (item.kind == PM_ITEM_SLOT) {
+            if (item.kind == PM_ITEM_RUN) PM_TRY(apply_run(store, found, i, &item));
+    }
+    return PM_OK;
+}
+
+/* Runs of whole pages, as disks have them. False: others are in the log, too. */
+static bool newest_pages(const found_log *found, const uint8_t **newest)
+{
+    for (size_t i = 0; i < found->count; i++) {
+        pm_log_item item;
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
+            if (item.kind != PM_ITEM_RUN) continue;
+            if (item.offset % PM_PAGE || item.length % PM_PAGE) return false;
+            for (uint64_t at = 0; at < item.length; at += PM_PAGE)
+                if (applies_to(found, i, (item.offset + at) / PM_PAGE)) newest[(item.offset + at) / PM_PAGE] = item.bytes + at;
+        }
+    }
+    return true;
+}
+
+/* A disk gets each page once, in the file's order, and works while the next ones are copied. */
+static pm_status apply_pages(pm_store *store, const uint8_t *const *newest)
+{
+    enum { BEGIN_WRITEBACK = 1 << 20 };
+    pm_media *media = &store->media;
+    uint64_t pages = store->region.size / PM_PAGE, begun = 0;
+    for (uint64_t page = 0; page < pages;) {
+        if (!newest[page]) {
+            page++;
+            continue;
+        }
+        uint64_t end = page + 1;
+        while (end < pages && newest[end] == newest[page] + (end - page) * PM_PAGE) end++;
+        PM_TRY(pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
+        page = end;
+        if (page * PM_PAGE - begun < BEGIN_WRITEBACK) continue;
+        PM_TRY(media->operations->write_back(media, PM_REGION_START + begun, page * PM_PAGE - begun));
+        begun = page * PM_PAGE;
+    }
+    return PM_OK;
+}
+
+static pm_status apply(pm_store *store, const found_log *found)
+{
+    const uint8_t **newest = NULL;
+    if (store->media.granule == PM_PAGE && !store->media.read_only && found->count)
+        newest = calloc(store->region.size / PM_PAGE, sizeof *newest); /* NULL: the slower way does it too */
+    pm_status status = newest && newest_pages(found, newest) ? apply_pages(store, newest) : apply_records(store, found);
+    free(newest);
+    for (size_t i = 0; i < found->count; i++) {
+        pm_log_item item;
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
+            if (item.kind == PM_ITEM_SLOT) {
                 uint64_t slot = direct_of(&item).slot;
                 pm_log_choose_slot(&store->log, (unsigned)(slot / 2), slot % 2);
             }
         store->statistics.records_replayed++;
     }
-    return PM_OK;
+    return status;
 }
 
 pm_status pm_recover(pm_store *store)

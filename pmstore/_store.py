@@ -289,11 +289,26 @@ class Store(NameMapping):
         TransactionError inside a transaction; waits for one of another thread. OutOfSpaceError: what is pending stays
         pending. FailedStoreError: a write or a sync failed, and only reopening the store tells what is durable.
         """
-        turn = self._turn
-        if turn.depth or not self._usable:  # by whomever; what is called there costs as much as all the rest
+        turn, catalog = self._turn, self._catalog
+        lock: Any = catalog.lock
+        watch = catalog.watch
+        done = False
+        try:  # see _transaction.py for why there is one lock, and no with statement
+            lock.acquire()
+            if self._usable and not (turn.depth or watch.seen or watch.changed):
+                turn.committing = done = True
+                catalog.core.commit()
+                turn.committing = False
+            lock.release()
+        except BaseException:
+            turn.committing = False
+            if lock._is_owned():
+                lock.release()
+            raise
+        if not done:
             self._refuse_inside("commit")
-        with turn.lock:
-            self._commit_now()
+            with turn.lock:
+                self._commit_now()
 
     def sync(self) -> None:
         """Wait until all that was committed is durable: with durability "async" it may not be yet.
@@ -320,7 +335,7 @@ class Store(NameMapping):
     def _writable(self) -> None:
         self._catalog.writable()
 
-    def _commit_now(self, *, closing: bool = False, only: Any = None) -> None:
+    def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
         catalog = self._catalog
         lock: Any = catalog.lock
         watch = catalog.watch

@@ -28,6 +28,7 @@ Life = Callable[[pmstore.Store], Any]
 
 CRASHES = 24  # crash states that are judged after each fault
 PROBE = "pmstore.testing/probe"
+_COMMITS = {method.__code__ for method in (_core.Core.commit, _core.Core.commit_only)}
 
 
 class Wrong(Exception):
@@ -55,7 +56,7 @@ def _in_commit(error: BaseException | None) -> bool:
     """Whether it was raised inside a commit."""
     at = error.__traceback__ if error is not None else None
     while at is not None:
-        if at.tb_frame.f_code is pmstore.Store._commit_now.__code__:
+        if at.tb_frame.f_code in _COMMITS:
             return True
         at = at.tb_next
     return False

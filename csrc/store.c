@@ -533,9 +533,11 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter(store));
     pm_status status = extent_sound(store, offset, length);
-    uint64_t place = pm_region_place(&store->region, offset, length), home = pm_region_home(&store->region, place, length);
-    if (status == PM_OK && !pm_extent_is_small(length) && !store->media.read_only)
-        pm_region_drop_clean(&store->region, place, home, pm_extent_pages(length) * PM_PAGE);
+    if (status != PM_OK || pm_extent_is_small(length) || store->media.read_only) return leave(store, status);
+    uint64_t place = pm_region_place(&store->region, offset, length);
+    status = pm_transaction_fill_seat(store, place, length);
+    if (status == PM_OK)
+        pm_region_drop_clean(&store->region, place, pm_region_home(&store->region, place, length), pm_extent_pages(length) * PM_PAGE);
     return leave(store, status);
 }
 

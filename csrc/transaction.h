@@ -94,6 +94,7 @@ static inline bool pm_transaction_may_change(const pm_store *store, const pm_buf
  * failed has written is written again. */
 pm_status pm_transaction_write_slots(pm_store *store, bool only);
 void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the record */
+pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length); /* before its memory is given back */
 void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
 void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */
 

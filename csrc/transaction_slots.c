@@ -69,7 +69,9 @@ static pm_status give_slots(pm_store *store, pm_buffer *buffer)
 {
     pm_status status;
     uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : DENSE_FROM_FILE;
-    if (buffer->dense_commits < DENSE_COMMITS || buffer->length < least) return PM_OK;
+    /* What the log doesn't take would be written twice, and end in a checkpoint. */
+    bool fits = buffer->length < store->log.header.log_size;
+    if ((fits && buffer->dense_commits < DENSE_COMMITS) || buffer->length < least) return PM_OK;
     if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
     PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
     if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
@@ -112,6 +114,24 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only)
         if (!dense || dense->written) continue; /* written: several buffers over one extent */
         if (!only) PM_TRY(take_slot_back(store, dense));
         if (takes_whole(store, all, dense)) PM_TRY(write_slot(store, dense));
+    }
+    return PM_OK;
+}
+
+/* The seat's slot gets home's bytes, so that memory can be given back that was committed into the other slot. Pages that are not private show
+ * them already (I9). It holds no durable state (I7), and until the next commit writes it nobody takes it for one. */
+pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length)
+{
+    pm_region *region = &store->region;
+    const pm_dense *dense = pm_region_find_dense(region, place, length);
+    if (!dense || dense->home == dense->seat) return PM_OK;
+    if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
+    for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
+        const uint8_t *home = region->home + dense->slot[dense->home] + at;
+        if (memcmp(region->live + place + at, home, PM_PAGE)) continue;
+        uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
+        memcpy(copy, home, PM_PAGE); /* a write from the mapping of the file that is written may find its page locked */
+        PM_TRY(pm_home_write(region, place + at, copy, PM_PAGE, PM_WRITE_CACHED));
     }
     return PM_OK;
 }

@@ -63,12 +63,15 @@ def slots(store: pmstore.Store) -> None:
 
 
 def flips(store: pmstore.Store) -> None:
-    """One array that changes as a whole, and nothing else."""
+    """One array that changes as a whole, and nothing else; its memory is given back over either slot."""
     x = store.create_array("x", dense_length(store), "f8")
     store.commit()
-    for _ in range(5):
+    for i in range(5):
         x += 1
         store.commit()
+        if i > 2:
+            x[600 * i] = -1  # not committed when the memory is given back
+            store.release()
 
 
 def slots_again(store: pmstore.Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,40 @@ def test_opened_again_it_goes_on_from_the_current_slot(store, commits):
         assert again.check().ok
     with pmstore.open(store.path, "r", media=store.media) as reader:
         assert (reader["x"] == 7.0 + commits).all()
+
+
+@pytest.mark.parametrize("commits", [2, 3, 4, 5])
+def test_release_gives_memory_back_over_either_slot(open_store, commits):
+    """Memory stays over one slot, and every other commit went into the other one."""
+    store = open_store()
+    x = store.create_array("x", 1 << 20, "f8")
+    store.commit()
+    for _ in range(commits):
+        x += 1
+        store.commit()
+    x[5] = -1
+    before = private_bytes(x)
+    store.release("x")
+    assert before - private_bytes(x) > x.nbytes - 20_000
+    assert x[5] == -1 and (x[6:] == commits).all()
+    store.rollback()
+    assert (x == commits).all() and store.check().ok
+    x += 1
+    store.commit()
+    del x
+    store.close()
+    store = open_store(verify=True)
+    assert (store["x"] == commits + 1).all()
+
+
+def private_bytes(array):
+    """Bytes of the pages of an array that are private."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        address = array.__array_interface__["data"][0]
+        pages = array.nbytes // 4096
+        entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * pages, address // 4096 * 8), "u8")
+    present, file = (entries >> np.uint64(63)) & 1, (entries >> np.uint64(61)) & 1
+    return int(((present == 1) & (file == 0)).sum()) * 4096
 
 
 def test_release_keeps_every_byte(store):

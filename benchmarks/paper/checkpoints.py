@@ -26,7 +26,7 @@ from . import data
 from .loops import DERIVED, LOOPS, Loop, State
 from .strategies import CHECKPOINTS, WITH_DERIVED, Floor, Strategy
 
-WARM_UP = 12  # checkpoints of each strategy
+WARM_UP = 12  # checkpoints of each strategy in whose memory the arrays live; two of the others
 LEAST, SLOW = 5, 0.3  # back to back: so many at least, unless one takes so many seconds
 Kept = dict[str, Any]
 
@@ -64,7 +64,7 @@ class Subject:
     def warm_up(self, states: list[State], budget: float) -> None:
         """Not counted."""
         end = perf_counter() + budget
-        for turn in range(WARM_UP):
+        for turn in range(WARM_UP if self.strategy.in_place else 2):
             self.checkpoint(states[turn % 2])
             if perf_counter() > end:
                 break
@@ -101,15 +101,15 @@ def fit(
     dice = random.Random(0)
     steps = loop(X, clusters, iterations)
     _, previous = next(steps)
+    older = {name: array + 1 for name, array in previous.items()}
     kinds = [Floor, *CHECKPOINTS, *(WITH_DERIVED if any(name in previous for name in DERIVED) else ())]
     subjects = []
     for medium, directory in directories.items():
         for kind in kinds:
             made = Path(tempfile.mkdtemp(dir=directory))
             subjects.append(Subject(kind, medium, made, previous))
-    other = {name: array + 1 for name, array in previous.items()}
     for subject in subjects:
-        subject.warm_up([other, previous], budget)
+        subject.warm_up([older, previous], budget)
     seconds = []
     for taken, state in steps:
         seconds.append(taken)
@@ -117,11 +117,11 @@ def fit(
             for repeat in range(repeats):
                 for subject in dice.sample(subjects, len(subjects)):
                     subject.measure(previous if repeat % 2 else state, budget)
-        previous = {name: array.copy() for name, array in state.items()}
+        older, previous = previous, {name: array.copy() for name, array in state.items()}
     if back_to_back:
         with no_collection(), urgent():
             for subject in subjects:
-                subject.back_to_back([other, previous], back_to_back)
+                subject.back_to_back([older, previous], back_to_back)
     for subject in subjects:
         subject.strategy.close()
     return {
@@ -136,8 +136,8 @@ def sizes(quick: bool) -> Kept:
     return {
         "rows": (2_000, 2_000) if quick else (70_000, 20_000),  # of MNIST or its stand-in, of music
         "clusters": [2, 5, 10] if quick else list(range(2, 11)),
-        "iterations": {"KMeans": 5 if quick else 20, "GaussianMixture": 3},
-        "repeats": {"KMeans": 1, "GaussianMixture": 1 if quick else 3},
+        "iterations": {"KMeans": 5 if quick else 20, "GaussianMixture": 2},
+        "repeats": {"KMeans": 1, "GaussianMixture": 2 if quick else 4},
         "budget": 0.2 if quick else 2.0,
         "back to back": 0.05 if quick else 0.3,
     }

@@ -195,7 +195,7 @@ def sizes(quick: bool) -> Kept:
         "rows": 2_000 if quick else 70_000,
         "clusters": {
             "KMeans": [2, 10] if quick else list(range(2, 11)),
-            "GaussianMixture": [2, 5] if quick else [2, 5, 10],
+            "GaussianMixture": [2, 5] if quick else [2, 10],
         },
         "iterations": {"KMeans": 20, "GaussianMixture": 2},
         "resumed": {"KMeans": 10, "GaussianMixture": 2},  # clusters

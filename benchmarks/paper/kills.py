@@ -160,7 +160,7 @@ def main() -> None:
     """Kill."""
     options = parser(__doc__).parse_args()
     warmed(np.zeros(8))
-    times = max(4, round((8 if options.quick else 40) * options.scale))
+    times = max(4, round((8 if options.quick else 32) * options.scale))
     cells = []
     for medium in options.media:
         for model in SHAPES:

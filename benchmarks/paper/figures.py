@@ -70,8 +70,11 @@ def stored(raw: Raw, model: str, medium: str) -> Iterator[tuple[Raw, Raw]]:
 
 
 def times_floor(one: dict[str, Any]) -> float | None:
-    """Median commit of an iteration ÷ median floor of the same fit; the first and the last commit hold more."""
-    if len(one["floors"]) < 3:
+    """Median of an iteration's commit ÷ the floor after it; the first and the last commit of a fit hold more.
+
+    None for fits of a few iterations, in which the store is still learning how the arrays change.
+    """
+    if len(one["floors"]) < 7:
         return None
     return statistics.median(c / f for c, f in zip(one["commits"][1:-1], one["floors"][1:-1]))
 

@@ -20,7 +20,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs torture fuzz mutants wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants paper paper-docs wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -34,6 +34,8 @@ help:
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
 	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
 	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
+	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
+	@echo 'make paper-docs  puts the results of the last full make paper into docs/paper.md'
 	@echo 'make wheel     wheel and sdist in dist/'
 	@echo 'make clean     removes all that make has made'
 
@@ -122,6 +124,12 @@ bench: $(BENCH)/.built
 
 bench-docs: $(BENCH)/.built
 	@$(BENCH)/venv/bin/python benchmarks/report.py --docs $(ARGS)
+
+paper: $(BENCH)/.built
+	@PYTHONPATH=benchmarks $(BENCH)/venv/bin/python -m paper $(if $(QUICK),--quick) $(ARGS)
+
+paper-docs: $(BENCH)/.built
+	@PYTHONPATH=benchmarks $(BENCH)/venv/bin/python -m paper.report --docs $(ARGS)
 
 # A neighbour that can't be installed here is left out; the benchmarks say so.
 $(BENCH)/.built: pyproject.toml setup.py $(CORE) | check

@@ -140,6 +140,7 @@ class FloorLibrary:
             "floor_memory": (pointer, pointer, size),
             "floor_memory_rows": (pointer, pointer, size, pointer, size),
             "floor_disk": (fd, pointer, size, pointer),
+            "flush_lines": (pointer, size),
             "part_fence": (pointer, pointer, size),
             "part_stream": (pointer, pointer, size),
             "part_hash_copy": (pointer, pointer, size),
@@ -152,6 +153,7 @@ class FloorLibrary:
     floor_memory: Callable[..., float]
     floor_memory_rows: Callable[..., float]
     floor_disk: Callable[..., float]
+    flush_lines: Callable[..., float]
     part_fence: Callable[..., float]
     part_stream: Callable[..., float]
     part_hash_copy: Callable[..., float]

@@ -4,6 +4,8 @@
  *
  *   memory  the changed bytes, stored non-temporally into a mapped and touched file, and one sfence
  *   disk    the changed bytes by one pwrite into a file that is allocated and written already, and one fdatasync
+ *
+ * flush_lines is what libraries for persistent memory do after plain stores: every line out of the cache, and one sfence.
  */
 #define _GNU_SOURCE
 #include "floor.h"
@@ -42,7 +44,15 @@ static void fence(void)
 {
     _mm_sfence();
 }
+__attribute__((target("clflushopt"))) static void flush(const char *at, size_t length)
+{
+    for (size_t i = 0; i < length; i += LINE) _mm_clflushopt((void *)(uintptr_t)(at + i));
+}
 #else
+static void flush(const char *at, size_t length)
+{
+    (void)at, (void)length;
+}
 static void stream(void *to, const void *from, size_t length)
 {
     memcpy(to, from, length);
@@ -84,6 +94,14 @@ double floor_disk(int fd, const void *from, size_t length, double *writing)
     }
     if (writing) *writing = now() - start;
     if (fdatasync(fd)) return -1;
+    return now() - start;
+}
+
+double flush_lines(const void *at, size_t length)
+{
+    double start = now();
+    flush(at, length);
+    fence();
     return now() - start;
 }
 

@@ -10,6 +10,8 @@ double floor_memory(void *to, const void *from, size_t length);
 double floor_memory_rows(void *to, const void *from, size_t row, const int64_t *rows, size_t count);
 /* Less than 0: it failed. writing: what the pwrite took of it; may be NULL. */
 double floor_disk(int fd, const void *from, size_t length, double *writing);
+/* What a library for persistent memory does after plain stores. */
+double flush_lines(const void *at, size_t length);
 
 double part_fence(void *to, const void *from, size_t length);
 double part_stream(void *to, const void *from, size_t length);

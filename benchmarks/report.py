@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
+import os
 import re
 import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from _common import BUILD, CHANGED, HERE, SIZES, percentile, seconds
-from _targets import Raw, cost, find, targets, written
+from _targets import Raw, Target, cost, find, targets, written
 
 DOCUMENTS = [HERE / "README.md", HERE.parent / "README.md"]
 RESULTS = ("commit", "latency", "parts", "recovery")
@@ -31,10 +34,26 @@ PICTURES = {
 }
 
 
-def load(results: Path) -> Raw:
+class Report(NamedTuple):
+    """One set of benchmarks and what is told of it.
+
+    made_by : what makes its results. drawing : module that draws its pictures. shown : section that is printed.
+    """
+
+    title: str
+    made_by: str
+    results: tuple[str, ...]
+    sections: dict[str, tuple[str, str, Callable[[Raw], str]]]
+    pictures: dict[str, str]
+    drawing: str
+    shown: str
+    documents: list[Path]
+
+
+def load(results: Path, names: tuple[str, ...] = RESULTS) -> Raw:
     """What was kept, by the name of the benchmark."""
     found = {}
-    for name in RESULTS:
+    for name in names:
         path = results / f"{name}.json"
         if path.exists():
             found[name] = json.loads(path.read_text())
@@ -106,7 +125,7 @@ def skipped(raw: Raw) -> str:
     return "\n".join(["Not measured:", "", *lines]) if lines else "Everything was measured."
 
 
-def comparison(raw: Raw) -> str:
+def comparison(found: list[Target]) -> str:
     rows = [
         [
             t.medium,
@@ -115,7 +134,7 @@ def comparison(raw: Raw) -> str:
             t.measured or "not measured",
             "—" if t.measured is None else "yes" if t.met else "no",
         ]
-        for t in targets(raw)
+        for t in found
     ]
     return table(["", "", "wanted", "measured", "met"], rows)
 
@@ -231,7 +250,7 @@ def summary(raw: Raw) -> str:
 
 SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     "machine": ("", "Machine and versions", machine),
-    "targets": ("", "What was asked for", comparison),
+    "targets": ("", "What was asked for", lambda raw: comparison(targets(raw))),
     "memory": ("commit", "Costs on memory: median (× floor)", lambda raw: costs(raw, "memory")),
     "disk": ("commit", "Costs on a disk: median (× floor)", lambda raw: costs(raw, "disk")),
     "promises": ("commit", "What each of them keeps", promises),
@@ -244,9 +263,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
 }
 
 
-def sections(raw: Raw) -> dict[str, str]:
+BENCHMARKS = Report("Benchmarks", "make bench", RESULTS, SECTIONS, PICTURES, "_pictures", "targets", DOCUMENTS)
+
+
+def sections(raw: Raw, report: Report = BENCHMARKS) -> dict[str, str]:
     """Name of a marked place -> what is to stand there, as far as it was measured."""
-    return {name: make(raw) for name, (needs, _, make) in SECTIONS.items() if not needs or needs in raw}
+    return {name: make(raw) for name, (needs, _, make) in report.sections.items() if not needs or needs in raw}
 
 
 def fill(text: str, parts_of_it: dict[str, str]) -> str:
@@ -261,7 +283,7 @@ def fill(text: str, parts_of_it: dict[str, str]) -> str:
     return re.sub(r"<!-- bench:([\w-]+) -->\n.*?<!-- /bench:\1 -->", filled, text, flags=re.DOTALL)
 
 
-def keep(results: Path, raw: Raw, drawn: list[str]) -> None:
+def keep(report: Report, results: Path, raw: Raw, drawn: list[str]) -> None:
     """Pictures, raw results and tables go into the repository."""
     pictures, kept = HERE / "pictures", HERE / "raw"
     pictures.mkdir(exist_ok=True)
@@ -271,42 +293,50 @@ def keep(results: Path, raw: Raw, drawn: list[str]) -> None:
     for name, known in raw.items():
         data = json.dumps(known, separators=(",", ":")).encode()
         (kept / f"{name}.json.gz").write_bytes(gzip.compress(data, mtime=0))
-    for document in DOCUMENTS:
-        folder = "" if document.parent == HERE else "benchmarks/"
-        known = sections(raw)
-        known |= {f"picture-{name}": f"![{PICTURES[name]}]({folder}pictures/{name}.png)" for name in drawn}
+    for document in report.documents:
+        folder = os.path.relpath(pictures, document.parent)
+        known = sections(raw, report)
+        known |= {f"picture-{name}": f"![{report.pictures[name]}]({folder}/{name}.png)" for name in drawn}
         document.write_text(fill(document.read_text(), known))
+
+
+def publish(report: Report, results: Path, docs: bool) -> None:
+    """Write report.md and the pictures beside the results; docs: and fill the documents, unless it was a quick run."""
+    raw = load(results, report.results)
+    if not raw:
+        raise SystemExit(f"no results in {results}: {report.made_by}")
+    known = sections(raw, report)
+    drawn: list[str] = []
+    try:
+        drawn = importlib.import_module(report.drawing).draw(raw, results)
+    except ImportError as error:
+        print(f"no pictures: {error}. Install it: pip install 'pmstore[bench]'")
+    lines = [f"# {report.title}", ""]
+    for name, text in known.items():
+        lines += [f"## {report.sections[name][1]}", "", text, ""]
+    lines += [f"![{report.pictures[name]}]({name}.png)\n" for name in drawn]
+    (results / "report.md").write_text("\n".join(lines))
+    print(known[report.shown])
+    print(f"\n{results / 'report.md'}" + "".join(f"\n{results / name}.png" for name in drawn))
+    if docs:
+        if any(kept.get("quick") for kept in raw.values()):
+            print("these are figures of the quick form: not for the documents")
+            raise SystemExit(1)
+        keep(report, results, raw, drawn)
+
+
+def command_line(description: str | None, results: Path) -> argparse.Namespace:
+    """Options of whatever writes a report."""
+    command = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--results", type=Path, default=results, help="default: %(default)s")
+    command.add_argument("--docs", action="store_true", help="fill the documents, keep pictures and raw results")
+    return command.parse_args()
 
 
 def main() -> None:
     """Write the report."""
-    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    command.add_argument("--results", type=Path, default=BUILD / "results", help="default: build/bench/results")
-    command.add_argument("--docs", action="store_true", help="fill the documents, keep pictures and raw results")
-    options = command.parse_args()
-    raw = load(options.results)
-    if not raw:
-        raise SystemExit(f"no results in {options.results}: make bench")
-    known = sections(raw)
-    drawn: list[str] = []
-    try:
-        import _pictures
-
-        drawn = _pictures.draw(raw, options.results)
-    except ImportError as error:
-        print(f"no pictures: {error}. Install it: pip install 'pmstore[bench]'")
-    lines = ["# Benchmarks", ""]
-    for name, text in known.items():
-        lines += [f"## {SECTIONS[name][1]}", "", text, ""]
-    lines += [f"![{PICTURES[name]}]({name}.png)\n" for name in drawn]
-    (options.results / "report.md").write_text("\n".join(lines))
-    print(known["targets"])
-    print(f"\n{options.results / 'report.md'}" + "".join(f"\n{options.results / name}.png" for name in drawn))
-    if options.docs:
-        if any(kept.get("quick") for kept in raw.values()):
-            print("these are figures of the quick form: not for the documents")
-            raise SystemExit(1)
-        keep(options.results, raw, drawn)
+    options = command_line(__doc__, BUILD / "results")
+    publish(BENCHMARKS, options.results, options.docs)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ What stops is reported and makes the exit status 1; the others run all the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from _common import BUILD, HERE
 
@@ -36,6 +38,25 @@ def command(name: str, options: argparse.Namespace) -> list[str]:
     return [*program, *(["--quick"] if options.quick else [])]
 
 
+def run_each(commands: dict[str, list[str]], kept: dict[str, Path]) -> NoReturn:
+    """Runs commands, by name, and exits. kept: where the output of some of them goes."""
+    stopped = []
+    for name, arguments in commands.items():
+        print(f"\n== {name} ==\n", flush=True)
+        start = time.monotonic()
+        with open(kept[name], "w") if name in kept else contextlib.nullcontext() as output:
+            status = subprocess.run(arguments, stdout=output).returncode
+        if status:
+            stopped.append(name)
+        print(
+            f"\n{name}: {time.monotonic() - start:.0f} s{f', stopped with status {status}' if status else ''}",
+            flush=True,
+        )
+    if stopped:
+        print(f"stopped: {', '.join(stopped)}")
+    raise SystemExit(1 if stopped else 0)
+
+
 def main() -> None:
     """Run them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -48,26 +69,10 @@ def main() -> None:
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     options.results.mkdir(parents=True, exist_ok=True)
-    stopped = []
-    for name in options.names or NAMES:
-        print(f"\n== {name} ==\n", flush=True)
-        start = time.monotonic()
-        if name == "kmeans":
-            with open(options.results / f"{name}.json", "w") as kept:
-                status = subprocess.run(command(name, options), stdout=kept).returncode
-        else:
-            status = subprocess.run(command(name, options)).returncode
-        if status:
-            stopped.append(name)
-        print(
-            f"\n{name}: {time.monotonic() - start:.0f} s{f', stopped with status {status}' if status else ''}",
-            flush=True,
-        )
-    print("\n== report ==\n", flush=True)
-    status = subprocess.run([sys.executable, str(HERE / "report.py"), "--results", str(options.results)]).returncode
-    if stopped:
-        print(f"stopped: {', '.join(stopped)}")
-    raise SystemExit(1 if stopped or status else 0)
+    commands = {name: command(name, options) for name in options.names or NAMES}
+    kept = {"kmeans": options.results / "kmeans.json"}
+    commands["report"] = [sys.executable, str(HERE / "report.py"), "--results", str(options.results)]
+    run_each(commands, kept)
 
 
 if __name__ == "__main__":

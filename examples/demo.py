@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
 import json
 import logging
 import os
@@ -24,7 +23,6 @@ import selectors
 import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -44,9 +42,11 @@ try:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Table
     from sklearn.cluster import KMeans as SklearnKMeans
-    from sklearn.datasets import fetch_openml, load_digits
+    from sklearn.datasets import load_digits
 except ModuleNotFoundError as missing:
     sys.exit(f"demo: {missing.name} is missing. Install it with pmstore's extras: pip install 'pmstore[sklearn,rich]'")
+
+from mnist import NoImages, fetch_mnist, read_mnist
 
 import pmstore
 from pmstore.cluster import KMeans
@@ -71,45 +71,10 @@ def load_images(options: argparse.Namespace) -> tuple[Any, str]:
         images = read_mnist(options.mnist)
         return images, f"{len(images):,} images from {options.mnist}"
     if options.openml:
-        try:
-            images = fetch_openml("mnist_784", version=1, as_frame=False, parser="liac-arff").data
-        except OSError as error:
-            raise CannotStart(
-                f"openml.org can't be reached ({error}). Get MNIST elsewhere and give the file: --mnist FILE"
-            ) from error
-        return np.ascontiguousarray(images, dtype=float), f"{len(images):,} images of MNIST from openml.org"
+        images = fetch_mnist()
+        return images, f"{len(images):,} images of MNIST from openml.org"
     images = load_digits().data
     return images, f"{len(images):,} handwritten digits, 8 × 8 pixels, that come with scikit-learn"
-
-
-def read_mnist(path: Path) -> Any:
-    """MNIST's images from an .npz with an array of images, or from an IDX file, gzipped or not."""
-    try:
-        images = _read_npz(path) if path.suffix == ".npz" else _read_idx(path)
-    except (OSError, ValueError, KeyError, EOFError, struct.error) as error:
-        raise CannotStart(f"{path} holds no images that this program can read: {error}") from error
-    return images.reshape(len(images), -1).astype(float)
-
-
-def _read_npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as arrays:
-        for name in ("x", "data", "X", "x_train", "images"):
-            if name in arrays and arrays[name].ndim > 1:
-                return arrays[name]
-        raise KeyError(f"none of its arrays ({', '.join(arrays)}) is called x, data, X, x_train or images")
-
-
-def _read_idx(path: Path) -> Any:
-    """IDX: two zero bytes, the type (8: unsigned bytes), the number of dimensions, the dimensions, big-endian."""
-    with path.open("rb") as file:
-        contents = file.read()
-    if contents[:2] == b"\x1f\x8b":
-        contents = gzip.decompress(contents)
-    zeros, kind, dimensions = struct.unpack_from(">HBB", contents)
-    if (zeros, kind) != (0, 8) or dimensions < 2:
-        raise ValueError("it is no IDX file of images")
-    shape = struct.unpack_from(f">{dimensions}I", contents, 4)
-    return np.frombuffer(contents, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 # ---- the child: fits, and tells what it does -------------------------------------------------------------------------
@@ -516,7 +481,7 @@ def main(arguments: list[str]) -> int:
                 show_off(path, X, max(min(n_init, LEAST_RUNS), round(n_init * part)), options, dice, console)
                 for path, part in directories
             ]
-    except CannotStart as problem:
+    except (CannotStart, NoImages) as problem:
         print(f"demo: {problem}", file=sys.stderr)
         return 2
     struck = sum(kills for kills, _ in outcomes)

@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,13 +27,15 @@ IMAGES = np.arange(5 * 3 * 3, dtype=np.uint8).reshape(5, 3, 3)
 
 
 @pytest.fixture(scope="module")
-def demo() -> ModuleType:
+def demo() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(EXAMPLES))  # where Python looks first when it runs the script: mnist.py is there
     spec = importlib.util.spec_from_file_location("demo", EXAMPLES / "demo.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["demo"] = module  # dataclasses look there
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.path.remove(str(EXAMPLES))
 
 
 def run(*arguments: str | Path, script: str = "demo.py", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -108,7 +111,7 @@ def test_mnist_is_read_from_files(name: str, demo: ModuleType, tmp_path: Path) -
 def test_other_files_are_refused(name: str, contents: bytes, demo: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(contents)
-    with pytest.raises(demo.CannotStart, match="no images"):
+    with pytest.raises(demo.NoImages, match="no images"):
         demo.read_mnist(path)
 
 
@@ -123,8 +126,8 @@ def test_openml_out_of_reach(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     def unreachable(*_: Any, **__: Any) -> None:
         raise URLError("no network")
 
-    monkeypatch.setattr(demo, "fetch_openml", unreachable)
-    with pytest.raises(demo.CannotStart, match=r"can't be reached .*no network.* --mnist FILE"):
+    monkeypatch.setattr(sys.modules["mnist"], "fetch_openml", unreachable)
+    with pytest.raises(demo.NoImages, match=r"can't be reached .*no network.* --mnist FILE"):
         demo.load_images(demo.parse(["--openml"]))
 
 

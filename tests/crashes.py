@@ -292,14 +292,14 @@ def scattered(store: pmstore.Store) -> None:
 
 def spill(store: pmstore.Store) -> None:
     """Commits that fit no log, for the file may not grow: they go to free space and are declared (D3)."""
-    store["filler"] = np.ones(110_000)
-    base = store.create_array("base", 80_000, "f8")
+    store["filler"] = np.ones(130_000)
+    base = store.create_array("base", 100_000, "f8")
     store.commit()
     del store["filler"]
     store.commit()
     for i in range(2):
         before = store.stats()
-        base += i + 1
+        base[:68_000] += i + 1  # not most of it: it would get a second slot
         store["also"] = np.full(600, float(i))
         store.commit()
         after = store.stats()

@@ -106,6 +106,16 @@ MUTANTS = [
         "if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));",
         ";",
         "the durable state is written over (I7)",
+        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    unsigned to",
+    ),
+    Mutant(
+        "seat-filled-over-the-durable-one",
+        "P",
+        COMMITS,
+        "if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));",
+        ";",
+        "memory is given back, and the durable state is written over (I7)",
+        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    for",
     ),
     Mutant(
         "only-the-newest-is-verified",

@@ -263,10 +263,13 @@ def check(chosen: argparse.Namespace) -> int:
 def dump_(chosen: argparse.Namespace) -> int:
     """Prints values, or writes one array to an .npy file."""
     with pmstore.open(chosen.path, "r") as store:
-        names = chosen.names or list(store)
+        derived = {row[0]: row[5] for row in store._rows() if row[1] == "derived"}
+        names = chosen.names or [name for name in store if name not in derived]
         for name in names:
             if name not in store:
                 raise Failure(_what_is_missing(store, name))
+            if name in derived:
+                raise Failure(f"{name!r} is {derived[name]}: only a program that declares it can read it")
         if chosen.npy is not None and (len(names) != 1 or not isinstance(store[names[0]], np.ndarray)):
             raise Failure("--npy takes the name of one array")
         damaged = _damaged(store, names)

@@ -40,7 +40,7 @@ class Decision:
 
 
 def decide(before: str | None, recompute: float, nbytes: int, per_byte: Callable[[], float]) -> Decision:
-    """before: the policy until now. recompute: seconds. per_byte: gives seconds to write one; called only if need be."""
+    """before: the policy until now. recompute: seconds. per_byte: gives seconds to write one; called if need be."""
     slack = {None: 1.0, "recompute": 2.0, "store": 0.5}[before]
     if recompute <= slack * _UNNOTICED:
         return Decision("recompute", f"recomputing takes {_time(recompute)} after a recovery", recompute)

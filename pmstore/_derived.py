@@ -451,8 +451,6 @@ def declare(
             _refuse_cycle(catalog, full, wanted)
         if stored != wanted and not (catalog.read_only and not different):
             catalog.writable()
-            if stored is not None and stored.verify != wanted.verify:
-                catalog.core.delete(stamp_key(key))
             if _decision_of(wanted).policy == "recompute":
                 catalog.core.delete(value_key(key))
             catalog.put_declaration(key, wanted, derived_prefix(key) if different else b"")

@@ -8,13 +8,18 @@ import gc
 import os
 import pickle
 import random
+import signal
 import threading
 
 import numpy as np
 import pytest
 
 import pmstore
+from pmstore._core import Entry
+from pmstore._kinds import DERIVED, INLINE
 from tests.derivations import CALLS, columns, doubled, table
+
+one_medium = pytest.mark.parametrize("medium", ["memory"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +58,8 @@ def test_I15_a_value_is_that_of_what_its_inputs_hold(store, calls):
         lambda: store.__setitem__("x", np.eye(3, dtype="f4")),
         lambda: store.__setitem__("x", np.asfortranarray(np.arange(6.0).reshape(3, 2))),
         lambda: store.__setitem__("x", np.arange(6.0).reshape(3, 2)),
+        lambda: store.__setitem__("x", np.arange(6.0).reshape(2, 3)),
+        lambda: store.__setitem__("x", np.arange(6.0).reshape(2, 3).view("i8")),
     ):
         change()
         now = store["x"] * 2.0
@@ -62,8 +69,11 @@ def test_I15_a_value_is_that_of_what_its_inputs_hold(store, calls):
         before = len(calls)
         assert y.valid and z.valid and store["z"] is z.value and store.get("y") is y.value
         assert len(calls) == before  # read again, nothing is computed
+    again = store.derive("z", columns, "y", "k", kwargs={"scale": 4})
+    assert np.array_equal(again, now.sum(0) * 4 + store["k"])
 
 
+@one_medium
 def test_values_are_read_only_and_stay_as_they_are(store):
     x = table(store)
     y, same = store.derive("y", doubled, "x"), store.derive("same", np.transpose, "x")
@@ -82,9 +92,8 @@ def test_values_are_read_only_and_stay_as_they_are(store):
             use(y)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
+def test_arrays_of_all_kinds_are_inputs_and_values(open_store):
+    arrays = [
         np.zeros((0, 3)),
         np.float32(3),
         np.array(["a", "bc"]),
@@ -92,17 +101,16 @@ def test_values_are_read_only_and_stay_as_they_are(store):
         np.arange(24.0).reshape(2, 3, 4)[:, ::2],
         np.asfortranarray(np.eye(3)),
         np.array("2020-01-01", "M8[D]"),
-    ],
-    ids=lambda array: f"{array.dtype.kind}{array.ndim}",
-)
-def test_arrays_of_all_kinds_are_inputs_and_values(open_store, array):
+    ]
     for life in range(2):
         with open_store() as store:
-            held = store.derive("held", np.asarray, array, policy="store", verify="hash")
-            through = store.derive("through", np.array, "held", policy="store")
-            assert held.valid == (life == 1)  # in the second life it is loaded
-            for found in (held.value, through.value):
-                assert found.dtype == array.dtype and found.tobytes() == array.tobytes() and found.shape == array.shape
+            for n, array in enumerate(arrays):
+                held = store.derive(f"held{n}", np.asarray, array, policy="store", verify="hash")
+                through = store.derive(f"through{n}", np.array, f"held{n}", policy="store")
+                assert held.valid == (life == 1)  # in the second life it is loaded
+                for found in (held.value, through.value):
+                    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+                    assert found.tobytes() == array.tobytes()
             assert store.check().ok
 
 
@@ -154,26 +162,32 @@ def writes(x):
     return x
 
 
-@pytest.mark.parametrize(
-    ("function", "text", "cause"),
-    [
+@one_medium
+def test_I17_errors_name_the_array_and_change_nothing(store):
+    table(store)
+    for function, text, cause in (
         (fails, r"'y' has no value: .*:fails raised ZeroDivisionError: no such luck", ZeroDivisionError),
         (writes, r"'y' has no value: .*:writes raised ValueError: .*read-only", ValueError),
-        (np.shape, r"'y' has no value: .*:shape gave a tuple, not a numpy array", None),
+        (np.shape, r"'y' has no value: .*:shape gave a tuple, not a numpy array", type(None)),
         (np.isclose, r"raised TypeError", TypeError),
-    ],
-)
-def test_I17_errors_name_the_array_and_change_nothing(store, function, text, cause):
-    table(store)
-    y = store.derive("y", function, "x", policy="store")
-    z = store.derive("z", columns, "y")
-    for handle in (y, z):  # of a chain, the one that failed
-        with pytest.raises(pmstore.DerivedArrayError, match=text) as caught:
-            handle.value  # noqa: B018
-        assert type(caught.value.__cause__) is (cause or type(None)) and caught.value.name == "y"
-        assert not handle.valid
-        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert store["x"][0, 1] == 1 and "not stored" in str(store) and store.check().ok
+    ):
+        y = store.derive("y", function, "x", policy="store", replace=True)
+        z = store.derive("z", columns, "y")
+        for handle in (y, z):  # of a chain, the one that failed
+            with pytest.raises(pmstore.DerivedArrayError, match=text) as caught:
+                handle.value  # noqa: B018
+            assert type(caught.value.__cause__) is cause and caught.value.name == "y"
+            assert not handle.valid
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+        assert store["x"][0, 1] == 1 and "not stored" in str(store) and store.check().ok
+
+
+@one_medium
+def test_I17_what_the_program_gives_is_not_written_to(store):
+    mine = np.ones(3)
+    with pytest.raises(pmstore.DerivedArrayError, match="writes raised ValueError: .*read-only"):
+        store.derive("y", writes, mine).value  # noqa: B018
+    assert mine.tolist() == [1, 1, 1]
 
 
 def objects(x):
@@ -192,6 +206,7 @@ def reads_itself(x):
 STORES: list[pmstore.Store] = []
 
 
+@one_medium
 def test_I17_functions_that_break_the_rules(store, monkeypatch):
     monkeypatch.setattr(f"{__name__}.STORES", [store])
     table(store)
@@ -208,6 +223,7 @@ def test_I17_functions_that_break_the_rules(store, monkeypatch):
             y.value  # noqa: B018
 
 
+@one_medium
 def test_cycles_and_long_chains(store):
     table(store)
     store.derive("b", doubled, "a")
@@ -227,6 +243,7 @@ def test_cycles_and_long_chains(store):
 # ---- declarations
 
 
+@one_medium
 def test_another_declaration_is_an_error(open_store):
     with open_store() as store:
         table(store)
@@ -248,7 +265,7 @@ def test_another_declaration_is_an_error(open_store):
                 store.derive("y", *arguments, **options)
         old = store.derive("y", doubled, "x", policy="recompute")  # the policy is the program's
         new = store.derive("y", columns, "x", replace=True)
-        assert new[0] == 12 and store["y"] is new.value
+        assert "not stored" in str(store) and new[0] == 12 and store["y"] is new.value
         with pytest.raises(pmstore.DerivedMismatchError):
             old.value  # noqa: B018
         store.rollback()  # the old declaration is back
@@ -257,6 +274,7 @@ def test_another_declaration_is_an_error(open_store):
             new.value  # noqa: B018
 
 
+@one_medium
 def test_functions_are_known_by_their_import_path(store):
     table(store)
     for function in (lambda x: x, Methods().bound, functools.partial(doubled), [].append):
@@ -277,6 +295,7 @@ def test_functions_of_the_main_file_are_named_by_it(child, tmp_path):
     assert "derived by train:f version 1 of (given)" in child(code, script, tmp_path / "main.pm").end()
 
 
+@one_medium
 def test_names_and_arguments(store):
     table(store)
     group = store.group("g")
@@ -310,6 +329,7 @@ def test_names_and_arguments(store):
     assert long.name in store and store.check().ok  # the declaration takes an extent
 
 
+@one_medium
 def test_deleting(store):
     table(store)
     y = store.derive("y", doubled, "x", policy="store", verify="hash")
@@ -354,9 +374,31 @@ def test_a_declaration_is_part_of_its_transaction(store):
     assert y.valid and y[0, 1] == before  # the stored value is back
 
 
+@one_medium
+def test_check_reports_what_breaks_the_format(store, caplog):
+    table(store)
+    y = store.derive("y", doubled, "x", policy="store")
+    assert y[0, 1] == 2 and store.check().ok
+    core = store._catalog.core
+    core.put(b"dy\0s", Entry(0, 0, INLINE, 0, b"\x93\1\2\3"))
+    core.put(b"dz\0v", Entry(0, 0, INLINE, 0, b"\0"))
+    core.put(b"nw", Entry(0, 0, DERIVED, 0, b"\x97\1\2\3\4\5\6\7"))
+    store.commit()
+    assert [(problem.name, str(problem).partition(": ")[2][:9]) for problem in store.check()] == [
+        ("w", "a damaged"),
+        ("y", "a damaged"),
+        ("z", "a part of"),
+    ]
+    assert y[0, 1] == 2 and "a damaged stamp" in caplog.text  # which is written again
+    with pytest.raises(pmstore.CorruptStoreError, match="'w': a damaged declaration"):
+        store["w"]
+    assert "damaged" in str(store)
+
+
 # ---- stores that can't be written, threads, forks
 
 
+@one_medium
 def test_read_only_stores(open_store, calls):
     with open_store() as store:
         table(store)
@@ -384,9 +426,18 @@ def test_arrays_that_cannot_change_are_hashed_once(store, monkeypatch):
     store.create_array("X", (1000, 10), fill_value=2.0, writeable=False)
     monkeypatch.undo()
     assert y[0, 0] == 4
+    store["X"] = np.full((1000, 10), 3.0)
+    assert y[0, 0] == 6
     store.rollback()
+    y = store.derive("y", doubled, "X")
+    for value in (1.0, 2.0):
+        store.create_array("X", (1000, 10), fill_value=value, writeable=False)
+        assert y[0, 0] == 2 * value
+        store.rollback()
+        y = store.derive("y", doubled, "X")
 
 
+@one_medium
 def test_a_store_dies_with_its_last_reference(open_store, medium):
     store = pmstore.open(medium.directory / "store.pm")
     y = store.derive("y", doubled, table(store))
@@ -429,6 +480,7 @@ def in_thread(function):
     return thread, out
 
 
+@one_medium
 def test_threads(store, gates, calls):
     x = table(store)
     y = store.derive("y", waits, "x", policy="store")
@@ -451,14 +503,21 @@ def test_threads(store, gates, calls):
     assert y[0, 1] == 6
 
 
-def test_forks(store):
+@one_medium
+def test_forks(store, gates):
     table(store)
-    y = store.derive("y", doubled, "x")
-    pid = os.fork()
+    y = store.derive("y", waits, "x")
+    thread, _ = in_thread(lambda: y.value)
+    assert gates[0].wait(30)
+    pid = os.fork()  # while another thread computes
     if not pid:
+        signal.alarm(20)
         try:
             y.value  # noqa: B018
         except pmstore.ForkedStoreError:
             os._exit(0)
         os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0 and y[0, 1] == 2
+    assert os.waitpid(pid, 0)[1] == 0
+    gates[1].set()
+    thread.join()
+    assert y[0, 1] == 2

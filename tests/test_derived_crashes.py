@@ -69,10 +69,10 @@ seen: set[tuple[object, ...]] = set()
 def first(store: pmstore.Store) -> None:
     x = store.create_array("x", ELEMENTS, "f8")
     store["k"] = 1.0
-    y, z, w, _ = declared(store)
+    y, z, w, v = declared(store)
     store.commit()  # 1: none of them was computed
     x += 1
-    w.value  # noqa: B018
+    w.value, v.value  # noqa: B018
     store.commit()  # 2: with what is derived
     x[3] = 7
     store.commit()  # 3: without

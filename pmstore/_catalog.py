@@ -246,20 +246,23 @@ class Catalog:
 
     def put_encoded(self, key: bytes, encoded: bytes, kind: str, gone: bytes = b"") -> None:
         """Stores an encoded value under a catalog key. gone: keys that start with it go with the old value."""
-        self._put_bytes(key, encoded, Entry(0, 0, INLINE, 0, encoded), Entry(0, 0, BLOB, 0, kind.encode()), gone)
+        if len(encoded) <= META_MAX:
+            self.core.put(key, Entry(0, 0, INLINE, 0, encoded), gone)
+        else:
+            self._put_long(key, encoded, BLOB, kind.encode(), gone)
 
     def put_declaration(self, key: bytes, declared: Declaration, gone: bytes = b"") -> None:
         """Stores a derived array's declaration. gone: as for put_encoded."""
         encoded = declared.encode()
-        self._put_bytes(key, encoded, Entry(0, 0, DERIVED, 0, encoded), Entry(0, 0, DERIVED, 0, b""), gone)
-
-    def _put_bytes(self, key: bytes, encoded: bytes, short: Entry, long: Entry, gone: bytes) -> None:
         if len(encoded) <= META_MAX:
-            self.core.put(key, short, gone)
+            self.core.put(key, Entry(0, 0, DERIVED, 0, encoded), gone)
         else:
-            with self._new_extent(key, len(encoded)) as offset:
-                self.core.write(offset, 0, encoded, len(encoded))
-                self.core.put(key, long._replace(offset=offset, length=len(encoded)), gone)
+            self._put_long(key, encoded, DERIVED, b"", gone)
+
+    def _put_long(self, key: bytes, encoded: bytes, kind: int, meta: bytes, gone: bytes) -> None:
+        with self._new_extent(key, len(encoded)) as offset:
+            self.core.write(offset, 0, encoded, len(encoded))
+            self.core.put(key, Entry(offset, len(encoded), kind, 0, meta), gone)
 
     def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
         """See Store.create_array."""

@@ -228,7 +228,7 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
 def _row_json(row: Row) -> dict[str, Any]:
     name, kind, shape, dtype, nbytes, type_name = row
     about: dict[str, Any] = {"name": name, "kind": kind, "type": type_name, "nbytes": nbytes}
-    if kind == "array":
+    if dtype is not None:
         about |= {"shape": list(shape or ()), "dtype": str(dtype)}
     return about
 
@@ -280,10 +280,13 @@ def dump_(chosen: argparse.Namespace) -> int:
         if chosen.npy is not None:
             _save(Path(chosen.npy), store[names[0]], chosen.path)
         elif chosen.json:
-            _print_json({name: to_json(store[name]) for name in names})
+            shown = {} if chosen.names else {name: {"derived": text} for name, text in derived.items()}
+            _print_json({name: to_json(store[name]) for name in names} | shown)
         else:
             for name in names:
                 _print_value(name, store[name], alone=len(names) == 1)
+            for name, text in derived.items() if not chosen.names else ():
+                print(f"{name_text(name)}: {text}")
     return SOUND
 
 

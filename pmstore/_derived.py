@@ -86,6 +86,7 @@ class Derived:
         "_decision",
         "_declared",
         "_directory",
+        "_entry",
         "_function",
         "_inputs",
         "_kept",
@@ -116,6 +117,7 @@ class Derived:
         self._calls: deque[float] = deque(maxlen=_CALLS)
         self._computing = False
         self._decision = _decision_of(declared)
+        self._entry: Entry | None = None  # of the declaration, when it was last found to be this one
 
     @property
     def name(self) -> str:
@@ -222,6 +224,8 @@ class Derived:
     def _require_declared(self) -> None:
         with self._catalog.lock:
             entry = self._catalog.core.get(self._key)
+            if entry is not None and entry == self._entry:
+                return
             if entry is None or entry.kind != DERIVED:
                 raise UnknownNameError(
                     self._name,
@@ -232,6 +236,7 @@ class Derived:
             different = self._catalog.declaration(self._name, entry).differences(self._declared)
         if different:
             raise _mismatch(self._name, different)
+        self._entry = entry
 
     # ---- computing
 
@@ -363,8 +368,8 @@ class Derived:
         store = self._decision.policy == "store"
         value = value_key(self._key)
         with catalog.lock:
-            catalog.core.delete(stamp_key(self._key))
             try:
+                catalog.core.delete(stamp_key(self._key))
                 if store:
                     catalog.put_array(value, layout(array.shape, array.dtype, order_of(array), False), array)
                 else:

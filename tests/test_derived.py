@@ -355,6 +355,10 @@ def test_deleting(store):
 def test_a_declaration_is_part_of_its_transaction(store):
     table(store)
     store.commit()
+    z = store.derive("z", doubled, "x")
+    store.rollback()
+    with pytest.raises(pmstore.UnknownNameError):
+        z.value  # noqa: B018
     with pytest.raises(ZeroDivisionError):
         with store.transaction():
             y = store.derive("y", doubled, "x", policy="store")

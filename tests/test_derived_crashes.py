@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.testing import Crash, CrashExplorer
+from pmstore.testing import Crash, CrashExplorer, explore_faults
 
 ELEMENTS = 1500  # three pages: in an extent of its own, which is written directly
 
@@ -108,6 +108,11 @@ def test_I16_after_a_crash_what_is_derived_fits_its_inputs(explorer):
     explorer.run(first, second, check=check, budget=160)
     # The states that there are to see, and from which of them "y" and "w" were loaded.
     assert seen >= {(1,), (2, "y", "w"), (3,), (4, "y"), (5, "y", "w"), (6, "y"), (7, "y")}
+
+
+@pytest.mark.slow
+def test_I16_after_a_failed_call_what_is_derived_fits_its_inputs(tmp_path):
+    explore_faults([first, second], check, medium="file", directory=tmp_path, budget=12)
 
 
 def test_a_failure_is_described_without_the_functions(explorer):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pmstore._display import name_text
 from pmstore._errors import CorruptStoreError
 from pmstore._names import check_name
 from pmstore._values import decode, encode
@@ -40,7 +41,7 @@ class Declaration(NamedTuple):
     decision: tuple[str, float, float | None] | None
 
     def __str__(self) -> str:
-        return f"derived by {self.function} version {self.version}"
+        return name_text(f"derived by {self.function:.200} version {self.version!s:.80}")  # it may go to a terminal
 
     def encode(self) -> bytes:
         """As bytes for the store."""

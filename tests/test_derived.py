@@ -16,6 +16,7 @@ import pytest
 
 import pmstore
 from pmstore._core import Entry
+from pmstore._declaration import Declaration
 from pmstore._kinds import DERIVED, INLINE
 from tests.derivations import CALLS, columns, doubled, table
 
@@ -387,6 +388,8 @@ def test_check_reports_what_breaks_the_format(store, caplog):
     core.put(b"dy\0s", Entry(0, 0, INLINE, 0, b"\x93\1\2\3"))
     core.put(b"dz\0v", Entry(0, 0, INLINE, 0, b"\0"))
     core.put(b"nw", Entry(0, 0, DERIVED, 0, b"\x97\1\2\3\4\5\6\7"))
+    hostile = Declaration("a\x1b[2J:f" + "f" * 300, "\n", (), (), "auto", None, None)
+    core.put(b"nv", Entry(0, 0, DERIVED, 0, hostile.encode()))
     store.commit()
     assert [(problem.name, str(problem).partition(": ")[2][:9]) for problem in store.check()] == [
         ("w", "a damaged"),
@@ -396,7 +399,7 @@ def test_check_reports_what_breaks_the_format(store, caplog):
     assert y[0, 1] == 2 and "a damaged stamp" in caplog.text  # which is written again
     with pytest.raises(pmstore.CorruptStoreError, match="'w': a damaged declaration"):
         store["w"]
-    assert "damaged" in str(store)
+    assert "damaged" in str(store) and r"derived by a\x1b[2J:f" in str(store) and "\x1b" not in str(store)
 
 
 # ---- stores that can't be written, threads, forks

@@ -13,9 +13,13 @@ durable together, or none of them.
 
 import os as _os
 
+from pmstore._decision import Decision
+from pmstore._derived import Derived
 from pmstore._errors import (
     ClosedStoreError,
     CorruptStoreError,
+    DerivedArrayError,
+    DerivedMismatchError,
     Error,
     FailedStoreError,
     FingerprintMismatchError,
@@ -25,6 +29,7 @@ from pmstore._errors import (
     InvalidNameError,
     LostUpdateWarning,
     NameConflictError,
+    NonDeterministicError,
     NotAStoreError,
     OutOfMemoryError,
     OutOfSpaceError,
@@ -50,6 +55,8 @@ __all__ = [
     "Store",
     "Group",
     "PersistentList",
+    "Derived",
+    "Decision",
     "Stats",
     "CheckReport",
     "Problem",
@@ -74,6 +81,9 @@ __all__ = [
     "ForkedStoreError",
     "InternalError",
     "FingerprintMismatchError",
+    "DerivedArrayError",
+    "DerivedMismatchError",
+    "NonDeterministicError",
     "LostUpdateWarning",
     "prune",
     "__version__",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,35 +13,57 @@ import numpy as np
 from pmstore import _names
 from pmstore._array import Array, Layout, chunks, layout, live_array, order_of, read_layout
 from pmstore._core import META_MAX, Core, Entry
+from pmstore._declaration import Declaration
 from pmstore._dtypes import require_lengths
 from pmstore._errors import (
     CorruptStoreError,
+    DerivedArrayError,
     Error,
     NameConflictError,
     OutOfSpaceError,
     ReadOnlyStoreError,
     UnknownNameError,
 )
-from pmstore._kinds import ARRAY, BLOB, INLINE, LIST
+from pmstore._kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
 from pmstore._list import PersistentList
-from pmstore._names import LIST_PREFIX, NAME_PREFIX, key_of, name_of
+from pmstore._names import DERIVED_PREFIX, LIST_PREFIX, NAME_PREFIX, key_of, name_of
 from pmstore._values import decode, encode, has_containers, type_name
 from pmstore._watch import Watch
 
 if TYPE_CHECKING:
+    from pmstore._derived import Derived
     from pmstore._display import Row
 
 __all__ = ["MISSING", "Catalog"]
 
 MISSING = object()
 
+Pin = tuple[Entry, Array, int]  # an array that can't change, and the hash of it (see _inputs)
+
 _DIRECT_FROM = 1 << 18  # bytes; below, what it saves is not worth a second place in the file
 
 
 class Catalog:
-    """The names of one open store. Thread-safe: every method holds the core's lock."""
+    """The names of one open store. Thread-safe: every method holds the core's lock.
 
-    __slots__ = ("_live", "_next_list", "_shadowed", "core", "lock", "read_only", "watch")
+    derived: what this process has declared, by name. deriving: the lock under which a derived array is looked at and
+    computed, so that the store's own is free while a function runs; a thread takes it before `lock`, never after.
+    seconds_per_byte: what writing takes, once a derived array has needed it.
+    """
+
+    __slots__ = (
+        "_live",
+        "_next_list",
+        "_shadowed",
+        "core",
+        "derived",
+        "deriving",
+        "lock",
+        "pins",
+        "read_only",
+        "seconds_per_byte",
+        "watch",
+    )
 
     def __init__(self, core: Core, read_only: bool) -> None:
         self.core = core
@@ -50,6 +73,10 @@ class Catalog:
         # By offset of the extent. A detached one whose place has a new owner has a key below 0, see _new_extent.
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._shadowed: set[int] = set()  # offsets at which an array may live that `_live` doesn't know
+        self.derived: dict[str, Derived] = {}
+        self.deriving = threading.RLock()
+        self.pins: dict[str, Pin] = {}
+        self.seconds_per_byte: float | None = None
         self._next_list = 0  # ids given out, also those whose creation was rolled back, aren't given out again
 
     # ---- reading
@@ -59,7 +86,30 @@ class Catalog:
         key = key_of(name)
         with self.lock:
             entry = self.core.get(key)
-            return MISSING if entry is None else self.value(key, name, entry)
+            if entry is None:
+                return MISSING
+            if entry.kind != DERIVED:
+                return self.value(key, name, entry)
+        return self.derived_by(name).value
+
+    def derived_by(self, name: str) -> Derived:
+        """What this process declared under the name of a derived array."""
+        found = self.derived.get(name)
+        if found is None:
+            raise DerivedArrayError(name, f"is {self._declared(name)}; declare it with store.derive before it is read")
+        return found
+
+    def _declared(self, name: str) -> str:
+        with self.lock:
+            entry = self.core.get(key_of(name))
+            return "gone" if entry is None else str(self.declaration(name, entry))
+
+    def declaration(self, name: str, entry: Entry) -> Declaration:
+        """What the entry of a derived array says."""
+        try:
+            return Declaration.decode(self.encoded(entry))
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{name!r}: {error}") from error
 
     def value(self, key: bytes, what: str, entry: Entry) -> Any:
         """What an entry holds; `what` is for messages."""
@@ -77,9 +127,11 @@ class Catalog:
         return value
 
     def encoded(self, entry: Entry) -> bytes:
-        """The encoding of an inline value or a blob, which is verified."""
-        if entry.kind == INLINE:
+        """The encoding of an inline value, a blob or a declaration, which is verified."""
+        if entry.kind == INLINE or (entry.kind == DERIVED and not entry.offset):
             return entry.meta
+        if entry.kind == DERIVED:
+            return self.core.read(entry.offset, entry.length)
         if entry.kind == BLOB:
             return self.core.read(entry.offset, entry.length) if entry.offset else b""  # no value is b""
         raise CorruptStoreError(f"an entry of the unknown kind {entry.kind}")
@@ -99,6 +151,8 @@ class Catalog:
         if not prefix:
             with contextlib.suppress(CorruptStoreError), self.lock:
                 keys = self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+                if self.core.first(DERIVED_PREFIX) is not None:
+                    keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
                 if (elements := self._elements(keys // 8)) is not None:
                     return max(0, keys - elements)
         return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
@@ -124,18 +178,25 @@ class Catalog:
             name, entry = name_of(row.key)[len(prefix) :], row.entry
             try:
                 with self.lock:
-                    about = self._row(entry)
+                    about = self._row(row.key, entry)
             except CorruptStoreError:
                 about = "value", None, None, entry.length or len(entry.meta), "damaged"
             yield name, *about
 
-    def _row(self, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str]:
+    def _row(self, key: bytes, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str]:
         if entry.kind == ARRAY:
             described = read_layout(self.core, entry)
             return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray"
         if entry.kind == LIST:
             length = self.list_length(self.list_id(entry))
             return "list", (length,), None, 0, f"list of {length:,}"
+        if entry.kind == DERIVED:
+            text = str(Declaration.decode(self.encoded(entry)))
+            stored = self.core.get(_names.value_key(key))
+            if stored is None:
+                return "derived", None, None, 0, f"{text}, not stored"
+            described = read_layout(self.core, stored)
+            return "derived", described.shape, described.dtype, described.nbytes, f"{text}, stored"
         if entry.kind == BLOB:
             return "value", None, None, entry.length, entry.meta.decode("utf-8", "replace")
         return "value", None, None, len(entry.meta), type_name(decode(self.encoded(entry)))
@@ -179,7 +240,7 @@ class Catalog:
         encoded = encode(value)
         with self.lock:
             existing = self._existing(key, name)
-            self.put_encoded(key, encoded, type_name(value), self._elements_of(existing))
+            self.put_encoded(key, encoded, type_name(value), self._belongings(key, existing))
             if self.watch:
                 self.watch.assigned(value, encoded)
 
@@ -188,9 +249,20 @@ class Catalog:
         if len(encoded) <= META_MAX:
             self.core.put(key, Entry(0, 0, INLINE, 0, encoded), gone)
         else:
-            with self._new_extent(key, len(encoded)) as offset:
-                self.core.write(offset, 0, encoded, len(encoded))
-                self.core.put(key, Entry(offset, len(encoded), BLOB, 0, kind.encode()), gone)
+            self._put_long(key, encoded, BLOB, kind.encode(), gone)
+
+    def put_declaration(self, key: bytes, declared: Declaration, gone: bytes = b"") -> None:
+        """Stores a derived array's declaration. gone: as for put_encoded."""
+        encoded = declared.encode()
+        if len(encoded) <= META_MAX:
+            self.core.put(key, Entry(0, 0, DERIVED, 0, encoded), gone)
+        else:
+            self._put_long(key, encoded, DERIVED, b"", gone)
+
+    def _put_long(self, key: bytes, encoded: bytes, kind: int, meta: bytes, gone: bytes) -> None:
+        with self._new_extent(key, len(encoded)) as offset:
+            self.core.write(offset, 0, encoded, len(encoded))
+            self.core.put(key, Entry(offset, len(encoded), kind, 0, meta), gone)
 
     def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
         """See Store.create_array."""
@@ -202,8 +274,8 @@ class Catalog:
             self.writable()
             if self.core.get(key) is not None:
                 raise NameConflictError(f"the name {name!r} is taken; require_array gives the existing array")
-            self._refuse_conflict(name, key)
-            entry = self._put_array(key, described, source)
+            self.refuse_conflict(name, key)
+            entry = self.put_array(key, described, source)
             return self._array(entry, described)
 
     def require_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
@@ -216,7 +288,7 @@ class Catalog:
             wanted = layout(shape, dtype, order, writeable)
             text = f"an array of shape {wanted.shape} and dtype {wanted.dtype} is asked for, and {name!r} is "
             if entry.kind != ARRAY:
-                raise NameConflictError(f"{text}a {self._row(entry)[-1]}")
+                raise NameConflictError(f"{text}{self._what(key, entry)}")
             described = read_layout(self.core, entry)
             if (described.shape, described.dtype) != (wanted.shape, wanted.dtype):
                 raise NameConflictError(f"{text}one of shape {described.shape} and dtype {described.dtype}")
@@ -231,7 +303,7 @@ class Catalog:
             self.writable()
             if self.core.get(key) is not None:
                 raise NameConflictError(f"the name {name!r} is taken")
-            self._refuse_conflict(name, key)
+            self.refuse_conflict(name, key)
             counter = self.core.get(_names.LIST_ID_KEY)
             list_id = max(self._next_list, 1 if counter is None else int.from_bytes(counter.meta, "little"))
             self._next_list = list_id + 1
@@ -240,14 +312,15 @@ class Catalog:
             return PersistentList(self, name, list_id)
 
     def delete(self, name: str) -> bool:
-        """Deletes a name, and a list's elements; False if there is no such name."""
+        """Deletes a name, with a list's elements or a derived array's value; False if there is no such name."""
         key = key_of(name)
         with self.lock:
             self.writable()
             entry = self.core.get(key)
             if entry is None:
                 return False
-            return self.core.delete(key, self._elements_of(entry))
+            self.pins.pop(name, None)
+            return self.core.delete(key, self._belongings(key, entry))
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""
@@ -259,7 +332,7 @@ class Catalog:
                         raise self.unknown(name)
                 elif entry.kind != ARRAY:
                     if names:
-                        raise TypeError(f"{name!r} is not an array but a {self._row(entry)[-1]}")
+                        raise TypeError(f"{name!r} is not an array but {self._what(key_of(name), entry)}")
                 elif entry.offset:
                     self.core.release(entry.offset, entry.length)
 
@@ -278,6 +351,8 @@ class Catalog:
         """Close the core; arrays handed out become read-only, and keep their bytes."""
         with self.lock:
             arrays = list(self._live.values())
+            self.derived.clear()
+            self.pins.clear()
             try:
                 self.core.close(discard=discard, exiting=exiting)
             finally:
@@ -313,10 +388,14 @@ class Catalog:
         self.writable()
         entry = self.core.get(key)
         if entry is None:
-            self._refuse_conflict(name, key)
+            self.refuse_conflict(name, key)
+        elif entry.kind == DERIVED:
+            raise NameConflictError(
+                f"{name!r} is {self._what(key, entry)}: its handle's set() gives it a value, del makes the name free"
+            )
         return entry
 
-    def _refuse_conflict(self, name: str, key: bytes) -> None:
+    def refuse_conflict(self, name: str, key: bytes) -> None:
         for group in _names.parents(name):
             if self.core.get(key_of(group)) is not None:
                 raise NameConflictError(f"{name!r} can't be stored: {group!r} is a value, and so no group")
@@ -341,7 +420,7 @@ class Catalog:
                     if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
                         # Nobody can tell: written once, to another place, it takes a third of the time, and no memory.
                         with contextlib.suppress(OutOfSpaceError):
-                            self._put_array(key, described, value)
+                            self.put_array(key, described, value)
                             return
                     target = self._array(existing, described)
                     if target is not value:
@@ -351,14 +430,16 @@ class Catalog:
                         self.core.mark(existing.offset, existing.length)
                     return
         described = layout(value.shape, value.dtype, order_of(value), writeable)
-        self._put_array(key, described, value, self._elements_of(existing))
+        self.put_array(key, described, value, self._belongings(key, existing))
 
     def _may_live(self, entry: Entry) -> bool:
         """Whether anyone may have an array, or a view of one, over the entry's extent."""
         return entry.offset in self._shadowed or self._live.get(entry.offset) is not None
 
-    def _put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:
-        """source: the elements, or the bytes of the one that all are. gone: as for put_encoded."""
+    def put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:
+        """Writes an array into a new extent of the key's. source: the elements, or the bytes of the one that all are.
+        gone: as for put_encoded.
+        """
         if not described.length:
             entry = Entry(0, 0, ARRAY, 0, described.meta)
             self.core.put(key, entry, gone)
@@ -395,9 +476,15 @@ class Catalog:
                     self.core.free(offset, length)
             raise
 
-    def _elements_of(self, entry: Entry | None) -> bytes:
-        """How the keys of a list's elements start; nothing for other entries."""
-        return _names.element_prefix(self.list_id(entry)) if entry is not None and entry.kind == LIST else b""
+    def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
+        """How the keys start that go with an entry: a list's elements, a derived array's value; nothing for others."""
+        if entry is not None and entry.kind == LIST:
+            return _names.element_prefix(self.list_id(entry))
+        return _names.derived_prefix(key) if entry is not None and entry.kind == DERIVED else b""
+
+    def _what(self, key: bytes, entry: Entry) -> str:
+        kind, *_, text = self._row(key, entry)
+        return text if kind == "derived" else f"a {text}"
 
 
 def _filling(fill_value: Any, described: Layout) -> Array | bytes:

@@ -228,7 +228,7 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
 def _row_json(row: Row) -> dict[str, Any]:
     name, kind, shape, dtype, nbytes, type_name = row
     about: dict[str, Any] = {"name": name, "kind": kind, "type": type_name, "nbytes": nbytes}
-    if kind == "array":
+    if dtype is not None:
         about |= {"shape": list(shape or ()), "dtype": str(dtype)}
     return about
 
@@ -263,10 +263,13 @@ def check(chosen: argparse.Namespace) -> int:
 def dump_(chosen: argparse.Namespace) -> int:
     """Prints values, or writes one array to an .npy file."""
     with pmstore.open(chosen.path, "r") as store:
-        names = chosen.names or list(store)
+        derived = {row[0]: row[5] for row in store._rows() if row[1] == "derived"}
+        names = chosen.names or [name for name in store if name not in derived]
         for name in names:
             if name not in store:
                 raise Failure(_what_is_missing(store, name))
+            if name in derived:
+                raise Failure(f"{name!r} is {derived[name]}: only a program that declares it can read it")
         if chosen.npy is not None and (len(names) != 1 or not isinstance(store[names[0]], np.ndarray)):
             raise Failure("--npy takes the name of one array")
         damaged = _damaged(store, names)
@@ -277,10 +280,13 @@ def dump_(chosen: argparse.Namespace) -> int:
         if chosen.npy is not None:
             _save(Path(chosen.npy), store[names[0]], chosen.path)
         elif chosen.json:
-            _print_json({name: to_json(store[name]) for name in names})
+            shown = {} if chosen.names else {name: {"derived": text} for name, text in derived.items()}
+            _print_json({name: to_json(store[name]) for name in names} | shown)
         else:
             for name in names:
                 _print_value(name, store[name], alone=len(names) == 1)
+            for name, text in derived.items() if not chosen.names else ():
+                print(f"{name_text(name)}: {text}")
     return SOUND
 
 

@@ -388,14 +388,19 @@ class Core:
 
     def read(self, offset: int, length: int) -> bytes:
         """The contents, checked against their hashes."""
-        status = lib.pm_read(self._store, offset, length, ffi.NULL)  # before memory of any length is asked for
-        if status:
-            raise error(status)
+        self._read(offset, length, ffi.NULL)  # before memory of any length is asked for
         out = bytearray(length)
-        status = lib.pm_read(self._store, offset, length, ffi.from_buffer(out))
+        self._read(offset, length, ffi.from_buffer(out))
+        return bytes(out)
+
+    def read_into(self, offset: int, length: int, out: Any) -> None:
+        """The same into a buffer of that length."""
+        self._read(offset, length, ffi.from_buffer(out))
+
+    def _read(self, offset: int, length: int, destination: Any) -> None:
+        status = lib.pm_read(self._store, offset, length, destination)
         if status:
             raise error(status)
-        return bytes(out)
 
     def buffer(self, offset: int, length: int, writable: bool) -> Any:
         """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space."""

@@ -14,7 +14,7 @@ MAX_LINES = 60
 MAX_NAME = 48
 MAX_DTYPE = 40
 
-# name, kind ("array", "value" or "list"), shape, dtype, bytes, name of the type
+# name, kind ("array", "value", "list" or "derived"), shape, dtype, bytes, name of the type
 Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str]
 
 
@@ -86,9 +86,10 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 def type_text(row: Row) -> str:
     """Type of a row in words: shape and dtype of an array, otherwise the name of its type."""
     _, kind, shape, dtype, _, type_name = row
-    if kind != "array":
-        return type_name
-    return f"{shape} {_cut(str(dtype), MAX_DTYPE)}"
+    text = "" if shape is None or kind == "list" else f"{shape} {_cut(str(dtype), MAX_DTYPE)}"
+    if kind == "array":
+        return text
+    return f"{text} {type_name}" if text else type_name
 
 
 def columns(row: Row | None) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 __all__ = [
     "ClosedStoreError",
     "CorruptStoreError",
+    "DerivedArrayError",
+    "DerivedMismatchError",
     "Error",
     "FailedStoreError",
     "FingerprintMismatchError",
@@ -18,6 +20,7 @@ __all__ = [
     "InvalidNameError",
     "LostUpdateWarning",
     "NameConflictError",
+    "NonDeterministicError",
     "NotAStoreError",
     "OutOfMemoryError",
     "OutOfSpaceError",
@@ -210,6 +213,35 @@ class InternalError(Error, RuntimeError):
 
 class FingerprintMismatchError(Error, ValueError):
     """The saved state of an estimator belongs to other data, parameters or versions."""
+
+
+class DerivedArrayError(Error, RuntimeError):
+    """A derived array has no value: its function raised (`__cause__` is what), gave what can't be one, was not declared
+    in this process, or an input is missing.
+
+    Parameters
+    ----------
+    name : str
+        The name of the derived array.
+    text : str
+        What is wrong with it.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name = name
+        self._text = text
+
+    def __str__(self) -> str:
+        return f"the derived array {self.name!r} {self._text}"
+
+
+class DerivedMismatchError(DerivedArrayError, ValueError):
+    """A derived array is declared in the store with another function, version or inputs than by the program."""
+
+
+class NonDeterministicError(DerivedArrayError):
+    """The function of a derived array gave another value for the same inputs; see ``verify`` of `Store.derive`."""
 
 
 class LostUpdateWarning(UserWarning):

@@ -7,11 +7,12 @@ array   1       its layout (see _array)            the elements, then perhaps th
 inline  2       the encoded value (see _values)    none
 blob    3       the name of the value's type       the encoded value
 list    4       the list's id, 8 bytes             none; elements have keys of their own (_names)
+derived 5       its declaration (see _declaration) none; or the declaration, if it is too long for the meta
 ======  ======  =================================  ==============================================
 """
 
 from __future__ import annotations
 
-__all__ = ["ARRAY", "BLOB", "INLINE", "LIST"]
+__all__ = ["ARRAY", "BLOB", "DERIVED", "INLINE", "LIST"]
 
-ARRAY, INLINE, BLOB, LIST = 1, 2, 3, 4
+ARRAY, INLINE, BLOB, LIST, DERIVED = 1, 2, 3, 4, 5

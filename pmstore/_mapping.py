@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from pmstore._array import Array
 from pmstore._catalog import MISSING, Catalog
+from pmstore._derived import Derived, declare
 from pmstore._list import PersistentList
 from pmstore._names import check_name, key_of
 
@@ -35,8 +36,9 @@ class NameMapping(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """The value under a name.
 
-        The live array, always the same object as long as one refers to it; a `PersistentList`; or a plain copy of any
-        other value. UnknownNameError (a KeyError), CorruptStoreError, ClosedStoreError.
+        The live array, always the same object as long as one refers to it; a `PersistentList`; the value of a derived
+        array, as of `Derived`; or a plain copy of any other value. UnknownNameError (a KeyError), CorruptStoreError,
+        ClosedStoreError.
         """
         value = self._catalog.get(self._full(name))
         if value is MISSING:
@@ -109,7 +111,7 @@ class NameMapping(MutableMapping[str, Any]):
         default.
         """
         full = self._full(name)
-        with self._catalog.lock:
+        with self._catalog.deriving, self._catalog.lock:
             value = self._catalog.get(full)
             if value is MISSING:
                 self._catalog.set(full, default)
@@ -121,7 +123,7 @@ class NameMapping(MutableMapping[str, Any]):
     def pop(self, name: str, default: Any = _RAISE) -> Any:
         """Delete a name and give back its value: a detached array, a plain list for a persistent one."""
         full = self._full(name)
-        with self._catalog.lock:
+        with self._catalog.deriving, self._catalog.lock:
             value = self._catalog.get(full)
             if value is MISSING:
                 if default is self._RAISE:
@@ -134,7 +136,7 @@ class NameMapping(MutableMapping[str, Any]):
 
     def popitem(self) -> tuple[str, Any]:
         """Delete the first name and give back it and its value. KeyError if there is none."""
-        with self._catalog.lock:
+        with self._catalog.deriving, self._catalog.lock:
             for name in self:
                 return name, self.pop(name)
         raise KeyError("there are no names")
@@ -205,6 +207,62 @@ class NameMapping(MutableMapping[str, Any]):
     def create_list(self, name: str) -> PersistentList:
         """Create an empty persistent list. NameConflictError (a ValueError) if the name is taken."""
         return self._catalog.create_list(self._full(name))
+
+    def derive(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        version: int | str = 1,
+        policy: str = "auto",
+        verify: Any = None,
+        replace: bool = False,
+    ) -> Derived:
+        """Declare an array that is a function of others: computed when it is read, for what they hold then, and not
+        logged unless that is cheaper.
+
+        To be called by every program that reads the array, each time it opens the store: the store keeps the function's
+        name and nothing of its code. See docs/derived.md.
+
+        Parameters
+        ----------
+        name : str
+            Of the array; must not be taken by what isn't derived.
+        function : callable
+            Called with the inputs, which it can't write to; returns an ndarray. It has to give the same for the same
+            inputs, and is known by its import path: a function of a module, or a static or class method.
+        *inputs : str, ndarray or value
+            A str is a name, of this store or group: an array, a value, another derived array. Anything else is passed
+            as it is, and is part of what the value depends on, but not of the store: arrays by reference, other values
+            as a copy.
+        kwargs : dict, optional
+            Keyword arguments: arrays and values as of inputs, but a str is a str.
+        version : int or str
+            Of the function: another one makes the value another one.
+        policy : {"auto", "recompute", "store"}
+            "recompute": the store has the declaration alone. "store": what was read, or `set`, before a commit is
+            committed with it, and loaded after a recovery if it is that of the inputs. "auto": one of them, decided by
+            measured times; `Derived.decision` says which and why.
+        verify : {None, "hash"}, float or (float, float)
+            Whether a value that is computed again for the same inputs, after a recovery say, is compared with what it
+            was: bit by bit, or within a relative, or a relative and an absolute tolerance by a summary of it.
+        replace : bool
+            Accept that the store has another declaration under the name, whose value is dropped.
+
+        Returns
+        -------
+        Derived
+
+        Raises
+        ------
+        DerivedMismatchError
+            The store has another function, version or inputs under the name.
+        DerivedArrayError
+            The array would need itself.
+        NameConflictError, TypeError, ValueError, ReadOnlyStoreError, ClosedStoreError
+        """
+        return declare(self, name, function, inputs, kwargs, version, policy, verify, replace)
 
     def group(self, name: str) -> Group:
         """The mapping of the names below ``name + "/"``. Nothing is created: a group is there while it holds names."""

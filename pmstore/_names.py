@@ -3,7 +3,8 @@
 ======  =======================================  ==========================================
 key     followed by                              holds
 ======  =======================================  ==========================================
-``n``   the name in UTF-8                        an array, a value or a list
+``d``   name, NUL, ``s`` or ``v``                the stamp of a derived array, and its value if that is stored
+``n``   the name in UTF-8                        an array, a value, a list or a derived array
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
 ``m``   ``list-id``                              the next list id, 8 bytes little-endian
 ======  =======================================  ==========================================
@@ -16,22 +17,28 @@ import struct
 from pmstore._errors import CorruptStoreError, InvalidNameError
 
 __all__ = [
+    "DERIVED_PREFIX",
     "LIST_ID_KEY",
     "LIST_PREFIX",
     "NAME_PREFIX",
     "check_name",
+    "derived_prefix",
     "element_key",
     "element_prefix",
     "key_of",
     "name_of",
+    "owner_of",
     "parents",
     "split_element",
+    "stamp_key",
+    "value_key",
 ]
 
 INDEX_MAX = (1 << 64) - 1
 NAME_MAX = 764  # bytes in UTF-8; a catalog key has room for 768
 NAME_PREFIX = b"n"
 LIST_PREFIX = b"l"
+DERIVED_PREFIX = b"d"
 LIST_ID_KEY = b"mlist-id"
 
 _ELEMENT = struct.Struct(">cQQ")
@@ -96,3 +103,25 @@ def split_element(key: bytes) -> tuple[int, int] | None:
         return None
     _, list_id, index = _ELEMENT.unpack(key)
     return list_id, index
+
+
+def derived_prefix(key: bytes) -> bytes:
+    """What the keys begin with that go with the key of a derived array's name; no name holds a NUL."""
+    return DERIVED_PREFIX + key[1:] + b"\0"
+
+
+def stamp_key(key: bytes) -> bytes:
+    """Where the stamp of a derived array is, by the key of its name."""
+    return derived_prefix(key) + b"s"
+
+
+def value_key(key: bytes) -> bytes:
+    """Where the stored value of a derived array is, by the key of its name."""
+    return derived_prefix(key) + b"v"
+
+
+def owner_of(key: bytes) -> bytes | None:
+    """The key of the name that a stamp's or a stored value's key goes with; None if it is no such key."""
+    if key[:1] != DERIVED_PREFIX or key[-2:] not in (b"\0s", b"\0v"):
+        return None
+    return NAME_PREFIX + key[1:-2]

@@ -10,8 +10,9 @@ from pmstore import _names
 from pmstore._array import read_layout
 from pmstore._catalog import Catalog
 from pmstore._core import BLOCK, Entry
+from pmstore._declaration import Declaration, Stamp
 from pmstore._errors import CorruptStoreError
-from pmstore._kinds import ARRAY, LIST
+from pmstore._kinds import ARRAY, DERIVED, INLINE, LIST
 from pmstore._values import decode
 
 __all__ = ["CheckReport", "Problem", "Stats", "check"]
@@ -149,14 +150,40 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                 _check_entry(catalog, row.entry)
             except CorruptStoreError as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        for row in catalog.core.scan(_names.DERIVED_PREFIX):
+            try:
+                _check_derived(catalog, row.key, row.entry)
+            except CorruptStoreError as error:
+                problems.append(Problem(str(error), _derived_name(row.key), row.entry.offset, row.entry.length))
     except CorruptStoreError as error:
         problems.append(Problem(str(error)))
     return problems
 
 
+def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:
+    """The stamp or the stored value of a derived array."""
+    owner = _names.owner_of(key)
+    declared = None if owner is None else catalog.core.get(owner)
+    if declared is None or declared.kind != DERIVED:
+        raise CorruptStoreError("a part of a derived array that isn't declared")
+    if entry.kind != (INLINE if key.endswith(b"s") else ARRAY):
+        raise CorruptStoreError("a part of a derived array is of the wrong kind")
+    if entry.kind == ARRAY:
+        read_layout(catalog.core, entry)
+    else:
+        Stamp.decode(entry.meta)
+
+
+def _derived_name(key: bytes) -> str | None:
+    owner = _names.owner_of(key)
+    return None if owner is None else owner[1:].decode("utf-8", "backslashreplace")
+
+
 def _check_entry(catalog: Catalog, entry: Entry) -> None:
     if entry.kind == ARRAY:
         read_layout(catalog.core, entry)
+    elif entry.kind == DERIVED:
+        Declaration.decode(catalog.encoded(entry))
     else:
         decode(catalog.encoded(entry))
 
@@ -177,6 +204,8 @@ def _problem(
         name = _element_name(lists, place)
     elif key[:1] == _names.NAME_PREFIX:
         name = key[1:].decode("utf-8", "backslashreplace")
+    else:
+        name = _derived_name(key)
     rows, axis = None, 0
     try:
         entry = catalog.core.get(key)

@@ -491,6 +491,7 @@ def _after_fork() -> None:
         core = store._catalog.core
         lock = threading.RLock()  # another thread of the parent's may hold the old one for good
         core.lock = store._catalog.lock = lock
+        store._catalog.deriving = threading.RLock()
         core.forget(ForkedStoreError)
         store._turn = Turn()
         store._forked = True

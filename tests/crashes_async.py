@@ -77,6 +77,8 @@ def flipped_late(store: pmstore.Store) -> None:
     for i in range(6):
         x += 1
         store.commit()
+        if 1 < i < 4:
+            store.release()  # over the slot of the last durable state, if it is not given time (I7)
         if i > 3:
             x[i] = -i
             store.commit()

@@ -401,3 +401,20 @@ def test_json_is_json_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pmstore", "dump", "--json", tmp_path / "names.pm"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}, timeout=60)
     assert json.loads(done.stdout.decode(encoding)) == {"値": value}
+
+
+def test_derived_arrays_are_shown_without_their_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store:
+        store["x"] = np.ones(2)
+        store.derive("kept", np.negative, "x", policy="store").value  # noqa: B018
+        store.derive("lost", np.negative, "x", version="b", policy="recompute").value  # noqa: B018
+    kept, lost = "derived by numpy:negative version 1, stored", "derived by numpy:negative version b, not stored"
+    rows = [line.split(maxsplit=1)[1] for line in in_process(capsys, "ls", "-l", path)[1].splitlines()]
+    assert [row.rpartition("  ")[0].strip() for row in rows] == [f"(2,) float64 {kept}", lost, "(2,) float64"]
+    about = json.loads(in_process(capsys, "ls", "--json", path)[1])
+    assert [row["kind"] for row in about] == ["derived", "derived", "array"] and about[0]["shape"] == [2]
+    assert in_process(capsys, "dump", path)[1] == f"[1. 1.]\nkept: {kept}\nlost: {lost}\n"
+    assert json.loads(in_process(capsys, "dump", "--json", path)[1])["lost"] == {"derived": lost}
+    assert in_process(capsys, "dump", path, "kept")[2].endswith("only a program that declares it can read it\n")
+    assert in_process(capsys, "check", path)[1].endswith("sound, 3 names\n")

@@ -108,8 +108,8 @@ class Workshop:
 
 
 def contents(store: pmstore.Store) -> Contents:
-    """Everything in a store, apart from the store."""
-    return {name: _copied(value) for name, value in store.items()}
+    """Everything in a store, apart from the store, but derived arrays, whose functions only the program knows."""
+    return {name: _copied(store[name]) for name, kind, *_ in store._rows() if kind != "derived"}
 
 
 def _copied(value: Any) -> Any:

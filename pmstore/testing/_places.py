@@ -10,7 +10,7 @@ import pmstore
 from pmstore._array import read_layout
 from pmstore._display import count_text
 from pmstore._kinds import ARRAY
-from pmstore._names import NAME_PREFIX, name_of
+from pmstore._names import DERIVED_PREFIX, NAME_PREFIX, name_of, owner_of
 from pmstore.testing._describe import Workshop
 from pmstore.testing._engine import SIZE_CELL, Schedule
 
@@ -63,7 +63,7 @@ def file_map(images: Sequence[bytes], medium: str, workshop: Workshop) -> Places
         log_end = log + size
         with contextlib.suppress(pmstore.Error), workshop.store(image, medium) as store:
             core = store._catalog.core
-            for key, entry in core.scan(NAME_PREFIX):
+            for key, entry in (*core.scan(NAME_PREFIX), *core.scan(DERIVED_PREFIX)):
                 if not entry.offset:
                     continue
                 row, noun, length = 0, "row", entry.length
@@ -73,7 +73,9 @@ def file_map(images: Sequence[bytes], medium: str, workshop: Workshop) -> Places
                     row, length = max(1, layout.nbytes // max(1, count)), layout.nbytes
                     noun = "row" if len(layout.shape) > 1 else "element"
                 first = REGION + entry.offset
-                extents.setdefault((first, length), _Extent(first, first + length, name_of(key), row, noun))
+                extents.setdefault(
+                    (first, length), _Extent(first, first + length, name_of(owner_of(key) or key), row, noun)
+                )
     return Places(log, log_end, list(extents.values()))
 
 

@@ -351,7 +351,7 @@ PYTHON = [
         "old-elements-kept-by-assignment",
         "W",
         CATALOG,
-        "self.put_encoded(key, encoded, type_name(value), self._elements_of(existing))",
+        "self.put_encoded(key, encoded, type_name(value), self._belongings(key, existing))",
         "self.put_encoded(key, encoded, type_name(value))",
         "elements of a list that was replaced are left",
     ),

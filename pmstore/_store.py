@@ -293,16 +293,21 @@ class Store(NameMapping):
         lock: Any = catalog.lock
         watch = catalog.watch
         done = False
+        outer: bool | None = None
         try:  # see _transaction.py for why there is one lock, and no with statement
             lock.acquire()
+            # Said before it looks. outer: this is a signal handler, and what it interrupted goes on committing.
+            outer = turn.committing
+            turn.committing = True
             if self._usable and not (turn.depth or watch.seen or watch.changed):
-                turn.committing = done = True
+                done = True
                 catalog.core.commit()
-                turn.committing = False
+            turn.committing = outer
             lock.release()
         except BaseException:
-            turn.committing = False
-            if lock._is_owned():
+            if lock._is_owned():  # otherwise it was interrupted while it waited for another commit
+                if outer is not None:
+                    turn.committing = outer
                 lock.release()
             raise
         if not done:

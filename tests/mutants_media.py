@@ -332,35 +332,13 @@ PYTHON = [
         within="elif turn.depth > 1:\n                if kind is not None",
     ),
     Mutant(
-        "transaction-beside-a-commit",
-        "W",
-        TRANSACTION,
-        "turn.committing",
-        "False",
-        "half of a transaction is in the commit of another thread",
-        within="if turn.committing:  #",
-    ),
-    Mutant(
-        "commit-looks-before-it-speaks",
+        "commit-without-a-turn",
         "W",
         STORE_PY,
-        "turn.committing = True",
+        "outer.acquire()",
         "pass",
         "half of a transaction is in the commit of another thread",
-        also=(
-            part(
-                STORE_PY, "done = True", "turn.committing = done = True", within="done = True\n                catalog"
-            ),
-        ),
-    ),
-    Mutant(
-        "commit-of-a-signal-handler-ends-both",
-        "W",
-        STORE_PY,
-        "turn.committing = outer",
-        "turn.committing = False",
-        "half of a transaction is in a commit that a signal handler interrupted",
-        within="turn.committing = outer\n            lock.release()",
+        also=(part(STORE_PY, "outer.release()", "pass", within="outer.release()\n        except"),),
     ),
     Mutant(
         "closing-does-not-commit",

@@ -26,8 +26,9 @@ class Watched:
         if self.lock.acquire(False):
             return True
         if blocking:
-            self.blocked()
+            self.blocked(True)
             self.lock.acquire()
+            self.blocked(False)
         return blocking
 
     __enter__ = acquire
@@ -48,6 +49,7 @@ class Other:
     def __init__(self, store, function):
         self.arrived, self.go = threading.Event(), threading.Event()
         self.errors = []
+        self.waits = False
         self.thread = threading.Thread(target=self._run, args=(function,))
         catalog, turn = store._catalog, store._turn
         self.real = catalog.lock, turn.lock
@@ -55,8 +57,13 @@ class Other:
         catalog.lock = catalog.core.lock = Watched(catalog.lock, self._blocked)
         turn.lock = Watched(turn.lock, self._blocked)
 
-    def _blocked(self):
-        (self.arrived if threading.current_thread() is self.thread else self.go).set()
+    def _blocked(self, blocked):
+        if threading.current_thread() is self.thread:
+            self.waits = blocked
+            self.arrived.set()
+        else:
+            assert not (blocked and self.waits), "both threads wait"
+            self.go.set()
 
     def _run(self, function):
         try:
@@ -145,6 +152,32 @@ def test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler):
     assert number > 20
 
 
+def test_a_signal_handler_inside_a_commit_may_have_a_transaction(store):
+    """Although another thread asks for one at that moment."""
+    store["mine"] = store["others"] = number = 0
+    reached = True
+
+    def change(other):
+        with store.transaction():
+            store["others"] = number
+            other.stay()
+
+    def action(other):
+        other.start()
+        with store.transaction():
+            store["mine"] = number
+
+    while reached:
+        number += 1
+        other = Other(store, change)
+        reached = at_instruction(number, store.commit, lambda other=other: action(other))
+        if not reached:
+            other.start()
+        other.end()
+        assert store["others"] == number and store["mine"] == number - (not reached)
+    assert number > 20
+
+
 def committing_elsewhere(store):
     """Another thread, in the middle of a commit."""
     core = type(store._catalog.core).commit.__code__
@@ -169,16 +202,19 @@ def committing_elsewhere(store):
 def interrupted_waiting(store, function):
     """Runs the function, which is interrupted when it waits for a lock."""
 
-    def interrupt():
+    def interrupt(blocked):
         raise KeyboardInterrupt
 
-    lock = store._catalog.lock
-    blocked, lock.blocked = lock.blocked, interrupt
+    locks = store._catalog.lock, store._turn.lock
+    blocked = locks[0].blocked
+    for lock in locks:
+        lock.blocked = interrupt
     try:
         with pytest.raises(KeyboardInterrupt):
             function()
     finally:
-        lock.blocked = blocked
+        for lock in locks:
+            lock.blocked = blocked
 
 
 def test_an_interrupted_commit_leaves_the_one_that_it_waited_for_alone(store):

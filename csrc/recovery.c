@@ -96,6 +96,25 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
     return PM_OK;
 }
 
+/* Items that stand in the region are read while runs are written there. A store puts them into free pages, and empties the log at once;
+ * a file where a run changes them, or with a second such record, is somebody else's work (D9). */
+static bool spill_stays(const found_log *found)
+{
+    const found_body *spilled = NULL;
+    for (size_t i = 0; i < found->count; i++) {
+        if (!found->bodies[i].spill) continue;
+        if (spilled) return false;
+        spilled = &found->bodies[i];
+    }
+    for (size_t i = 0; spilled && i < found->count; i++) {
+        uint64_t from = spilled->spill - PM_REGION_START, to = from + spilled->length;
+        pm_log_item item;
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
+            if (item.kind == PM_ITEM_RUN && item.offset < to && from < item.offset + item.length) return false;
+    }
+    return true;
+}
+
 static pm_status scan(pm_store *store, found_log *found)
 {
     pm_log *log = &store->log;
@@ -126,6 +145,7 @@ static pm_status scan(pm_store *store, found_log *found)
         log->sequence = body->sequence - 1;
         found->count = i;
     }
+    if (!spill_stays(found)) return pm_fail(PM_CORRUPT, "the log is damaged: a commit would write over its own list of changes");
     if (found->count) log->digest = found->bodies[found->count - 1].digest;
     return PM_OK;
 }
@@ -222,34 +242,48 @@ static pm_status apply_records(pm_store *store, const found_log *found)
     return PM_OK;
 }
 
+enum { GROUP = PM_PAGE / sizeof(uint8_t *) }; /* pages whose places in `newest` are one page of memory */
+
+/* Where each page's newest bytes stand: calloc gives memory to the groups that have any, and only they are looked through. */
+typedef struct {
+    const uint8_t **newest;
+    bool *groups;
+} found_pages;
+
 /* Runs of whole pages, as disks have them. False: others are in the log, too. */
-static bool newest_pages(const found_log *found, const uint8_t **newest)
+static bool newest_pages(const found_log *found, found_pages *pages)
 {
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
             if (item.kind != PM_ITEM_RUN) continue;
             if (item.offset % PM_PAGE || item.length % PM_PAGE) return false;
-            for (uint64_t at = 0; at < item.length; at += PM_PAGE)
-                if (applies_to(found, i, (item.offset + at) / PM_PAGE)) newest[(item.offset + at) / PM_PAGE] = item.bytes + at;
+            for (uint64_t at = 0; at < item.length; at += PM_PAGE) {
+                uint64_t page = (item.offset + at) / PM_PAGE;
+                if (!applies_to(found, i, page)) continue;
+                pages->newest[page] = item.bytes + at;
+                pages->groups[page / GROUP] = true;
+            }
         }
     }
     return true;
 }
 
 /* A disk gets each page once, in the file's order, and works while the next ones are copied. */
-static pm_status apply_pages(pm_store *store, const uint8_t *const *newest)
+static pm_status apply_pages(pm_store *store, const found_pages *pages)
 {
     enum { BEGIN_WRITEBACK = 1 << 20 };
     pm_media *media = &store->media;
-    uint64_t pages = store->region.size / PM_PAGE, begun = 0;
-    for (uint64_t page = 0; page < pages;) {
+    const uint8_t *const *newest = pages->newest;
+    uint64_t count = store->region.size / PM_PAGE, begun = 0;
+    for (uint64_t page = 0; page < count;) {
         if (!newest[page]) {
             page++;
+            while (page < count && page % GROUP == 0 && !pages->groups[page / GROUP]) page += GROUP;
             continue;
         }
-        uint64_t end = page + 1;
-        while (end < pages && newest[end] == newest[page] + (end - page) * PM_PAGE) end++;
+        uint64_t end = page + 1, most = page + BEGIN_WRITEBACK / PM_PAGE;
+        while (end < count && end < most && newest[end] == newest[page] + (end - page) * PM_PAGE) end++;
         PM_TRY(pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
         page = end;
         if (page * PM_PAGE - begun < BEGIN_WRITEBACK) continue;
@@ -261,11 +295,16 @@ static pm_status apply_pages(pm_store *store, const uint8_t *const *newest)
 
 static pm_status apply(pm_store *store, const found_log *found)
 {
-    const uint8_t **newest = NULL;
-    if (store->media.granule == PM_PAGE && !store->media.read_only && found->count)
-        newest = calloc(store->region.size / PM_PAGE, sizeof *newest); /* NULL: the slower way does it too */
-    pm_status status = newest && newest_pages(found, newest) ? apply_pages(store, newest) : apply_records(store, found);
-    free(newest);
+    found_pages pages = {0};
+    uint64_t count = store->region.size / PM_PAGE;
+    if (store->media.granule == PM_PAGE && !store->media.read_only && found->count) {
+        pages.newest = calloc(count, sizeof *pages.newest); /* NULL: the slower way does it too */
+        pages.groups = calloc(count / GROUP + 1, sizeof *pages.groups);
+    }
+    bool once = pages.newest && pages.groups && newest_pages(found, &pages);
+    pm_status status = once ? apply_pages(store, &pages) : apply_records(store, found);
+    free(pages.newest);
+    free(pages.groups);
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)

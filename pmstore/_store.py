@@ -290,25 +290,30 @@ class Store(NameMapping):
         pending. FailedStoreError: a write or a sync failed, and only reopening the store tells what is durable.
         """
         turn, catalog = self._turn, self._catalog
+        if turn.depth or not self._usable:  # by whomever; what is called there costs as much as all the rest
+            self._refuse_inside("commit")
+        outer: Any = turn.lock
         lock: Any = catalog.lock
         watch = catalog.watch
-        done = False
-        try:  # see _transaction.py for why there is one lock, and no with statement
-            lock.acquire()
-            if self._usable and not (turn.depth or watch.seen or watch.changed):
-                turn.committing = done = True
-                catalog.core.commit()
-                turn.committing = False
-            lock.release()
-        except BaseException:
-            turn.committing = False
-            if lock._is_owned():
+        try:  # see _transaction.py for why these are not with statements
+            outer.acquire()
+            try:
+                lock.acquire()
+                done = not (watch.seen or watch.changed)
+                if done:
+                    catalog.core.commit()
                 lock.release()
-            raise
-        if not done:
-            self._refuse_inside("commit")
-            with turn.lock:
+            except BaseException:
+                if lock._is_owned():
+                    lock.release()
+                raise
+            if not done:
                 self._commit_now()
+            outer.release()
+        except BaseException:
+            if outer._is_owned():
+                outer.release()
+            raise
 
     def sync(self) -> None:
         """Wait until all that was committed is durable: with durability "async" it may not be yet.

@@ -20,9 +20,8 @@ when it dies: an interrupt there would only be reported, and be lost.
 All this is on the way of every commit, and an 8-byte commit takes 0.3 µs: what is done here in an odd way is done so
 because it is the quickest. A lock's acquire and release take half as long as a with statement, whether a thread owns
 the lock tells as much as the thread's id, and classes with slots and methods are quicker than partials and weak
-references. `Store.commit` doesn't ask for its turn: under the catalog's lock, which every commit and every rollback
-takes too, it looks that there is no transaction, and says that it is committing. A transaction that begins says that it
-has begun, and then waits for that lock if somebody is. So one of the two sees the other.
+references. `Store.commit` asks for its turn too: a signal handler that interrupts it may want a transaction, and would
+wait for ever for another thread that had the turn and waited for the catalog's lock.
 
 Transactions are left in the reverse of the order in which they were entered, unless a generator or a coroutine was
 suspended inside one. Then nobody can say which changes are whose, so everything is rolled back, and each of those
@@ -53,21 +52,18 @@ _OUT_OF_ORDER = (
 class Turn:
     """Which thread may commit: the one that holds `lock`, which C code alone takes and releases.
 
-    committing: a commit without a transaction is going on, under the catalog's lock.
-
     depth and doomed are the open transaction's, which is that of the lock's owner: how many with statements it is in
     (0: there is none), and why it can't be committed, or "". only: what it promises to change of arrays (see _only.py),
     or None: anything.
     """
 
-    __slots__ = ("committing", "depth", "doomed", "lock", "only")
+    __slots__ = ("depth", "doomed", "lock", "only")
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
         self.depth = 0
         self.doomed = ""
         self.only: Any = None
-        self.committing = False
 
     def mine(self) -> bool:
         """Whether the calling thread is inside a transaction."""
@@ -112,19 +108,7 @@ class Transaction:
             turn.depth = self._depth = 0
             turn.lock.release()
             store._writable()  # raises: read-only, or closed, perhaps while this thread waited
-        if turn.committing:
-            self._wait_for_commit(store)
         return store
-
-    def _wait_for_commit(self, store: Store) -> None:
-        """Nothing that is changed inside is to be in a commit that has begun before."""
-        try:
-            with store._catalog.lock:
-                pass
-        except BaseException:
-            store._turn.depth = self._depth = 0
-            store._turn.lock.release()
-            raise
 
     if TYPE_CHECKING:
 

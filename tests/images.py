@@ -19,6 +19,21 @@ CELL = struct.Struct("<HHBBHQQ")
 WORD = (1 << 64) - 1
 
 
+RUN, SPILL, SLOT = 1, 3, 4  # items of a record
+
+
+def item(kind: int, offset: int, length: int, data: bytes) -> bytes:
+    return struct.pack("<QQ", offset, kind << 56 | length) + data
+
+
+def body_hash(body: bytes, place: int, salt: int) -> int:
+    out = 0
+    for at in range(0, len(body), PAGE):
+        piece = seal(hash64(body[at : at + PAGE]), place + at, salt)
+        out = ((out << 7 | out >> 57) * 0x9E3779B97F4A7C15 + piece) & WORD
+    return out
+
+
 class Cell(NamedTuple):
     """In a leaf an entry; in an inner node `offset` is the child."""
 
@@ -63,6 +78,15 @@ class Image:
                 struct.pack_into("<Q", self.bytes, copy + HEADER[name], value)
             struct.pack_into("<I", self.bytes, copy + 216, int(clean))
             struct.pack_into("<I", self.bytes, copy + 220, crc32c(bytes(self.bytes[copy : copy + 220])))
+
+    def set_log(self, items: bytes, salt: int) -> None:
+        """The log holds one record with these items."""
+        place, length = self.log_offset, -(-(64 + len(items)) // PAGE) * PAGE
+        self.set_header(clean=False, salt=salt)
+        sequence, sound = self.word(HEADER["sequence"]) + 1, body_hash(items, place + 64, salt)
+        head = struct.pack("<IHHQQIIQQQI", RECORD_MAGIC, 1, 0, sequence, salt, length, len(items), sound, 0, 0, 1)
+        head += struct.pack("<I", crc32c(head, place & 0xFFFFFFFF))
+        self.bytes[place : place + 64 + len(items)] = head + items
 
     # ---- pages
 

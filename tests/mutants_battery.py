@@ -26,13 +26,13 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes, crashes_slots
+from tests import crashes, crashes_slots, test_turns
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
 BUDGET = 500
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large")
+PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns")
 
 
 class Caught(NamedTuple):
@@ -375,6 +375,15 @@ def refuses(store: pmstore.Store, fault: tuple[int, int, int, bool]) -> None:
     raise Noticed("after a fault", f"fault {fault}: the store goes on")
 
 
+# ---- threads
+
+
+def turns(directory: Path) -> None:
+    for handler in (None, "commit"):
+        with pmstore.open(directory / "turns.pm", "w") as store:
+            test_turns.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
+
+
 # ---- the process
 
 
@@ -388,6 +397,7 @@ def run(parts: tuple[str, ...]) -> Caught | None:
         "damage": damage,
         "faults": faults,
         "large": large,
+        "turns": turns,
     }
     try:
         for name in parts:

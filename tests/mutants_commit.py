@@ -374,14 +374,14 @@ RECOVER = [
         "i < found->count",
         "i + 1 < found->count",
         "an acknowledged commit is lost, on disks",
-        within="static bool newest_pages(const found_log *found, const uint8_t **newest)\n{\n    for (size_t i = 0; i < found->count",
+        within="static bool newest_pages(const found_log *found, found_pages *pages)\n{\n    for (size_t i = 0; i < found->count",
     ),
     Mutant(
         "replay-of-pages-keeps-the-oldest",
         "P",
         RECOVERY,
-        "applies_to(found, i, (item.offset + at) / PM_PAGE)",
-        "applies_to(found, i, (item.offset + at) / PM_PAGE) && !newest[(item.offset + at) / PM_PAGE]",
+        "!applies_to(found, i, page)",
+        "!applies_to(found, i, page) || pages->newest[page]",
         "older bytes win, on disks",
     ),
     Mutant(

@@ -332,6 +332,15 @@ PYTHON = [
         within="elif turn.depth > 1:\n                if kind is not None",
     ),
     Mutant(
+        "commit-without-a-turn",
+        "W",
+        STORE_PY,
+        "outer.acquire()",
+        "pass",
+        "half of a transaction is in the commit of another thread",
+        also=(part(STORE_PY, "outer.release()", "pass", within="outer.release()\n        except"),),
+    ),
+    Mutant(
         "closing-does-not-commit",
         "W",
         STORE_PY,

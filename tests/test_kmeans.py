@@ -33,7 +33,8 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 
 import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
-from pmstore.cluster import KMeans, _lloyd  # noqa: E402
+from pmstore.cluster import KMeans  # noqa: E402
+from pmstore.cluster._lloyd import Lloyd  # noqa: E402
 
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 DIGITS = load_digits().data
@@ -171,7 +172,7 @@ def test_without_a_seed_the_first_one_drawn_is_kept(path: Path) -> None:
     first = KMeans(6, init="random", n_init=1, store=path).fit(BLOBS)
     assert_same(KMeans(6, init="random", n_init=1, store=path).fit(BLOBS), first)
     with pmstore.open(path) as store:
-        (seed,) = (store[name] for name in store if name.endswith("/seed"))
+        (seed,) = (int(store[name]["seed"]) for name in store if name.endswith("/progress"))
     assert_same(first, SklearnKMeans(6, init="random", n_init=1, random_state=seed).fit(BLOBS))
 
 
@@ -291,7 +292,7 @@ def test_an_interrupted_fit_goes_on(when: int, path: Path, monkeypatch: pytest.M
     """SIGINT inside any iteration, with the store open before and after: the caller may commit what is there."""
     parameters = {"n_clusters": 5, "n_init": 2, "random_state": 5, "copy_x": False}
     reference = SklearnKMeans(**parameters).fit(BLOBS.copy())
-    iterate = _lloyd.Lloyd._iterate
+    iterate = Lloyd.step
     left = when
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -304,7 +305,7 @@ def test_an_interrupted_fit_goes_on(when: int, path: Path, monkeypatch: pytest.M
     with pmstore.open(path) as store:
         store["mine"] = np.zeros(3)
         with monkeypatch.context() as patch:
-            patch.setattr(_lloyd.Lloyd, "_iterate", interrupted)
+            patch.setattr(Lloyd, "step", interrupted)
             X = BLOBS.copy()
             with pytest.raises(KeyboardInterrupt):
                 KMeans(**parameters, store=store, name="fit").fit(X)
@@ -320,7 +321,8 @@ def test_a_finished_fit_does_no_work(path: Path, caplog: pytest.LogCaptureFixtur
     with pmstore.open(path) as store:
         fit = KMeans(5, n_init=2, random_state=0, store=store).fit(BLOBS)
         before = store.sequence
-        monkeypatch.setattr(_lloyd.Lloyd, "__init__", lambda *_, **__: pytest.fail("work was done"))
+        for work in ("start", "derive", "step", "end_run"):
+            monkeypatch.setattr(Lloyd, work, lambda _: pytest.fail("work was done"))
         with caplog.at_level(logging.INFO, "pmstore"):
             again = KMeans(5, n_init=2, random_state=0, store=store).fit(BLOBS)
         assert store.sequence == before
@@ -340,7 +342,7 @@ def test_a_resume_is_logged(path: Path, caplog: pytest.LogCaptureFixture, monkey
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, path: Path, iterations: int, **parameters: Any) -> None:
     """Leave an unfinished fit of BLOBS in the store at path."""
     parameters = {"n_clusters": 5, "random_state": 0, **parameters}
-    iterate = _lloyd.Lloyd._iterate
+    iterate = Lloyd.step
     left = iterations
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -351,7 +353,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, path: Path, iterations: int
         iterate(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_lloyd.Lloyd, "_iterate", interrupted)
+        patch.setattr(Lloyd, "step", interrupted)
         KMeans(**parameters, store=path).fit(BLOBS)
 
 
@@ -365,10 +367,10 @@ OTHER: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "init": ({"init": BLOBS[:5]}, BLOBS, None, "parameter init: k-means"),
     "shape": ({}, BLOBS[:, :3], None, r"X shape: \[500, 5\] ≠ \[500, 3\]"),
     "dtype": ({}, BLOBS.astype("f4"), None, "X dtype: float64 ≠ float32"),
-    "contents": ({}, BLOBS + np.eye(500, 5) * 1e-9, None, "X contents: [0-9a-f]{16} ≠ [0-9a-f]{16}"),
+    "contents": ({}, BLOBS + np.eye(500, 5) * 1e-9, None, "X contents: [0-9a-f]{32} ≠ [0-9a-f]{32}"),
     "order of rows": ({}, BLOBS[::-1], None, "X contents"),
     "format": ({}, sparse.csr_matrix(BLOBS), None, "X format: dense ≠ csr"),
-    "weights": ({}, BLOBS, WEIGHTS, "sample_weight: None ≠ [0-9a-f]{16}"),
+    "weights": ({}, BLOBS, WEIGHTS, "sample_weight: None ≠ [0-9a-f]{32}"),
 }
 
 
@@ -391,7 +393,7 @@ def test_other_threads_and_versions_are_another_fit(path: Path, monkeypatch: pyt
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
     with threadpool_limits(2), pytest.raises(pmstore.FingerprintMismatchError, match="OpenMP threads: 1 ≠ 2"):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
-    monkeypatch.setattr("pmstore.cluster._sklearn.version", "9.9")
+    monkeypatch.setattr("pmstore._sklearn.version", "9.9")
     with threadpool_limits(1), pytest.raises(pmstore.FingerprintMismatchError, match=r"scikit-learn: \S+ ≠ 9.9"):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
 

@@ -54,12 +54,18 @@ PYTHON_RANKS = {
     "_display": 1,
     "_fingerprint": 3,
     "_estimators": 3,
-    "cluster": 3,
+    "_state": 3,
+    "_resumable": 3,
+    "_sklearn": 4,
+    "_fit": 4,
+    "cluster": 4,
+    "mixture": 4,
+    "decomposition": 4,
     "archive": 3,
     "testing": 3,
     "torch": 3,
-    "_cli": 4,
-    "__main__": 5,
+    "_cli": 5,
+    "__main__": 6,
 }
 STORE_RANK = 2  # every other module is part of the store
 MOST_LINES = 600

@@ -1,280 +1,180 @@
-"""Lloyd's algorithm, one commit per iteration, by scikit-learn's own kernels.
+"""Lloyd's algorithm, by scikit-learn's own kernels.
 
-What is in the slot of a fit (k clusters, d features, n samples)::
-
-    progress       run, iteration, …, best_inertia: one small record, changed in place
-    centers/0, /1  (k, d)  two slots used in turn: iteration i reads slot i % 2 and writes the other
-    mean           (d,)    of the dense data, which are centred by it
-    random_state           the generator as it is after the current run's initialisation
-    best/centers   (k, d)  of the best run so far, centred; of the finished fit, not centred
-    best/labels    (n,)    of the best run so far
-
-    finished fits have neither centers/ nor mean
-
-A run ends and the next one begins in the same commit. The labels of the last iteration, which tell whether the next
-one changes anything, are not in the slot: assigning the data to the older centre slot gives them again.
+The kernel reads one of two arrays of centres and writes the other, straight into the store, by turns: an iteration
+commits the one that it wrote and the record. The labels of the last iteration, which tell whether the next one changes
+anything, are derived: assigning the data to the older centres gives them again.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._estimators import RANDOM_STATE, Slot, keep_random_state, restore_random_state
-from pmstore._fingerprint import Fingerprint
+from pmstore import _sklearn as common
+from pmstore._fit import Fit
+from pmstore._state import Field
 from pmstore.cluster import _sklearn
 
 Array = npt.NDArray[Any]
 
-logger = logging.getLogger("pmstore")
 
-PROGRESS = np.dtype(
-    [
-        ("run", "<i8"),
-        ("iteration", "<i8"),  # done in this run
-        ("converged", "<i8"),
-        ("strictly", "<i8"),  # converged because no label changed
-        ("best_iterations", "<i8"),
-        ("best_inertia", "<f8"),
-        ("tolerance", "<f8"),  # relative to the variance of the data
-    ]
-)
-
-
-class Run(NamedTuple):
-    """Outcome of one run."""
-
-    labels: Array
-    inertia: float
-    iterations: int
-
-
-class Data(NamedTuple):
-    """What the kernels work on; the same in every process that works on a fit."""
-
-    X: Any  # dense and centred, or CSR
-    weights: Array
-    mean: Array | None  # of the dense data before they were centred
-    tolerance: float
-
-
-def check_slot(slot: Slot, X: Any, clusters: int) -> None:
-    """Raise FingerprintMismatchError unless all that the slot of a fit of `X` is to hold is there."""
-    samples, features = X.shape
-    slot.require("progress", (), PROGRESS)
-    slot.require("random_state", (), RANDOM_STATE)
-    slot.require("best/centers", (clusters, features), X.dtype)
-    slot.require("best/labels", (samples,), np.int32)
-    if slot.finished:
-        return
-    for name in ("centers/0", "centers/1"):
-        slot.require(name, (clusters, features), X.dtype)
-    if isinstance(X, np.ndarray):
-        slot.require("mean", (features,), X.dtype)
-
-
-class State:
-    """Live arrays of an unfinished fit's slot."""
-
-    def __init__(self, slot: Slot) -> None:
-        self.progress: Array = slot.group["progress"]
-        self.centers: tuple[Array, Array] = (slot.group["centers/0"], slot.group["centers/1"])
-
-    @classmethod
-    def create(cls, slot: Slot, data: Data, centers: Array) -> State:
-        """Fill a slot for run 0, as part of the caller's transaction."""
-        progress = np.zeros((), PROGRESS)
-        progress["tolerance"] = data.tolerance
-        slot.group["progress"] = progress
-        slot.group["centers/0"] = centers
-        slot.group["centers/1"] = np.zeros_like(centers)
-        # Nothing to put there yet, but a disk that is too small is better noticed now than at the end of a run.
-        slot.group.create_array("best/centers", centers.shape, centers.dtype)
-        slot.group.create_array("best/labels", data.X.shape[0], np.int32)
-        if data.mean is not None:
-            slot.group["mean"] = data.mean
-        return cls(slot)
-
-    @property
-    def run(self) -> int:
-        """Number of the current run, from 0."""
-        return int(self.progress["run"])
-
-    @property
-    def iteration(self) -> int:
-        """Iterations done in the current run."""
-        return int(self.progress["iteration"])
-
-    def slot_of(self, iteration: int) -> Array:
-        """Centres that this iteration starts from, which are those that the one before it made."""
-        return self.centers[iteration % 2]
-
-    def next_run(self, centers: Array) -> None:
-        """Go on to the next run, as part of the caller's transaction."""
-        self.centers[0][...] = centers
-        self.progress["run"] += 1
-        self.progress["iteration"] = self.progress["converged"] = self.progress["strictly"] = 0
-
-
-class Lloyd:
-    """Runs of Lloyd's algorithm on one data set, with their state in a slot.
+class Lloyd(Fit):
+    """All runs of Lloyd's algorithm for an estimator.
 
     Parameters
     ----------
-    slot : Slot
-        Absent or unfinished, and of this fit.
-    data : Data
-    runs, max_iter : int
-    threads : int
-        OpenMP threads.
-    random_state : RandomState
-        Used by `initial_centers`; taken back to where it was when the slot is unfinished.
-    initial_centers : callable
-        Gives the centres that a run starts from.
-    verbose : bool
-        Print what scikit-learn prints.
+    estimator : KMeans
+        Checked, with ``_n_init`` and ``_n_threads`` set.
+    X : ndarray or CSR matrix of shape (n, d), float32 or float64, in C order
+    weights : ndarray of shape (n,)
+        Of the samples; weighted says whether they were given.
+    init : str, callable or ndarray of shape (k, d)
+    in_place : bool
+        Whether the data, if they are dense, are to be centred where they are. `put_data_back` undoes that.
     """
 
-    def __init__(
-        self,
-        slot: Slot,
-        data: Data,
-        *,
-        runs: int,
-        max_iter: int,
-        threads: int,
-        random_state: np.random.RandomState,
-        initial_centers: Callable[[], Array],
-        verbose: bool = False,
-    ) -> None:
-        self._slot = slot
-        self._data = data
-        self._runs = runs
-        self._max_iter = max_iter
-        self._threads = threads
-        self._random_state = random_state
-        self._initial_centers = initial_centers
-        self._verbose = verbose
-        self._best_labels: Array | None = None
-        dense = isinstance(data.X, np.ndarray)
-        self._kernel = _sklearn.lloyd_iter_chunked_dense if dense else _sklearn.lloyd_iter_chunked_sparse
-        self._inertia_kernel = _sklearn.inertia_dense if dense else _sklearn.inertia_sparse
+    version = 2
 
-    def start(self, fingerprint: Fingerprint, seed: int | None) -> None:
-        """Run all runs of a new fit."""
-        centers = self._initialize()
-        with self._slot.store.transaction():
-            self._slot.begin(fingerprint)
-            if seed is not None:
-                self._slot.group["seed"] = seed
-            keep_random_state(self._slot, self._random_state)
-            state = State.create(self._slot, self._data, centers)
-        self._finish_runs(state)
+    def __init__(self, estimator: Any, X: Any, weights: Array, init: Any, *, weighted: bool, in_place: bool) -> None:
+        super().__init__(estimator, X, weights if weighted else None, threads=estimator._n_threads)
+        self.X, self.weights, self.init = X, weights, init
+        self.runs, self.max_iter = estimator._n_init, estimator.max_iter
+        self.dense = isinstance(X, np.ndarray)
+        self._in_place = in_place
+        self._mean: Any = None  # by which the data were centred
+        self._squared_norms: Any = None  # a pass over the data, which a resume may not need
+        self._kernel = _sklearn.lloyd_iter_chunked_dense if self.dense else _sklearn.lloyd_iter_chunked_sparse
+        self._inertia_kernel = _sklearn.inertia_dense if self.dense else _sklearn.inertia_sparse
 
-    def resume(self) -> None:
-        """Run what an unfinished fit has not run yet."""
-        state = State(self._slot)
-        restore_random_state(self._slot, self._random_state)
-        if state.run > 0:
-            self._best_labels = np.array(self._slot.group["best/labels"])
-        self._finish_runs(state)
+    def fields(self) -> Iterable[Field]:
+        """The table of the state."""
+        (n, d), k, dtype = self.X.shape, self.estimator.n_clusters, self.X.dtype
+        yield from super().fields()
+        yield Field("tolerance")  # of the centres' shift: relative to the variance of the data
+        yield Field("shift")  # of all centres in the last iteration, squared
+        yield Field("strictly", dtype=bool)  # the last iteration changed no label
+        yield Field("centers/0", (k, d), dtype, "working")  # iteration i reads centers/(i % 2) and writes the other
+        yield Field("centers/1", (k, d), dtype, "working")
+        if self.dense:
+            yield Field("mean", d, dtype, "working")  # by which the data are centred
+        yield Field("labels", n, np.int32, "derived")
+        yield Field("best/centers", (k, d), dtype, "best")  # centred, until the fit is finished
+        yield Field("best/labels", n, np.int32, "best")
+        yield Field("best_inertia")
 
-    def _finish_runs(self, state: State) -> None:
-        while True:
-            outcome = self._finish_run(state)
-            better = self._is_better(state, outcome)
-            if state.run + 1 == self._runs:
-                break
-            centers = self._initialize()
-            with self._slot.store.transaction():
-                if better:
-                    self._keep(state, outcome)
-                keep_random_state(self._slot, self._random_state)
-                state.next_run(centers)
-        with self._slot.store.transaction():
-            if better:
-                self._keep(state, outcome)
-            self._leave_result()
+    # ---- the algorithm
 
-    def _initialize(self) -> Array:
-        centers = self._initial_centers()
-        if self._verbose:
+    def start(self) -> None:
+        """Centres of iteration 0."""
+        super().start()
+        state = self.state
+        if state.run == 0:
+            state.tolerance = _sklearn.tolerance(self.X, self.estimator.tol)
+            if self.dense:
+                state.mean = self.X.mean(axis=0)
+            self._center()
+        if self._squared_norms is None:
+            self._squared_norms = _sklearn.row_norms(self.X, squared=True)
+        self.centers(0)[...] = self.estimator._init_centroids(
+            self.X,
+            x_squared_norms=self._squared_norms,
+            init=self.init,
+            random_state=self.random_state,
+            sample_weight=self.weights,
+        )
+        state.labels = -1
+        if self.estimator.verbose:
             print("Initialization complete")
-        return centers
 
-    def _finish_run(self, state: State) -> Run:
-        """Iterate to the end of the current run, which may have begun in another process."""
-        labels = np.full(self._data.X.shape[0], -1, dtype=np.int32)
-        # BLAS inside the kernels' own threads would ask for too many, and sum in another order than scikit-learn.
-        with _sklearn.one_blas_thread():
-            if state.iteration > 0:
-                self._assign(state.slot_of(state.iteration - 1), labels)
-            previous = labels.copy()
-            while not state.progress["converged"] and state.iteration < self._max_iter:
-                with self._slot.store.transaction():
-                    self._iterate(state, labels, previous)
-                logger.debug("KMeans: %r committed run %d, iteration %d", self._slot.name, state.run, state.iteration)
-                previous[:] = labels
-            centers = state.slot_of(state.iteration)
-            if not state.progress["strictly"]:
-                self._assign(centers, labels)
-            return Run(labels, self._inertia(centers, labels), state.iteration)
+    def derive(self) -> None:
+        """Labels of the last iteration."""
+        self._center()
+        self.state.labels = -1
+        if self.state.iteration:
+            with common.one_blas_thread():
+                self._assign(self.centers(self.state.iteration - 1))
 
-    def _iterate(self, state: State, labels: Array, previous: Array) -> None:
-        """One iteration: new labels, new centres straight into the store, and whether that was the last."""
-        X, weights, _, tolerance = self._data
-        i = state.iteration
-        old, new = state.slot_of(i), state.slot_of(i + 1)
+    def iterating(self) -> AbstractContextManager[None]:
+        """BLAS in the kernels' own threads would ask for too many, and sum in another order than scikit-learn."""
+        return common.one_blas_thread()
+
+    def step(self) -> None:
+        """New labels, and new centres."""
+        state, i = self.state, self.state.iteration
+        old, new = self.centers(i), self.centers(i + 1)
+        previous = state.labels.copy()
         weight_in_clusters, shift = np.zeros((2, len(old)), dtype=old.dtype)
-        self._kernel(X, weights, old, new, weight_in_clusters, labels, shift, self._threads)
-        if self._verbose:
-            print(f"Iteration {i}, inertia {self._inertia(old, labels)}.")
-        if np.array_equal(labels, previous):
-            state.progress["converged"] = state.progress["strictly"] = 1
-            if self._verbose:
+        self._kernel(self.X, self.weights, old, new, weight_in_clusters, state.labels, shift, self.estimator._n_threads)
+        total = (shift**2).sum()
+        state.shift, state.strictly = total, np.array_equal(state.labels, previous)
+        if self.estimator.verbose:
+            print(f"Iteration {i}, inertia {self._inertia(old)}.")
+            if state.strictly:
                 print(f"Converged at iteration {i}: strict convergence.")
-        elif (total := (shift**2).sum()) <= tolerance:
-            state.progress["converged"] = 1
-            if self._verbose:
-                print(f"Converged at iteration {i}: center shift {total} within tolerance {tolerance}.")
-        state.progress["iteration"] = i + 1
+            elif self.converged():
+                print(f"Converged at iteration {i}: center shift {total} within tolerance {state.tolerance}.")
 
-    def _assign(self, centers: Array, labels: Array) -> None:
-        """Label every sample with its nearest centre."""
-        X, weights, _, _ = self._data
-        unused = np.zeros(len(centers), dtype=centers.dtype)
-        self._kernel(X, weights, centers, centers, unused, labels, unused, self._threads, update_centers=False)
+    def converged(self) -> bool:
+        """Whether the last iteration changed no label, or moved the centres hardly at all."""
+        return bool(self.state.strictly or self.state.shift <= self.state.tolerance)
 
-    def _inertia(self, centers: Array, labels: Array) -> float:
-        X, weights, _, _ = self._data
-        return float(self._inertia_kernel(X, weights, centers, labels, self._threads))
+    def end_run(self) -> None:
+        """Labels that match the last centres, and their inertia."""
+        centers = self.centers(self.state.iteration)
+        with common.one_blas_thread():
+            if not self.state.strictly:
+                self._assign(centers)
+            self._ended = self._inertia(centers)
 
-    def _is_better(self, state: State, outcome: Run) -> bool:
-        """Whether a run is better than the best so far: of lower inertia, and not the same clusters renamed."""
-        if self._best_labels is None:
-            return True
-        k = len(state.centers[0])
-        return outcome.inertia < float(state.progress["best_inertia"]) and not _sklearn.is_same_clustering(
-            outcome.labels, self._best_labels, k
+    def better(self) -> bool:
+        """Whether the run's inertia is lower, and its clusters aren't the same under other names."""
+        state, k = self.state, self.estimator.n_clusters
+        return self._ended < state.best_inertia and not _sklearn.is_same_clustering(
+            state.labels, state["best/labels"], k
         )
 
-    def _keep(self, state: State, outcome: Run) -> None:
-        """Make a run the best so far, as part of the caller's transaction."""
-        self._slot.group["best/centers"] = state.slot_of(outcome.iterations)
-        self._slot.group["best/labels"] = self._best_labels = outcome.labels
-        state.progress["best_inertia"] = outcome.inertia
-        state.progress["best_iterations"] = outcome.iterations
+    def keep(self) -> None:
+        """The run that ended is the best so far."""
+        state = self.state
+        state["best/centers"] = self.centers(state.iteration)
+        state["best/labels"] = state.labels
+        state.best_inertia = self._ended
 
-    def _leave_result(self) -> None:
-        """Leave only the result in the slot, as part of the caller's transaction."""
-        group = self._slot.group
-        if self._data.mean is not None:
-            best = group["best/centers"]
-            best += self._data.mean
-            del group["mean"]
-        del group["centers/0"], group["centers/1"]
-        self._slot.finish()
+    def finish(self) -> None:
+        """Centres as they are among the data that were given."""
+        if self.dense:
+            best = self.state["best/centers"]
+            best += self.state.mean
+
+    def centers(self, iteration: int) -> Array:
+        """Those that an iteration starts from, which are those that the one before it made."""
+        centers: Array = self.state[f"centers/{iteration % 2}"]
+        return centers
+
+    def _assign(self, centers: Array) -> None:
+        """Label every sample with its nearest centre."""
+        unused, labels = np.zeros(len(centers), dtype=centers.dtype), self.state.labels
+        threads = self.estimator._n_threads
+        self._kernel(self.X, self.weights, centers, centers, unused, labels, unused, threads, update_centers=False)
+
+    def _inertia(self, centers: Array) -> float:
+        return float(self._inertia_kernel(self.X, self.weights, centers, self.state.labels, self.estimator._n_threads))
+
+    # ---- the data
+
+    def _center(self) -> None:
+        """Centre the data, which makes distances more accurate; initial centres too."""
+        if self.dense:
+            self._mean = np.array(self.state.mean)
+            self.X = np.subtract(self.X, self._mean, out=self.X if self._in_place else None)
+            if isinstance(self.init, np.ndarray):
+                self.init -= self._mean
+
+    def put_data_back(self) -> None:
+        """Undo what was done to the data in place."""
+        if self._in_place and self._mean is not None:
+            self.X += self._mean

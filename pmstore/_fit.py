@@ -12,6 +12,7 @@ from pmstore import _sklearn
 from pmstore._estimators import StoreOrPath, forget
 from pmstore._fingerprint import (
     Fingerprint,
+    describe,
     describe_data,
     describe_environment,
     describe_parameters,
@@ -77,10 +78,12 @@ class Fit(Resumable):
         return type(self.estimator).__name__
 
     def fingerprint(self) -> Fingerprint:
+        """Data, parameters, versions, threads."""
         return self._given
 
     def _whole_fingerprint(self) -> Fingerprint:
-        return self._given  # in which max_iter and the runs are parameters
+        # max_iter and the runs are among the parameters
+        return {key: describe(value) for key, value in self.fingerprint().items()}
 
     def fields(self) -> Iterable[Field]:
         """The generator and the seed that it was made from (-1: from the parameter)."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import logging
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import warnings
@@ -81,6 +78,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "one iteration": {"max_iter": 1, "n_init": 2},
     "one cluster": {"n_clusters": 1},
     "in place": {"copy_x": False, "n_init": 2},
+    "elkan": {"algorithm": "elkan", "n_init": 3},
+    "elkan strict": {"algorithm": "elkan", "init": "random", "tol": 0.0, "n_init": 2, "copy_x": False},
 }
 
 
@@ -195,9 +194,11 @@ def test_data_in_the_same_store_are_not_changed(path: Path) -> None:
             assert (store["X"] == BLOBS).all()
 
 
-def test_it_prints_what_scikit_learn_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("algorithm", ["lloyd", "elkan"])
+def test_it_prints_what_scikit_learn_prints(algorithm: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tolerance in (1e-4, 0.1):
-        parameters = {"n_clusters": 5, "n_init": 2, "random_state": 0, "tol": tolerance, "verbose": 1}
+        parameters: dict[str, Any] = {"n_clusters": 5, "n_init": 2, "random_state": 0, "tol": tolerance, "verbose": 1}
+        parameters["algorithm"] = algorithm
         SklearnKMeans(**parameters).fit(BLOBS)
         theirs = capsys.readouterr().out
         KMeans(**parameters, store=path).fit(BLOBS)
@@ -241,50 +242,6 @@ def test_a_fit_goes_on_from_every_commit(
         assert len(copies) > reference.n_iter_
         for survivor in copies:
             assert_same(KMeans(**parameters, store=survivor).fit(X.copy(), sample_weight=weights), reference)
-
-
-CHILD = """
-import json, os, signal, sys
-from sklearn.datasets import load_digits
-from pmstore._core import Core
-from pmstore.cluster import KMeans
-
-path, parameters, lives = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-commit = Core.commit
-
-def commit_and_die(core):
-    global lives
-    before = core.sequence
-    commit(core)
-    lives -= core.sequence != before
-    if not lives:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Core.commit = commit_and_die
-KMeans(**parameters, store=path, name="fit").fit(load_digits().data[:300])
-"""
-
-
-@pytest.mark.slow
-def test_a_chain_of_processes_that_die_after_each_commit(tmp_path: Path) -> None:
-    """Every process does one commit's worth of work; the last one finds nothing left to do."""
-    path = tmp_path / "fit.pm"
-    parameters = {"n_clusters": 5, "n_init": 2, "max_iter": 2, "random_state": 3}
-    died = []
-    while True:
-        command = [sys.executable, "-c", CHILD, str(path), json.dumps(parameters), "1"]
-        child = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-        if child.returncode != -signal.SIGKILL:
-            break
-        with pmstore.open(path) as store:
-            died.append((int(store["fit/progress"]["run"]), int(store["fit/progress"]["iteration"])))
-        assert len(died) < 20
-    assert child.returncode == 0
-    assert died == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 2)]  # the last: finished
-    with pmstore.open(path) as store:
-        assert store["fit/finished"] is True
-    reference = SklearnKMeans(**parameters).fit(DIGITS[:300])
-    assert_same(KMeans(**parameters, store=path, name="fit").fit(DIGITS[:300]), reference)
 
 
 @pytest.mark.parametrize("when", range(1, 12))
@@ -474,11 +431,13 @@ def test_a_group_of_the_users_is_left_alone(path: Path) -> None:
 # ---- stores of every kind
 
 
-def test_elkan_is_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match="'lloyd' only"):
-        KMeans(3, algorithm="elkan", store=path).fit(BLOBS)
-    assert not path.exists()
-    KMeans(3, algorithm="elkan").fit(BLOBS)
+def test_elkan_with_one_cluster_is_lloyd(path: Path) -> None:
+    parameters = {"n_clusters": 1, "algorithm": "elkan", "random_state": 0}
+    with pytest.warns(RuntimeWarning, match="single cluster"):
+        reference = SklearnKMeans(**parameters).fit(BLOBS)
+    with pytest.warns(RuntimeWarning, match="single cluster"):
+        fit = KMeans(**parameters, store=path).fit(BLOBS)
+    assert_same(fit, reference)
 
 
 @pytest.mark.parametrize("bad", [{"store": 1}, {"store": b"x"}, {"name": 3, "store": "x"}], ids=str)

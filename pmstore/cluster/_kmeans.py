@@ -12,6 +12,7 @@ from pmstore import _sklearn as common
 from pmstore._estimators import StoreOrPath
 from pmstore._fit import CONSTRAINTS, InStore
 from pmstore.cluster import _sklearn
+from pmstore.cluster._elkan import Elkan
 from pmstore.cluster._lloyd import Lloyd
 
 Array = npt.NDArray[Any]
@@ -29,9 +30,9 @@ class KMeans(InStore, _sklearn.SklearnKMeans):
     Parameters
     ----------
     n_clusters, init, n_init, max_iter, tol, verbose, random_state, copy_x, algorithm
-        As in :class:`sklearn.cluster.KMeans`. With a store, ``algorithm`` must be ``"lloyd"``. With
-        ``random_state=None`` a seed is drawn once and kept in the store, so that ``fit`` again gives the same result;
-        it is another fit only when the slot is forgotten. A ``RandomState`` counts by the state that it is in.
+        As in :class:`sklearn.cluster.KMeans`. With ``random_state=None`` a seed is drawn once and kept in the store,
+        so that ``fit`` again gives the same result; it is another fit only when the slot is forgotten. A
+        ``RandomState`` counts by the state that it is in.
     store : Store, str or path-like, default=None
         The path of a store, which is opened, and made if it isn't there, for as long as ``fit`` works on it; or an
         open store, in no transaction, where every commit takes whatever else is pending along. None: scikit-learn's
@@ -77,8 +78,9 @@ class KMeans(InStore, _sklearn.SklearnKMeans):
     Notes
     -----
     The store gains two arrays of (n_clusters, n_features), one of which changes per iteration, and from the end of the
-    first run on the centres and labels of the best run. In several threads that fit with the same open store,
-    iterations take turns.
+    first run on the centres and labels of the best run. With ``algorithm="elkan"`` the labels and the bounds on
+    distances change per iteration, too: n_samples times n_clusters + 2 numbers. In several threads that fit with the
+    same open store, iterations take turns.
 
     With ``copy_x=False`` the data that ``fit`` leaves behind are not exactly those that it was given, in scikit-learn
     as here, and so count as other data.
@@ -154,32 +156,20 @@ class KMeans(InStore, _sklearn.SklearnKMeans):
             self._started_afresh()
             super().fit(X, sample_weight=sample_weight)
             return self
-        if self.algorithm != "lloyd":
-            raise ValueError(
-                f"algorithm={self.algorithm!r} can't keep its state in a store: this version of pmstore knows "
-                "algorithm='lloyd' only"
-            )
         given = X
-        X = common.validate_data(
-            self,
-            given,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            order="C",
-            copy=False,
-            accept_large_sparse=False,
-        )
+        X = _sklearn.validated(self, given)
         weights = common.check_sample_weight(sample_weight, X, dtype=X.dtype)
-        init = self._check_parameters(X)
+        init = _sklearn.checked_init(self, X)
         self._n_threads = common.openmp_threads()
-        self._check_mkl_vcomp(X, X.shape[0])
-
         in_place = isinstance(X, np.ndarray) and not _needs_copy(X, given, self.copy_x)
-        lloyd = Lloyd(self, X, weights, init, weighted=sample_weight is not None, in_place=in_place)
+        if self._algorithm == "lloyd":
+            self._check_mkl_vcomp(X, X.shape[0])
+        algorithm = Lloyd if self._algorithm == "lloyd" else Elkan
+        runs = algorithm(self, X, weights, init, weighted=sample_weight is not None, in_place=in_place)
         try:
-            state = self._fit_in_store(lloyd)
+            state = self._fit_in_store(runs)
         finally:
-            lloyd.put_data_back()
+            runs.put_data_back()
         self.cluster_centers_ = state["best/centers"]
         self.labels_ = state["best/labels"]
         self.inertia_ = state.best_inertia
@@ -195,16 +185,6 @@ class KMeans(InStore, _sklearn.SklearnKMeans):
                 stacklevel=3,
             )
         return self
-
-    def _check_parameters(self, X: Any) -> Any:
-        """Check the parameters against the data as scikit-learn does; returns `init`, an array as a checked copy."""
-        # A stand-in for the data: finding the tolerance takes a pass over them, and its result is in the slot of a fit.
-        self._check_params_vs_input(np.broadcast_to(X.dtype.type(0), (X.shape[0], 1)))
-        if not common.is_arraylike(self.init):
-            return self.init
-        init = common.check_array(self.init, dtype=X.dtype, copy=True, order="C")
-        self._validate_center_shape(X, init)
-        return init
 
 
 def _needs_copy(X: Array, given: Any, copy_x: bool) -> bool:

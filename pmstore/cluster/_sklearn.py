@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import numpy as np
+import sklearn.cluster._kmeans
 from sklearn.cluster import KMeans as SklearnKMeans
+from sklearn.cluster import MiniBatchKMeans as SklearnMiniBatchKMeans
 from sklearn.cluster._k_means_common import (
     _inertia_dense as inertia_dense,
 )
@@ -12,17 +18,79 @@ from sklearn.cluster._k_means_common import (
 from sklearn.cluster._k_means_common import (
     _is_same_clustering as is_same_clustering,
 )
+from sklearn.cluster._k_means_elkan import (
+    elkan_iter_chunked_dense,
+    elkan_iter_chunked_sparse,
+    init_bounds_dense,
+    init_bounds_sparse,
+)
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense, lloyd_iter_chunked_sparse
 from sklearn.cluster._kmeans import _tolerance as tolerance
+from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.extmath import row_norms
 
+from pmstore import _sklearn as common
+
 __all__ = [
+    "SAMPLES_BY_WEIGHT",
     "SklearnKMeans",
+    "SklearnMiniBatchKMeans",
+    "check_mini_batch_parts",
+    "checked_init",
+    "elkan_iter_chunked_dense",
+    "elkan_iter_chunked_sparse",
+    "euclidean_distances",
     "inertia_dense",
     "inertia_sparse",
+    "init_bounds_dense",
+    "init_bounds_sparse",
     "is_same_clustering",
+    "labels_inertia",
     "lloyd_iter_chunked_dense",
     "lloyd_iter_chunked_sparse",
+    "mini_batch_step",
     "row_norms",
     "tolerance",
+    "validated",
 ]
+
+SAMPLES_BY_WEIGHT = tuple(map(int, re.findall(r"\d+", common.version)[:2])) >= (1, 9)
+"""Whether MiniBatchKMeans draws batches with the samples' weights as probabilities; before, it weighted the samples."""
+
+# What a step of MiniBatchKMeans is made of. KMeans does without.
+mini_batch_step: Any = getattr(sklearn.cluster._kmeans, "_mini_batch_step", None)
+labels_inertia: Any = getattr(sklearn.cluster._kmeans, "_labels_inertia_threadpool_limit", None)
+
+
+def check_mini_batch_parts() -> None:
+    """Raise NotImplementedError if this scikit-learn lacks what a step of MiniBatchKMeans is made of."""
+    methods = (getattr(SklearnMiniBatchKMeans, name, None) for name in ("_mini_batch_convergence", "_random_reassign"))
+    if None in (mini_batch_step, labels_inertia, *methods):
+        raise NotImplementedError(
+            f"scikit-learn {common.version} lacks what the steps of MiniBatchKMeans are made of in 1.5 to 1.9, so that "
+            "its fit can't be kept in a store: install one of those versions, or fit with store=None"
+        )
+
+
+def validated(estimator: Any, X: Any) -> Any:
+    """The data as scikit-learn's clusterers take them, not copied if they are so already."""
+    return common.validate_data(
+        estimator,
+        X,
+        accept_sparse="csr",
+        dtype=[np.float64, np.float32],
+        order="C",
+        copy=False,
+        accept_large_sparse=False,
+    )
+
+
+def checked_init(estimator: Any, X: Any) -> Any:
+    """`init`, an array as a copy; all parameters are checked against the data as scikit-learn does."""
+    # A stand-in for the data: finding the tolerance takes a pass over them, and its result is in the slot of a fit.
+    estimator._check_params_vs_input(np.broadcast_to(X.dtype.type(0), (X.shape[0], 1)))
+    if not common.is_arraylike(estimator.init):
+        return estimator.init
+    init = common.check_array(estimator.init, dtype=X.dtype, copy=True, order="C")
+    estimator._validate_center_shape(X, init)
+    return init

@@ -23,6 +23,7 @@ import contextlib
 import logging
 import math
 import numbers
+import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -250,7 +251,14 @@ class Resumable(ABC):
     def _whole_fingerprint(self) -> Fingerprint:
         """The fingerprint, hashed, and with what the loop itself depends on."""
         given = {key: describe(value) for key, value in self.fingerprint().items()}
-        return {"algorithm": self._described(), "runs": self.runs, "max_iter": self.max_iter, **given}
+        return {
+            "algorithm": self._described(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "runs": self.runs,
+            "max_iter": self.max_iter,
+            **given,
+        }
 
     def _described(self) -> str:
         return f"{self.title}, version {self.version}"

@@ -31,7 +31,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore import _opening
-from pmstore._errors import Error, FingerprintMismatchError, ReadOnlyStoreError, StoreLockedError, TransactionError
+from pmstore._errors import (
+    CorruptStoreError,
+    Error,
+    FingerprintMismatchError,
+    ReadOnlyStoreError,
+    StoreLockedError,
+    TransactionError,
+)
 from pmstore._fingerprint import Fingerprint, differences, digest
 from pmstore._store import Store
 from pmstore._store import open as open_store
@@ -144,6 +151,15 @@ class Slot:
             f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be {wanted}, "
             f"and there is {found}. Forget the fit with reset()."
         )
+
+    def check_sound(self) -> None:
+        """Raise CorruptStoreError if the medium damaged what is in the slot."""
+        damaged = [one for one in self.store.check() if one.name is None or one.name.startswith(f"{self.name}/")]
+        if damaged:
+            raise CorruptStoreError(
+                f"the fit {self.name!r} in {self.store.path} is damaged, and can't be gone on with: "
+                f"{'; '.join(map(str, damaged))}. Forget the fit with reset()."
+            )
 
     def _refuse_what_is_no_fit(self) -> None:
         if self.name in self.store or len(self.group):

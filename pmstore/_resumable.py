@@ -188,6 +188,9 @@ class Resumable(ABC):
         ------
         FingerprintMismatchError
             The group holds anything but an earlier attempt at the same, or somebody changed what that left.
+        CorruptStoreError
+            What an unfinished attempt left is damaged; the message names the array. Everything in the store is checked
+            before that is gone on with. For finished ones, `Store.check` does that.
         ReadOnlyStoreError
             The store is open for reading, and the fit in it isn't finished.
         OutOfSpaceError
@@ -287,6 +290,7 @@ class Resumable(ABC):
                 slot.begin(fingerprint)
                 self.state.move_to(slot.group)
         else:
+            slot.check_sound()
             self.state.resume(slot.group)
             self.derive()
         self._finish_runs(slot, commits)

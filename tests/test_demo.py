@@ -22,6 +22,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
+threadpool_limits = pytest.importorskip("threadpoolctl").threadpool_limits
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 IMAGES = np.arange(5 * 3 * 3, dtype=np.uint8).reshape(5, 3, 3)
@@ -173,13 +174,14 @@ runpy.run_path({script!r}, run_name="__main__")
 """
     for place in ("disturbed", "alone"):
         (tmp_path / place).mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path / "disturbed", env=environment)
     assert done.returncode == -signal.SIGKILL
     said = []
     for place in ("disturbed", "alone", "disturbed"):
         monkeypatch.chdir(tmp_path / place)
-        runpy.run_path(script, run_name="__main__")
+        with threadpool_limits(1):
+            runpy.run_path(script, run_name="__main__")
         said.append(capsys.readouterr().out.splitlines())
     assert [int(lines[0].split()[-1]) for lines in said] == [6, 0, int(said[1][0].split()[0])]
     assert said[0][1] == said[1][1] == said[2][1]

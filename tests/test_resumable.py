@@ -240,6 +240,20 @@ def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path, mon
         Climb(PEAK).run(path, "climb")
 
 
+def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.pm"
+    interrupt(monkeypatch, Climb(PEAK), 7, store=path, name="climb")
+    with pmstore.open(path) as store:
+        contents = store["climb/tries/last"].tobytes()
+    damaged = path.read_bytes().replace(contents, contents[:-1] + bytes([contents[-1] ^ 1]))
+    assert damaged != path.read_bytes()
+    path.write_bytes(damaged)
+    with pytest.raises(pmstore.CorruptStoreError, match=r"'climb' in .* is damaged.*'climb/tries/last'.*reset\(\)"):
+        Climb(PEAK).run(path, "climb")
+    Climb(PEAK).reset(path, "climb")
+    assert result(Climb(PEAK).run(path, "climb")) == reference
+
+
 def test_a_full_disk_leaves_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a disk that fills up in mid-fit."""
     reference = result(Climb(PEAK).run())

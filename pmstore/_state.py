@@ -144,7 +144,7 @@ class State:
         """In plain memory, all zeros."""
         fields = tuple(fields)
         names = [*TAKEN, *(field.name for field in fields)]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted({name for name in names if names.count(name) > 1 or hasattr(State, name)})
         if twice:
             raise ValueError(f"two fields have the same name, or one that is taken: {', '.join(twice)}")
         set_slot = super().__setattr__

@@ -254,9 +254,11 @@ def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path, reference: Any, mon
     assert result(Climb(PEAK).run(path, "climb")) == reference
 
 
-def test_a_full_disk_leaves_the_last_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a disk that fills up in mid-fit."""
-    reference = result(Climb(PEAK).run())
+@pytest.mark.parametrize("given", ["path", "open store"])
+def test_a_full_disk_leaves_the_last_commit(
+    given: str, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a disk that fills up in mid-fit, and is then made space on."""
     path, commit, left = tmp_path / "x.pm", Core.commit, 4
 
     def fails(core: Core) -> None:
@@ -266,12 +268,15 @@ def test_a_full_disk_leaves_the_last_commit(tmp_path: Path, monkeypatch: pytest.
             raise pmstore.OutOfSpaceError(28, "no space left on the disk")
         commit(core)
 
+    store: Any = path if given == "path" else pmstore.open(path)
     with monkeypatch.context() as patch, pytest.raises(pmstore.OutOfSpaceError, match="no space"):
         patch.setattr(Core, "commit", fails)
-        Climb(PEAK).run(path, "climb")
+        Climb(PEAK).run(store, "climb")
     again = Climb(PEAK)
-    assert result(again.run(path, "climb")) == reference
-    assert again.resumed_from_iter_ == 2
+    assert result(again.run(store, "climb")) == reference
+    assert again.resumed_from_iter_ == (2 if given == "path" else 3)  # of an open store, all is pending
+    if store is not path:
+        store.close()
 
 
 def test_a_read_only_store_gives_what_is_finished(
@@ -335,7 +340,7 @@ def test_bad_tables() -> None:
         def fields(self) -> Any:
             return [pmstore.Field(name) for name in self.names]  # type: ignore[attr-defined]
 
-    for names, message in ((["a", "a"], "taken: a$"), (["run"], "run"), (["finished"], "finished")):
+    for names, message in ((["a", "a"], "taken: a$"), (["run"], "run"), (["finished"], "finished"), (["load"], "load")):
         bad = Bad(PEAK)
         bad.names = names  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match=message):

@@ -191,6 +191,12 @@ def test_one_door_to_c(path: Path) -> None:
         assert not [name for name in imports_of(path) if "_pmcore" in name or name.split(".")[0] == "cffi"]
 
 
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_the_doors_to_scikit_learn(path: Path) -> None:
+    if path.name != "_sklearn.py":
+        assert not [name for name in imports_of(path) if name.split(".")[0] in ("sklearn", "threadpoolctl")]
+
+
 def test_importing_pmstore_is_light() -> None:
     code = "import sys, pmstore; print([m for m in ('sklearn', 'scipy', 'rich', 'argparse') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -223,8 +223,9 @@ class Resumable(ABC):
                     self._tell_where(slot)
                 if not slot.finished:
                     slot.check_writable()
+                    self.state = State(fields)
                     try:
-                        self._run(slot, fields, None if found else fingerprint, commits)
+                        self._run(slot, None if found else fingerprint, commits)
                     finally:
                         del self.state  # what is alive would be copied when the store is closed
                 self.state = self._load(slot, fields)
@@ -281,9 +282,8 @@ class Resumable(ABC):
             self.resumed_from_iter_,
         )
 
-    def _run(self, slot: Slot, fields: tuple[Field, ...], fingerprint: Fingerprint | None, commits: _Commits) -> None:
+    def _run(self, slot: Slot, fingerprint: Fingerprint | None, commits: _Commits) -> None:
         """Start, if there is a fingerprint to begin the slot with, or resume; and go on to the end."""
-        self.state = State(fields)
         if fingerprint is not None:
             self.start()
             with slot.store.transaction():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +92,16 @@ def result(state: pmstore.State) -> tuple[Any, ...]:
     names = ("run", "iteration", "best_run", "best_iterations", "height", "best_height", "heights")
     arrays = ("tries/last", "best/place")
     return (*(getattr(state, name) for name in names), *(state[name].tobytes() for name in arrays))
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory, if there is such a file system: hundreds of commits that sync a disk take long."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture
@@ -335,7 +347,7 @@ def test_a_bad_commit_every(bad: Any, error: type[Exception], tmp_path: Path) ->
     assert not (tmp_path / "x.pm").exists()
 
 
-def test_bad_tables() -> None:
+def test_bad_tables(tmp_path: Path) -> None:
     class Bad(Climb):
         def fields(self) -> Any:
             return [pmstore.Field(name) for name in self.names]  # type: ignore[attr-defined]
@@ -343,8 +355,9 @@ def test_bad_tables() -> None:
     for names, message in ((["a", "a"], "taken: a$"), (["run"], "run"), (["finished"], "finished"), (["load"], "load")):
         bad = Bad(PEAK)
         bad.names = names  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match=message):
-            bad.run()
+        for store in (None, tmp_path / "x.pm"):
+            with pytest.raises(ValueError, match=message):
+                bad.run(store)
     with pytest.raises(ValueError, match="not 'stored'"):
         pmstore.Field("x", role="stored")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs axes"):

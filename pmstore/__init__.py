@@ -46,6 +46,8 @@ from pmstore._estimators import prune
 from pmstore._list import PersistentList
 from pmstore._mapping import Group
 from pmstore._report import CheckReport, Problem, Stats
+from pmstore._resumable import Resumable
+from pmstore._state import Field, State
 from pmstore._store import Store, open
 
 __version__ = "0.1.0"
@@ -85,6 +87,9 @@ __all__ = [
     "DerivedMismatchError",
     "NonDeterministicError",
     "LostUpdateWarning",
+    "Resumable",
+    "Field",
+    "State",
     "prune",
     "__version__",
 ]

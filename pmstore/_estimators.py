@@ -31,8 +31,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore import _opening
-from pmstore._errors import Error, FingerprintMismatchError, ReadOnlyStoreError, StoreLockedError, TransactionError
-from pmstore._fingerprint import Fingerprint, differences, digest, state_of
+from pmstore._errors import (
+    CorruptStoreError,
+    Error,
+    FingerprintMismatchError,
+    ReadOnlyStoreError,
+    StoreLockedError,
+    TransactionError,
+)
+from pmstore._fingerprint import Fingerprint, differences, digest
 from pmstore._store import Store
 from pmstore._store import open as open_store
 
@@ -40,15 +47,8 @@ logger = logging.getLogger("pmstore")
 
 StoreOrPath = Store | str | os.PathLike[str]
 
-KINDS = ("kmeans",)
-"""Groups under which estimators keep the slots that are named by a fingerprint."""
-
 _registry = threading.Lock()
 _locks: weakref.WeakKeyDictionary[Store, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
-
-RANDOM_STATE = np.dtype(
-    [("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")],
-)
 
 
 class Slot:
@@ -81,6 +81,12 @@ class Slot:
     def finished(self) -> bool:
         """Whether the fit in the slot came to its end."""
         return self.group.get("finished") is True
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether the slot has the name that its fit gets when it is given none."""
+        fingerprint = self.fingerprint
+        return fingerprint is not None and self.name.rpartition("/")[2] == digest(fingerprint)
 
     @contextmanager
     def worked_on(self) -> Iterator[None]:
@@ -132,14 +138,28 @@ class Slot:
         value = self.group.get(name)
         if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
             return
+        raise self.changed(name, f"an array of shape {shape} and dtype {np.dtype(dtype)}")
+
+    def changed(self, name: str, wanted: str) -> FingerprintMismatchError:
+        """The error that says that somebody changed what a fit left, and how."""
+        value = self.group.get(name)
         if isinstance(value, np.ndarray):
             found = f"an array of shape {value.shape} and dtype {value.dtype}"
         else:
             found = "nothing" if name not in self.group else f"a value of type {type(value).__name__}"
-        raise FingerprintMismatchError(
-            f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be an array of shape "
-            f"{shape} and dtype {np.dtype(dtype)}, and there is {found}. Forget the fit with reset()."
+        return FingerprintMismatchError(
+            f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be {wanted}, "
+            f"and there is {found}. Forget the fit with reset()."
         )
+
+    def check_sound(self) -> None:
+        """Raise CorruptStoreError if the medium damaged what is in the slot."""
+        damaged = [one for one in self.store.check() if one.name is None or one.name.startswith(f"{self.name}/")]
+        if damaged:
+            raise CorruptStoreError(
+                f"the fit {self.name!r} in {self.store.path} is damaged, and can't be gone on with: "
+                f"{'; '.join(map(str, damaged))}. Forget the fit with reset()."
+            )
 
     def _refuse_what_is_no_fit(self) -> None:
         if self.name in self.store or len(self.group):
@@ -296,6 +316,15 @@ os.register_at_fork(after_in_child=_after_fork)
 # ---- what callers may do with the slots
 
 
+def forget(store: StoreOrPath, name: str) -> None:
+    """Forget the fit in a slot, if there is one. A path that doesn't exist stays so."""
+    if isinstance(store, Store) or os.path.exists(store):
+        with opened(store, "reset() commits") as own:
+            slot = Slot(own, name)
+            with slot.worked_on():
+                slot.forget()
+
+
 def prune(store: StoreOrPath) -> list[str]:
     """Forget the finished fits that were given no name.
 
@@ -318,13 +347,8 @@ def prune(store: StoreOrPath) -> list[str]:
         Names of the groups that were deleted.
     """
     with opened(store, "prune() commits", "r+") as own:
-        names = [
-            f"{kind}/{name.partition('/')[0]}"
-            for kind in KINDS
-            for name in own.group(kind)
-            if re.fullmatch(r"[0-9a-f]{16}/finished", name)
-        ]
-        slots = [slot for slot in (Slot(own, name) for name in names) if slot.finished]
+        found = (re.fullmatch(r"([^/]+/[0-9a-f]{16})/finished", name) for name in own)
+        slots = [slot for slot in (Slot(own, match[1]) for match in found if match) if slot.finished and slot.unnamed]
         with contextlib.ExitStack() as until_forgotten:
             for slot in slots:
                 until_forgotten.enter_context(slot.worked_on())  # not while another thread loads it
@@ -333,33 +357,3 @@ def prune(store: StoreOrPath) -> list[str]:
                 for slot in slots:
                     slot.forget()
     return [slot.name for slot in slots]
-
-
-def check_random_state_kind(random_state: np.random.RandomState) -> None:
-    """Raise ValueError unless the generator is the one whose state can be kept, which is that of every RandomState
-    made from a seed."""
-    kind = state_of(random_state)["bit_generator"]
-    if kind != "MT19937":
-        raise ValueError(f"random_state must be a RandomState over MT19937 to be kept in a store, not over {kind}")
-
-
-def keep_random_state(slot: Slot, random_state: np.random.RandomState) -> None:
-    """Put the state of a generator into the slot, as part of the caller's transaction."""
-    state = state_of(random_state)
-    record = np.zeros((), RANDOM_STATE)
-    record["key"], record["pos"] = state["state"]["key"], state["state"]["pos"]
-    record["has_gauss"], record["gauss"] = state["has_gauss"], state["gauss"]
-    slot.group["random_state"] = record
-
-
-def restore_random_state(slot: Slot, random_state: np.random.RandomState) -> None:
-    """Take a generator back to the state that the slot holds."""
-    record = slot.group["random_state"]
-    random_state.set_state(
-        {
-            "bit_generator": "MT19937",
-            "state": {"key": record["key"].copy(), "pos": int(record["pos"])},
-            "has_gauss": int(record["has_gauss"]),
-            "gauss": float(record["gauss"]),
-        }
-    )

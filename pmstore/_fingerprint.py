@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._core import hash64
+from pmstore._array import chunks, order_of
 
 Fingerprint = dict[str, Any]
 
@@ -43,9 +43,24 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 
 
 def hash_array(array: npt.NDArray[Any]) -> str:
-    """XXH3 (64 bits) of an array's elements in C order, as 16 hexadecimal digits; an array of any layout."""
-    contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return f"{hash64(contents.data):016x}"
+    """XXH3 (128 bits) of an array's elements, as 32 hexadecimal digits, with an F in front if they are in F order.
+
+    Nothing large is copied: elements of an array in F order are hashed in that order, in which sums over it may be
+    added too, and those of any other array in C order. ModuleNotFoundError without the package xxhash.
+    """
+    try:
+        import xxhash
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "pmstore hashes data with the package xxhash, which is not installed: pip install xxhash, "
+            "or pip install 'pmstore[sklearn]' for all that the estimators need",
+            name=error.name,
+        ) from error
+    order = order_of(array)
+    hashed = xxhash.xxh3_128()
+    for piece in chunks(array, order):
+        hashed.update(piece.view(np.uint8).data)
+    return f"{'F ' if order == 'F' else ''}{hashed.hexdigest()}"
 
 
 def state_of(random_state: np.random.RandomState) -> dict[str, Any]:
@@ -70,8 +85,8 @@ def describe_weights(weights: npt.NDArray[Any] | None) -> Fingerprint:
 
 
 def describe_parameters(parameters: Mapping[str, Any]) -> Fingerprint:
-    """An estimator's parameters, arrays hashed, callables by name and code."""
-    return {f"parameter {name}": _describe(value) for name, value in sorted(parameters.items())}
+    """An estimator's parameters, described."""
+    return {f"parameter {name}": describe(value) for name, value in sorted(parameters.items())}
 
 
 def describe_environment(threads: int, libraries: Iterable[Mapping[str, Any]]) -> Fingerprint:
@@ -97,8 +112,11 @@ def describe_environment(threads: int, libraries: Iterable[Mapping[str, Any]]) -
     }
 
 
-def _describe(value: Any) -> Any:
-    """A JSON value that two parameters share if, and as far as can be told only if, they give the same results."""
+def describe(value: Any) -> Any:
+    """A JSON value that two things share if, and as far as can be told only if, they give the same results.
+
+    Arrays are hashed, callables told apart by name and code, generators by the state that they are in.
+    """
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
     if isinstance(value, Integral):
@@ -106,26 +124,38 @@ def _describe(value: Any) -> Any:
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"  # float32(0.1) is not the float 0.1
     if isinstance(value, str | float):
-        return value
-    if isinstance(value, bytes):
-        return f"bytes {value!r}"
+        return "nan" if value != value else value  # which equals itself
+    if isinstance(value, bytes | complex | np.dtype):
+        return f"{type(value).__name__} {value!r}"
     if isinstance(value, np.random.RandomState):
-        return f"RandomState {_hash_random_state(value)}"
+        return f"RandomState {_hash_state(state_of(value))}"
+    if isinstance(value, np.random.Generator):
+        return f"Generator {_hash_state(value.bit_generator.state)}"
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
     if isinstance(value, Mapping):
-        return {str(key): _describe(item) for key, item in value.items()}
+        return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_describe(item) for item in value]
+        return [describe(item) for item in value]
     if callable(value):
         return _describe_callable(value)
+    if hasattr(value, "tocsr"):
+        return [type(value).__name__, describe_data(value.tocsr())]
+    if isinstance(value, np.ndarray):  # of objects
+        return ["array", list(value.shape), describe(value.ravel().tolist())]
     if hasattr(value, "__array__"):  # a data frame, say
-        return _describe(np.asarray(value))
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+        return describe(np.asarray(value))
+    if hasattr(value, "get_params") and not isinstance(value, type):
+        return [_name_of(value), describe(value.get_params(deep=False))]
+    raise TypeError(
+        f"nobody can tell what depends on a {type(value).__module__}.{type(value).__qualname__}: "
+        "a fingerprint is made of arrays, plain values, functions and random generators"
+    )
 
 
-def _hash_random_state(random_state: np.random.RandomState) -> str:
-    return hashlib.sha256(repr(_plain(state_of(random_state))).encode()).hexdigest()[:16]
+def _hash_state(state: Mapping[str, Any]) -> str:
+    """Of a generator."""
+    return hashlib.sha256(repr(_plain(state)).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
@@ -137,9 +167,9 @@ def _plain(value: Any) -> Any:
 def _describe_callable(function: Any) -> Any:
     """Name, code, defaults and closure of a function; what it reads elsewhere can't be seen."""
     if isinstance(function, functools.partial):
-        return ["partial", *map(_describe, (function.func, function.args, function.keywords))]
+        return ["partial", *map(describe, (function.func, function.args, function.keywords))]
     if isinstance(function, types.MethodType):
-        return ["method", _describe(function.__func__), type(function.__self__).__qualname__]
+        return ["method", describe(function.__func__), type(function.__self__).__qualname__]
     if not isinstance(function, types.FunctionType):
         return _name_of(function)
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
@@ -150,7 +180,10 @@ def _describe_callable(function: Any) -> Any:
 def _describe_surrounding(value: Any) -> Any:
     if isinstance(value, types.FunctionType):  # not deeper: functions may refer to each other
         return [_name_of(value), _hash_code(value.__code__)]
-    return _describe(value)
+    try:
+        return describe(value)
+    except TypeError:  # nobody can tell
+        return [_name_of(type(value)), *map(_describe_surrounding, value if isinstance(value, list | tuple) else ())]
 
 
 def _name_of(function: Any) -> str:

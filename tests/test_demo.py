@@ -6,6 +6,8 @@ import argparse
 import gzip
 import importlib.util
 import os
+import runpy
+import signal
 import struct
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
+threadpool_limits = pytest.importorskip("threadpoolctl").threadpool_limits
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 IMAGES = np.arange(5 * 3 * 3, dtype=np.uint8).reshape(5, 3, 3)
@@ -159,3 +162,29 @@ def test_kmeans_digits(tmp_path: Path) -> None:
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert "after 0 runs" in first.stdout and "loading" in again.stderr
     assert first.stdout.split()[:2] == again.stdout.split()[:2]
+
+
+@pytest.mark.slow
+def test_nmf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program is killed after its seventh commit, and run again; once more, where nobody disturbs it."""
+    script = str(EXAMPLES / "nmf.py")
+    killed = f"""
+import itertools, os, runpy, signal
+from pmstore._core import Core
+commit, commits = Core.commit, itertools.count(1)
+Core.commit = lambda core: (commit(core), next(commits) == 7 and os.kill(os.getpid(), signal.SIGKILL))
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    for place in ("disturbed", "alone"):
+        (tmp_path / place).mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path / "disturbed", env=environment)
+    assert done.returncode == -signal.SIGKILL
+    said = []
+    for place in ("disturbed", "alone", "disturbed"):
+        monkeypatch.chdir(tmp_path / place)
+        with threadpool_limits(1):
+            runpy.run_path(script, run_name="__main__")
+        said.append(capsys.readouterr().out.splitlines())
+    assert [int(lines[0].split()[-1]) for lines in said] == [6, 0, int(said[1][0].split()[0])]
+    assert said[0][1] == said[1][1] == said[2][1]

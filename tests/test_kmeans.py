@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import logging
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import warnings
@@ -33,7 +30,8 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 
 import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
-from pmstore.cluster import KMeans, _lloyd  # noqa: E402
+from pmstore.cluster import KMeans  # noqa: E402
+from pmstore.cluster._lloyd import Lloyd  # noqa: E402
 
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 DIGITS = load_digits().data
@@ -80,6 +78,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "one iteration": {"max_iter": 1, "n_init": 2},
     "one cluster": {"n_clusters": 1},
     "in place": {"copy_x": False, "n_init": 2},
+    "elkan": {"algorithm": "elkan", "n_init": 3},
+    "elkan strict": {"algorithm": "elkan", "init": "random", "tol": 0.0, "n_init": 2, "copy_x": False},
 }
 
 
@@ -171,7 +171,7 @@ def test_without_a_seed_the_first_one_drawn_is_kept(path: Path) -> None:
     first = KMeans(6, init="random", n_init=1, store=path).fit(BLOBS)
     assert_same(KMeans(6, init="random", n_init=1, store=path).fit(BLOBS), first)
     with pmstore.open(path) as store:
-        (seed,) = (store[name] for name in store if name.endswith("/seed"))
+        (seed,) = (int(store[name]["seed"]) for name in store if name.endswith("/progress"))
     assert_same(first, SklearnKMeans(6, init="random", n_init=1, random_state=seed).fit(BLOBS))
 
 
@@ -194,9 +194,11 @@ def test_data_in_the_same_store_are_not_changed(path: Path) -> None:
             assert (store["X"] == BLOBS).all()
 
 
-def test_it_prints_what_scikit_learn_prints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("algorithm", ["lloyd", "elkan"])
+def test_it_prints_what_scikit_learn_prints(algorithm: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tolerance in (1e-4, 0.1):
-        parameters = {"n_clusters": 5, "n_init": 2, "random_state": 0, "tol": tolerance, "verbose": 1}
+        parameters: dict[str, Any] = {"n_clusters": 5, "n_init": 2, "random_state": 0, "tol": tolerance, "verbose": 1}
+        parameters["algorithm"] = algorithm
         SklearnKMeans(**parameters).fit(BLOBS)
         theirs = capsys.readouterr().out
         KMeans(**parameters, store=path).fit(BLOBS)
@@ -242,56 +244,12 @@ def test_a_fit_goes_on_from_every_commit(
             assert_same(KMeans(**parameters, store=survivor).fit(X.copy(), sample_weight=weights), reference)
 
 
-CHILD = """
-import json, os, signal, sys
-from sklearn.datasets import load_digits
-from pmstore._core import Core
-from pmstore.cluster import KMeans
-
-path, parameters, lives = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-commit = Core.commit
-
-def commit_and_die(core):
-    global lives
-    before = core.sequence
-    commit(core)
-    lives -= core.sequence != before
-    if not lives:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Core.commit = commit_and_die
-KMeans(**parameters, store=path, name="fit").fit(load_digits().data[:300])
-"""
-
-
-@pytest.mark.slow
-def test_a_chain_of_processes_that_die_after_each_commit(tmp_path: Path) -> None:
-    """Every process does one commit's worth of work; the last one finds nothing left to do."""
-    path = tmp_path / "fit.pm"
-    parameters = {"n_clusters": 5, "n_init": 2, "max_iter": 2, "random_state": 3}
-    died = []
-    while True:
-        command = [sys.executable, "-c", CHILD, str(path), json.dumps(parameters), "1"]
-        child = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-        if child.returncode != -signal.SIGKILL:
-            break
-        with pmstore.open(path) as store:
-            died.append((int(store["fit/progress"]["run"]), int(store["fit/progress"]["iteration"])))
-        assert len(died) < 20
-    assert child.returncode == 0
-    assert died == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 2)]  # the last: finished
-    with pmstore.open(path) as store:
-        assert store["fit/finished"] is True
-    reference = SklearnKMeans(**parameters).fit(DIGITS[:300])
-    assert_same(KMeans(**parameters, store=path, name="fit").fit(DIGITS[:300]), reference)
-
-
 @pytest.mark.parametrize("when", range(1, 12))
 def test_an_interrupted_fit_goes_on(when: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGINT inside any iteration, with the store open before and after: the caller may commit what is there."""
     parameters = {"n_clusters": 5, "n_init": 2, "random_state": 5, "copy_x": False}
     reference = SklearnKMeans(**parameters).fit(BLOBS.copy())
-    iterate = _lloyd.Lloyd._iterate
+    iterate = Lloyd.step
     left = when
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -304,7 +262,7 @@ def test_an_interrupted_fit_goes_on(when: int, path: Path, monkeypatch: pytest.M
     with pmstore.open(path) as store:
         store["mine"] = np.zeros(3)
         with monkeypatch.context() as patch:
-            patch.setattr(_lloyd.Lloyd, "_iterate", interrupted)
+            patch.setattr(Lloyd, "step", interrupted)
             X = BLOBS.copy()
             with pytest.raises(KeyboardInterrupt):
                 KMeans(**parameters, store=store, name="fit").fit(X)
@@ -320,7 +278,8 @@ def test_a_finished_fit_does_no_work(path: Path, caplog: pytest.LogCaptureFixtur
     with pmstore.open(path) as store:
         fit = KMeans(5, n_init=2, random_state=0, store=store).fit(BLOBS)
         before = store.sequence
-        monkeypatch.setattr(_lloyd.Lloyd, "__init__", lambda *_, **__: pytest.fail("work was done"))
+        for work in ("start", "derive", "step", "end_run"):
+            monkeypatch.setattr(Lloyd, work, lambda _: pytest.fail("work was done"))
         with caplog.at_level(logging.INFO, "pmstore"):
             again = KMeans(5, n_init=2, random_state=0, store=store).fit(BLOBS)
         assert store.sequence == before
@@ -340,7 +299,7 @@ def test_a_resume_is_logged(path: Path, caplog: pytest.LogCaptureFixture, monkey
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, path: Path, iterations: int, **parameters: Any) -> None:
     """Leave an unfinished fit of BLOBS in the store at path."""
     parameters = {"n_clusters": 5, "random_state": 0, **parameters}
-    iterate = _lloyd.Lloyd._iterate
+    iterate = Lloyd.step
     left = iterations
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -351,7 +310,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, path: Path, iterations: int
         iterate(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(_lloyd.Lloyd, "_iterate", interrupted)
+        patch.setattr(Lloyd, "step", interrupted)
         KMeans(**parameters, store=path).fit(BLOBS)
 
 
@@ -365,10 +324,10 @@ OTHER: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "init": ({"init": BLOBS[:5]}, BLOBS, None, "parameter init: k-means"),
     "shape": ({}, BLOBS[:, :3], None, r"X shape: \[500, 5\] ≠ \[500, 3\]"),
     "dtype": ({}, BLOBS.astype("f4"), None, "X dtype: float64 ≠ float32"),
-    "contents": ({}, BLOBS + np.eye(500, 5) * 1e-9, None, "X contents: [0-9a-f]{16} ≠ [0-9a-f]{16}"),
+    "contents": ({}, BLOBS + np.eye(500, 5) * 1e-9, None, "X contents: [0-9a-f]{32} ≠ [0-9a-f]{32}"),
     "order of rows": ({}, BLOBS[::-1], None, "X contents"),
     "format": ({}, sparse.csr_matrix(BLOBS), None, "X format: dense ≠ csr"),
-    "weights": ({}, BLOBS, WEIGHTS, "sample_weight: None ≠ [0-9a-f]{16}"),
+    "weights": ({}, BLOBS, WEIGHTS, "sample_weight: None ≠ [0-9a-f]{32}"),
 }
 
 
@@ -391,7 +350,7 @@ def test_other_threads_and_versions_are_another_fit(path: Path, monkeypatch: pyt
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
     with threadpool_limits(2), pytest.raises(pmstore.FingerprintMismatchError, match="OpenMP threads: 1 ≠ 2"):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
-    monkeypatch.setattr("pmstore.cluster._sklearn.version", "9.9")
+    monkeypatch.setattr("pmstore._sklearn.version", "9.9")
     with threadpool_limits(1), pytest.raises(pmstore.FingerprintMismatchError, match=r"scikit-learn: \S+ ≠ 9.9"):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
 
@@ -472,11 +431,13 @@ def test_a_group_of_the_users_is_left_alone(path: Path) -> None:
 # ---- stores of every kind
 
 
-def test_elkan_is_refused(path: Path) -> None:
-    with pytest.raises(ValueError, match="'lloyd' only"):
-        KMeans(3, algorithm="elkan", store=path).fit(BLOBS)
-    assert not path.exists()
-    KMeans(3, algorithm="elkan").fit(BLOBS)
+def test_elkan_with_one_cluster_is_lloyd(path: Path) -> None:
+    parameters = {"n_clusters": 1, "algorithm": "elkan", "random_state": 0}
+    with pytest.warns(RuntimeWarning, match="single cluster"):
+        reference = SklearnKMeans(**parameters).fit(BLOBS)
+    with pytest.warns(RuntimeWarning, match="single cluster"):
+        fit = KMeans(**parameters, store=path).fit(BLOBS)
+    assert_same(fit, reference)
 
 
 @pytest.mark.parametrize("bad", [{"store": 1}, {"store": b"x"}, {"name": 3, "store": "x"}], ids=str)

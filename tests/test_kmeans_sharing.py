@@ -24,8 +24,9 @@ from sklearn.model_selection import GridSearchCV  # noqa: E402
 from threadpoolctl import threadpool_info, threadpool_limits  # noqa: E402
 
 import pmstore  # noqa: E402
-from pmstore import _estimators  # noqa: E402
-from pmstore.cluster import KMeans, _sklearn  # noqa: E402
+from pmstore import _estimators, _sklearn  # noqa: E402
+from pmstore.cluster import KMeans  # noqa: E402
+from pmstore.cluster._lloyd import Lloyd  # noqa: E402
 
 BLOBS, _ = make_blobs(3000, 8, centers=12, cluster_std=3.0, random_state=1)
 GRID = {"n_clusters": [3, 4, 5, 6]}
@@ -115,21 +116,21 @@ def test_a_fit_that_fails_leaves_the_others_the_store(path: Path) -> None:
 def test_a_fit_is_not_forgotten_while_it_is_loaded(forget: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimator = KMeans(3, random_state=0, store=path).fit(BLOBS)
     forgetting = threading.Thread(target=estimator.reset if forget == "reset" else lambda: pmstore.prune(path))
-    load = KMeans._load
+    load = Lloyd._load
     asked = threading.Event()
     worked_on = _estimators.Slot.worked_on
 
-    def load_when_asked_to_forget(self: KMeans, slot: Any) -> None:
+    def load_when_asked_to_forget(self: Lloyd, slot: Any, fields: Any) -> Any:
         forgetting.start()
         assert asked.wait(60)
-        load(self, slot)
+        return load(self, slot, fields)
 
     def ask(self: Any) -> Any:
         if threading.current_thread() is forgetting:
             asked.set()
         return worked_on(self)
 
-    monkeypatch.setattr(KMeans, "_load", load_when_asked_to_forget)
+    monkeypatch.setattr(Lloyd, "_load", load_when_asked_to_forget)
     monkeypatch.setattr(_estimators.Slot, "worked_on", ask)
     again = KMeans(3, random_state=0, store=path).fit(BLOBS)
     forgetting.join()
@@ -342,7 +343,7 @@ def test_a_slot_that_somebody_changed(case: str, finished: bool, path: Path, mon
         estimator.fit(BLOBS)
     else:
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-            patch.setattr("pmstore.cluster._lloyd.Lloyd._finish_run", lambda *_: 1 / 0)
+            patch.setattr("pmstore.cluster._lloyd.Lloyd.step", lambda _: 1 / 0)
             estimator.fit(BLOBS)
     with pmstore.open(path) as store:
         del store[f"mine/{part}"]

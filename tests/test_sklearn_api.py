@@ -15,27 +15,30 @@ sklearn = pytest.importorskip("sklearn")
 
 from sklearn.base import clone  # noqa: E402
 from sklearn.cluster import KMeans as SklearnKMeans  # noqa: E402
+from sklearn.cluster import MiniBatchKMeans as SklearnMiniBatchKMeans  # noqa: E402
 from sklearn.datasets import make_blobs  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.pipeline import Pipeline, make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 import pmstore  # noqa: E402
-from pmstore.cluster import KMeans  # noqa: E402
+from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
 
 BLOBS, _ = make_blobs(500, 5, centers=6, cluster_std=3.0, random_state=1)
 
 
-def test_clones_and_meta_estimators(tmp_path: Path) -> None:
-    grid = {"kmeans__n_clusters": [2, 3, 4]}
-    reference = GridSearchCV(make_pipeline(StandardScaler(), SklearnKMeans(random_state=0)), grid, cv=3).fit(BLOBS)
+@pytest.mark.parametrize("kind, theirs", [(KMeans, SklearnKMeans), (MiniBatchKMeans, SklearnMiniBatchKMeans)])
+def test_clones_and_meta_estimators(kind: Any, theirs: Any, tmp_path: Path) -> None:
+    grid = {"cluster__n_clusters": [2, 4]}
+    steps = [("scale", StandardScaler()), ("cluster", theirs(random_state=0))]
+    reference = GridSearchCV(Pipeline(steps), grid, cv=2).fit(BLOBS)
     with pmstore.open(tmp_path / "open.pm") as store:
         for where in (tmp_path / "own.pm", store):
-            pipeline = make_pipeline(StandardScaler(), KMeans(random_state=0, store=where))
+            pipeline = Pipeline([("scale", StandardScaler()), ("cluster", kind(random_state=0, store=where))])
             assert clone(pipeline)[-1].store == where
             for _ in range(2):
-                search = GridSearchCV(pipeline, grid, cv=3, n_jobs=1).fit(BLOBS)
+                search = GridSearchCV(pipeline, grid, cv=2, n_jobs=1).fit(BLOBS)
                 assert search.best_params_ == reference.best_params_
                 assert (search.cv_results_["mean_test_score"] == reference.cv_results_["mean_test_score"]).all()
 
@@ -80,11 +83,12 @@ def outcomes(estimator: Any) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_scikit_learns_checks_pass_where_its_own_kmeans_does() -> None:
+@pytest.mark.parametrize("kind, theirs", [(KMeans, SklearnKMeans), (MiniBatchKMeans, SklearnMiniBatchKMeans)])
+def test_scikit_learns_checks_pass_where_its_own_do(kind: Any, theirs: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = outcomes(SklearnKMeans())
-        assert outcomes(KMeans()) == expected
+        expected = outcomes(theirs())
+        assert outcomes(kind()) == expected
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(dir=memory) as directory:
-            assert outcomes(KMeans(store=os.path.join(directory, "checks.pm"))) == expected
+            assert outcomes(kind(store=os.path.join(directory, "checks.pm"))) == expected

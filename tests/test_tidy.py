@@ -54,12 +54,18 @@ PYTHON_RANKS = {
     "_display": 1,
     "_fingerprint": 3,
     "_estimators": 3,
-    "cluster": 3,
+    "_state": 3,
+    "_resumable": 3,
+    "_sklearn": 4,
+    "_fit": 4,
+    "cluster": 4,
+    "mixture": 4,
+    "decomposition": 4,
     "archive": 3,
     "testing": 3,
     "torch": 3,
-    "_cli": 4,
-    "__main__": 5,
+    "_cli": 5,
+    "__main__": 6,
 }
 STORE_RANK = 2  # every other module is part of the store
 MOST_LINES = 600
@@ -183,6 +189,12 @@ def test_python_layers_point_downward(path: Path) -> None:
 def test_one_door_to_c(path: Path) -> None:
     if path.name != "_core.py":
         assert not [name for name in imports_of(path) if "_pmcore" in name or name.split(".")[0] == "cffi"]
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_the_doors_to_scikit_learn(path: Path) -> None:
+    if path.name != "_sklearn.py":
+        assert not [name for name in imports_of(path) if name.split(".")[0] in ("sklearn", "threadpoolctl")]
 
 
 def test_importing_pmstore_is_light() -> None:

@@ -2,6 +2,7 @@
 
 try:
     from pmstore.cluster._kmeans import KMeans
+    from pmstore.cluster._mini_batch import MiniBatchKMeans
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] != "sklearn":
         raise
@@ -9,4 +10,4 @@ except ModuleNotFoundError as error:
         "pmstore.cluster needs scikit-learn: pip install 'pmstore[sklearn]'", name=error.name
     ) from error
 
-__all__ = ["KMeans"]
+__all__ = ["KMeans", "MiniBatchKMeans"]

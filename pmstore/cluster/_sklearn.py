@@ -1,21 +1,14 @@
-"""The one door to scikit-learn, its private parts above all.
-
-Everything that pmstore's clusterers take from scikit-learn comes through here, so that a change there is met in
-one place. The names exist, with these signatures, in scikit-learn 1.5 to 1.9.
-"""
+"""The door to scikit-learn's clusterers: see pmstore._sklearn, which has what other families need too."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from typing import Any
 
-from sklearn import __version__ as version
-from sklearn.base import _fit_context as fit_context
+import numpy as np
+import sklearn.cluster._kmeans
 from sklearn.cluster import KMeans as SklearnKMeans
+from sklearn.cluster import MiniBatchKMeans as SklearnMiniBatchKMeans
 from sklearn.cluster._k_means_common import (
     _inertia_dense as inertia_dense,
 )
@@ -25,98 +18,79 @@ from sklearn.cluster._k_means_common import (
 from sklearn.cluster._k_means_common import (
     _is_same_clustering as is_same_clustering,
 )
+from sklearn.cluster._k_means_elkan import (
+    elkan_iter_chunked_dense,
+    elkan_iter_chunked_sparse,
+    init_bounds_dense,
+    init_bounds_sparse,
+)
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense, lloyd_iter_chunked_sparse
 from sklearn.cluster._kmeans import _tolerance as tolerance
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils._openmp_helpers import _openmp_effective_n_threads as openmp_threads
+from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.extmath import row_norms
-from sklearn.utils.parallel import _get_threadpool_controller as threadpool_controller
-from sklearn.utils.validation import _check_sample_weight as check_sample_weight
-from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
+
+from pmstore import _sklearn as common
 
 __all__ = [
-    "ConvergenceWarning",
+    "SAMPLES_BY_WEIGHT",
     "SklearnKMeans",
-    "check_array",
-    "check_random_state",
-    "check_sample_weight",
-    "fit_context",
+    "SklearnMiniBatchKMeans",
+    "check_mini_batch_parts",
+    "checked_init",
+    "elkan_iter_chunked_dense",
+    "elkan_iter_chunked_sparse",
+    "euclidean_distances",
     "inertia_dense",
     "inertia_sparse",
-    "is_arraylike",
-    "is_being_shown",
+    "init_bounds_dense",
+    "init_bounds_sparse",
     "is_same_clustering",
-    "libraries",
+    "labels_inertia",
     "lloyd_iter_chunked_dense",
     "lloyd_iter_chunked_sparse",
-    "one_blas_thread",
-    "openmp_threads",
+    "mini_batch_step",
     "row_norms",
     "tolerance",
-    "validate_data",
-    "version",
+    "validated",
 ]
 
-_limit_lock = threading.Lock()
-_limited = 0  # threads inside one_blas_thread
-_limiter: Any = None
-_unlimited: list[dict[str, Any]] = []  # libraries, as they were when the first of them entered
+SAMPLES_BY_WEIGHT = tuple(map(int, re.findall(r"\d+", common.version)[:2])) >= (1, 9)
+"""Whether MiniBatchKMeans draws batches with the samples' weights as probabilities; before, it weighted the samples."""
+
+# What a step of MiniBatchKMeans is made of. KMeans does without.
+mini_batch_step: Any = getattr(sklearn.cluster._kmeans, "_mini_batch_step", None)
+labels_inertia: Any = getattr(sklearn.cluster._kmeans, "_labels_inertia_threadpool_limit", None)
 
 
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """BLAS computes in one thread. The limit is the process's, so that the last of several threads takes it away."""
-    global _limited, _limiter, _unlimited
-    with _limit_lock:
-        if not _limited:
-            _unlimited = threadpool_controller().info()
-            _limiter = threadpool_controller().limit(limits=1, user_api="blas")
-        _limited += 1
-    try:
-        yield
-    finally:
-        with _limit_lock:
-            _limited -= 1
-            if not _limited:
-                _limiter.restore_original_limits()
+def check_mini_batch_parts() -> None:
+    """Raise NotImplementedError if this scikit-learn lacks what a step of MiniBatchKMeans is made of."""
+    methods = (getattr(SklearnMiniBatchKMeans, name, None) for name in ("_mini_batch_convergence", "_random_reassign"))
+    if None in (mini_batch_step, labels_inertia, *methods):
+        raise NotImplementedError(
+            f"scikit-learn {common.version} lacks what the steps of MiniBatchKMeans are made of in 1.5 to 1.9, so that "
+            "its fit can't be kept in a store: install one of those versions, or fit with store=None"
+        )
 
 
-def libraries() -> list[dict[str, Any]]:
-    """What ``threadpoolctl`` knows of the loaded libraries, with the threads that they have outside one_blas_thread."""
-    with _limit_lock:
-        known: list[dict[str, Any]] = _unlimited if _limited else threadpool_controller().info()
-        return known
+def validated(estimator: Any, X: Any) -> Any:
+    """The data as scikit-learn's clusterers take them, not copied if they are so already."""
+    return common.validate_data(
+        estimator,
+        X,
+        accept_sparse="csr",
+        dtype=[np.float64, np.float32],
+        order="C",
+        copy=False,
+        accept_large_sparse=False,
+    )
 
 
-def _after_fork() -> None:
-    global _limit_lock, _limited
-    _limit_lock = threading.Lock()  # another thread of the parent's may hold the old one for good
-    if _limited:
-        _limited = 0
-        _limiter.restore_original_limits()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def is_being_shown() -> bool:
-    """Whether scikit-learn asked, by the caller's caller or on behalf of it, for parameters to print them.
-
-    Its printer calls ``repr`` on every parameter and offers no way to show one in another way.
-    """
-    frame = sys._getframe(2)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("sklearn."):
-        if frame.f_globals["__name__"] == "sklearn.utils._pprint" or frame.f_code.co_name == "_get_params_html":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-try:
-    from sklearn.utils.validation import validate_data
-except ImportError:  # before 1.6 it was a method
-
-    def validate_data(estimator: Any, X: Any, **options: Any) -> Any:
-        """Check and convert `X`, and record its number of features on the estimator."""
-        return estimator._validate_data(X, **options)
+def checked_init(estimator: Any, X: Any) -> Any:
+    """`init`, an array as a copy; all parameters are checked against the data as scikit-learn does."""
+    # A stand-in for the data: finding the tolerance takes a pass over them, and its result is in the slot of a fit.
+    estimator._check_params_vs_input(np.broadcast_to(X.dtype.type(0), (X.shape[0], 1)))
+    if not common.is_arraylike(estimator.init):
+        return estimator.init
+    init = common.check_array(estimator.init, dtype=X.dtype, copy=True, order="C")
+    estimator._validate_center_shape(X, init)
+    return init

@@ -1,0 +1,108 @@
+"""The door to what pmstore's estimators share of scikit-learn, its private parts above all.
+
+Everything that pmstore takes from scikit-learn comes through here and through the module of the same name in each
+family's package, so that a change there is met in one place. The names exist, with these signatures, in scikit-learn
+1.5 to 1.9.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
+
+from sklearn import __version__ as version
+from sklearn.base import _fit_context as fit_context
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils._openmp_helpers import _openmp_effective_n_threads as openmp_threads
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.parallel import _get_threadpool_controller as threadpool_controller
+from sklearn.utils.validation import _check_sample_weight as check_sample_weight
+from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
+
+__all__ = [
+    "POSITIVE",
+    "ConvergenceWarning",
+    "check_array",
+    "check_random_state",
+    "check_sample_weight",
+    "fit_context",
+    "is_arraylike",
+    "is_being_shown",
+    "libraries",
+    "one_blas_thread",
+    "openmp_threads",
+    "validate_data",
+    "version",
+]
+
+POSITIVE = Interval(Real, 0, None, closed="neither")
+"""A constraint of a parameter."""
+
+_limit_lock = threading.Lock()
+_limited = 0  # threads inside one_blas_thread
+_limiter: Any = None
+_unlimited: list[dict[str, Any]] = []  # libraries, as they were when the first of them entered
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS computes in one thread. The limit is the process's, so that the last of several threads takes it away."""
+    global _limited, _limiter, _unlimited
+    with _limit_lock:
+        if not _limited:
+            _unlimited = threadpool_controller().info()
+            _limiter = threadpool_controller().limit(limits=1, user_api="blas")
+        _limited += 1
+    try:
+        yield
+    finally:
+        with _limit_lock:
+            _limited -= 1
+            if not _limited:
+                _limiter.restore_original_limits()
+
+
+def libraries() -> list[dict[str, Any]]:
+    """What ``threadpoolctl`` knows of the loaded libraries, with the threads that they have outside one_blas_thread."""
+    with _limit_lock:
+        known: list[dict[str, Any]] = _unlimited if _limited else threadpool_controller().info()
+        return known
+
+
+def _after_fork() -> None:
+    global _limit_lock, _limited
+    _limit_lock = threading.Lock()  # another thread of the parent's may hold the old one for good
+    if _limited:
+        _limited = 0
+        _limiter.restore_original_limits()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_being_shown() -> bool:
+    """Whether scikit-learn asked, by the caller's caller or on behalf of it, for parameters to print them.
+
+    Its printer calls ``repr`` on every parameter and offers no way to show one in another way.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("sklearn."):
+        if frame.f_globals["__name__"] == "sklearn.utils._pprint" or frame.f_code.co_name == "_get_params_html":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # before 1.6 it was a method
+
+    def validate_data(estimator: Any, X: Any, **options: Any) -> Any:
+        """Check and convert `X`, and record its number of features on the estimator."""
+        return estimator._validate_data(X, **options)

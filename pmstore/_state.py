@@ -1,0 +1,321 @@
+"""The state of an iterative algorithm: a table of fields, and where each of them lives.
+
+What the group of a fit holds::
+
+    progress      one record: run, iteration, best_run, best_iterations, and every field without axes
+    <field>       an array for every other field that is stored, under the field's name
+    <generator>   the state of a random generator: a record for a RandomState, a dict for numpy's Generator
+
+Derived fields are in the process's own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore._estimators import Slot
+from pmstore._fingerprint import state_of
+from pmstore._mapping import Group
+from pmstore._values import encode
+
+__all__ = ["Field", "State"]
+
+Array = npt.NDArray[Any]
+
+PROGRESS = "progress"
+_COUNTERS = [("run", "<i8"), ("iteration", "<i8"), ("best_run", "<i8"), ("best_iterations", "<i8")]
+
+TAKEN = (PROGRESS, "fingerprint", "finished", *(name for name, _ in _COUNTERS))
+"""What no field can be called."""
+
+RANDOM_STATE = np.dtype([("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")])
+
+
+@dataclass(frozen=True)
+class Field:
+    """A row of the table of an algorithm's state.
+
+    Parameters
+    ----------
+    name : str
+        ``state.name`` is the field. It may have a "/", which makes groups in the store: ``state["centers/0"]``.
+    shape : int or tuple of int, default=()
+        Fields without axes are together in one small record: read, they are Python's int, float, bool or bytes.
+    dtype : dtype, default=float
+        Any that a store can keep. ``object``: a Python value as a store keeps it (None, str, a list, …), which is None
+        at first, and is committed when it is assigned.
+    role : {"result", "working", "best", "derived"}, default="result"
+        Where it lives, and for how long.
+
+        "result"
+            Stored, and still there when the fit is finished.
+        "working"
+            Stored until the fit is finished.
+        "best"
+            Stored, still there when the fit is finished, and not touched by `Resumable.step`: what is kept of the best
+            run so far. Commits between the ends of runs don't look at it.
+        "derived"
+            In plain memory, not stored. `Resumable.start` or the first step fills it, and `Resumable.derive` when a
+            fit is resumed. It has axes.
+    generator : RandomState or Generator, optional
+        A random generator, whose state is stored with every commit and given back to it when a fit is resumed or
+        loaded; then `shape`, `dtype` and `role` don't matter. A RandomState must be over MT19937, as those made from a
+        seed are.
+    """
+
+    name: str
+    shape: int | tuple[int, ...] = ()
+    dtype: npt.DTypeLike = float
+    role: Literal["result", "working", "best", "derived"] = "result"
+    generator: np.random.RandomState | np.random.Generator | None = None
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.role not in ("result", "working", "best", "derived"):
+            raise ValueError(f"the field {self.name!r} is a result, working, best or derived, not {self.role!r}")
+        if self.role == "derived" and not shape:
+            raise ValueError(f"the derived field {self.name!r} needs axes: without any, it is an attribute of yours")
+        if isinstance(self.generator, np.random.RandomState):
+            check_random_state_kind(self.generator)
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it is a Python value."""
+        return self.generator is None and self.dtype == object
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it has axes."""
+        return self.generator is None and self.dtype != object and self.shape != ()
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is a part of the record."""
+        return self.generator is None and self.dtype != object and self.shape == ()
+
+
+def check_random_state_kind(random_state: np.random.RandomState) -> None:
+    """Raise ValueError unless the generator is the one whose state can be kept, which is that of every RandomState
+    made from a seed."""
+    kind = state_of(random_state)["bit_generator"]
+    if kind != "MT19937":
+        raise ValueError(f"random_state must be a RandomState over MT19937 to be kept in a store, not over {kind}")
+
+
+class State:
+    """The fields of an algorithm, as attributes and by name, and where the algorithm is.
+
+    Assigning to a field copies into it. Fields with axes are arrays, live ones of the store while the algorithm runs
+    there: change them in place.
+
+    Parameters
+    ----------
+    fields : iterable of Field
+
+    Attributes
+    ----------
+    run : int
+        Number of the current run, from 0.
+    iteration : int
+        Iterations done in it.
+    best_run, best_iterations : int
+        The best of the runs that have ended, and its iterations; -1 and 0 before the first one ends.
+    """
+
+    __slots__ = ("_arrays", "_assigned", "_fields", "_generators", "_group", "_kept", "_record", "_values")
+
+    _arrays: dict[str, Array]  # that are alive: all but those of the best run
+    _assigned: set[str]  # values that are to go into the store
+    _fields: tuple[Field, ...]
+    _generators: dict[str, Any]
+    _group: Group | None  # of the store, once there is one
+    _kept: dict[str, bytes]  # states of generators, encoded, as they are in the store
+    _record: Array
+    _values: dict[str, Any]
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        """In plain memory, all zeros."""
+        fields = tuple(fields)
+        names = [*TAKEN, *(field.name for field in fields)]
+        twice = sorted({name for name in names if names.count(name) > 1 or hasattr(State, name)})
+        if twice:
+            raise ValueError(f"two fields have the same name, or one that is taken: {', '.join(twice)}")
+        set_slot = super().__setattr__
+        set_slot("_fields", fields)
+        set_slot("_group", None)
+        set_slot("_kept", {})
+        set_slot("_assigned", set())
+        set_slot("_record", np.zeros((), record_dtype(fields)))
+        set_slot("_values", {field.name: None for field in fields if field.is_value})
+        set_slot("_generators", {field.name: field.generator for field in fields if field.generator is not None})
+        set_slot("_arrays", {field.name: np.zeros(field.shape, field.dtype) for field in fields if field.is_array})
+        self.best_run = -1
+
+    # ---- fields
+
+    def __getitem__(self, name: str) -> Any:
+        array = self._arrays.get(name)
+        if array is not None:
+            return array
+        if name in self._record.dtype.fields:  # type: ignore[operator]
+            return self._record[name].item()
+        for others in (self._values, self._generators):
+            if name in others:
+                return others[name]
+        if self._group is not None and any(field.name == name for field in self._fields):
+            return self._group[name]
+        raise KeyError(f"{name!r} is none of the fields {', '.join(field.name for field in self._fields)}")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._record.dtype.fields:  # type: ignore[operator]
+            self._record[name] = value
+        elif name in self._values:
+            self._values[name] = value
+            self._assigned.add(name)
+        elif name in self._generators:
+            raise TypeError(f"{name!r} is a generator, which the table of fields names once and for all")
+        else:
+            self[name][...] = value
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            self[name] = value
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name, _ in _COUNTERS), *(field.name for field in self._fields)]
+
+    # ---- the store; all of it is part of the caller's transaction
+
+    def move_to(self, group: Group) -> None:
+        """Put everything into the store, and have it there from now on."""
+        set_slot = super().__setattr__
+        group[PROGRESS] = self._record
+        set_slot("_record", group[PROGRESS])
+        for field in self._fields:
+            if field.is_array and field.role != "derived":
+                group[field.name] = self._arrays.pop(field.name)
+                if field.role != "best":
+                    self._arrays[field.name] = group[field.name]
+        for name, generator in self._generators.items():
+            if isinstance(generator, np.random.RandomState):
+                self._arrays[_kept_as(name)] = group.create_array(name, (), RANDOM_STATE)
+        set_slot("_group", group)
+        self._assigned.update(self._values)
+        self.capture()
+
+    def resume(self, group: Group) -> None:
+        """Have everything where an unfinished fit left it in the store."""
+        set_slot = super().__setattr__
+        set_slot("_record", group[PROGRESS])
+        set_slot("_group", group)
+        for field in self._fields:
+            if field.is_array and field.role != "derived":
+                del self._arrays[field.name]
+                if field.role != "best":
+                    self._arrays[field.name] = group[field.name]
+            elif field.is_value:
+                self._values[field.name] = group[field.name]
+        for name in self._generators:
+            self._restore(name, group)
+            if isinstance(self._generators[name], np.random.RandomState):
+                self._arrays[_kept_as(name)] = group[name]
+
+    def load(self, group: Group) -> None:
+        """Have copies of what a finished fit left in the store."""
+        super().__setattr__("_record", np.array(group[PROGRESS]))
+        for field in self._fields:
+            if field.is_value:
+                self._values[field.name] = group.get(field.name)
+            elif field.is_array and field.role in ("result", "best"):
+                self._arrays[field.name] = np.array(group[field.name])
+        self.drop_working()
+        for name in self._generators:
+            self._restore(name, group)
+
+    def capture(self) -> None:
+        """Put into the store what isn't there by itself: generators and values."""
+        group = self._group
+        if group is None:
+            return
+        for name in self._assigned:
+            group[name] = self._values[name]
+        self._assigned.clear()
+        for name, generator in self._generators.items():
+            if isinstance(generator, np.random.RandomState):
+                now = state_of(generator)
+                key, pos = now["state"]["key"], now["state"]["pos"]
+                self._arrays[_kept_as(name)][...] = (key, pos, now["has_gauss"], now["gauss"])
+            else:
+                state = generator.bit_generator.state
+                encoded = encode(state)
+                if self._kept.get(name) != encoded:
+                    group[name] = state
+                    self._kept[name] = encoded
+
+    def drop_working(self) -> None:
+        """Delete what a finished fit doesn't need."""
+        for field in self._fields:
+            if field.role in ("working", "derived") and (field.is_array or field.is_value):
+                self._arrays.pop(field.name, None)
+                self._values.pop(field.name, None)
+                if self._group is not None and field.role == "working":
+                    del self._group[field.name]
+
+    def _restore(self, name: str, group: Group) -> None:
+        generator, kept = self._generators[name], group[name]
+        if isinstance(generator, np.random.RandomState):
+            generator.set_state(
+                {
+                    "bit_generator": "MT19937",
+                    "state": {"key": kept["key"].copy(), "pos": int(kept["pos"])},
+                    "has_gauss": int(kept["has_gauss"]),
+                    "gauss": float(kept["gauss"]),
+                }
+            )
+        else:
+            generator.bit_generator.state = kept
+            self._kept[name] = encode(kept)
+
+
+def record_dtype(fields: Iterable[Field]) -> np.dtype[Any]:
+    """Of the record that holds the counters and all fields without axes."""
+    return np.dtype([*_COUNTERS, *((field.name, np.dtype(field.dtype)) for field in fields if field.is_scalar)])
+
+
+def check_slot(slot: Slot, fields: Iterable[Field]) -> None:
+    """Raise FingerprintMismatchError unless all that the slot of such a fit is to hold is there."""
+    fields = tuple(fields)
+    slot.require(PROGRESS, (), record_dtype(fields))
+    for field in fields:
+        if field.role == "derived" or (field.role == "working" and slot.finished):
+            continue
+        if isinstance(field.generator, np.random.RandomState):
+            slot.require(field.name, (), RANDOM_STATE)
+        elif field.is_array:
+            slot.require(field.name, field.shape, field.dtype)  # type: ignore[arg-type]
+        elif field.generator is not None:
+            kept, kind = slot.group.get(field.name), type(field.generator.bit_generator).__name__
+            if not isinstance(kept, dict) or kept.get("bit_generator") != kind:
+                raise slot.changed(field.name, f"the state of a {kind}")
+        elif field.is_value and field.name not in slot.group:
+            raise slot.changed(field.name, "a value")
+
+
+def _kept_as(name: str) -> str:
+    """Under which the record of a generator is among the arrays: no field can be called so."""
+    return f"{name}/"

@@ -223,11 +223,11 @@ class DerivedArrayError(Error, RuntimeError):
     ----------
     name : str
         The name of the derived array.
-    text : str
+    text : str, default="has no value"
         What is wrong with it.
     """
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str = "has no value") -> None:
         super().__init__(name, text)
         self.name = name
         self._text = text

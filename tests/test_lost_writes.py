@@ -360,15 +360,15 @@ def test_nodes_that_merge_take_their_terms_along(store: pmstore.Store) -> None:
 
 def test_a_spilled_commit_has_the_digest_of_its_last_attempt(medium: Medium) -> None:
     path = medium.directory / "spill.pm"
-    with pmstore.open(path, media=medium.name, max_size=2_800_000) as store:
-        store["filler"] = np.ones(110_000)
-        base = store.create_array("base", 80_000, "f8")
+    with pmstore.open(path, media=medium.name, max_size=3_000_000) as store:
+        store["filler"] = np.ones(130_000)
+        base = store.create_array("base", 100_000, "f8")
         store.commit()
         del store["filler"]
         store.commit()
-        for i in range(2):  # a third one like them would be written into a slot
+        for i in range(2):
             before = store.stats()
-            base += i + 1
+            base[:68_000] += i + 1
             store["also"] = np.full(600, float(i))
             store.commit()
             after = store.stats()

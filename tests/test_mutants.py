@@ -77,6 +77,7 @@ def test_the_sources_pass_what_planted_bugs_do_not(part: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.no_sanitizer  # it builds the extension itself
+@pytest.mark.slow  # make mutants tries them all
 def test_planted_bugs_are_noticed_and_controls_are_not() -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm")

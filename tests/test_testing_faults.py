@@ -22,7 +22,7 @@ from pmstore.testing._recording import Recorder
 from .conftest import Medium
 from .crashes import WORKLOADS, Workload, spill
 
-CASES = os.environ.get("PMSTORE_FAULTS", "60")
+CASES = os.environ.get("PMSTORE_FAULTS", "40")
 BUDGET = None if CASES == "all" else int(CASES)
 
 

@@ -424,6 +424,17 @@ def test_a_warm_start_is_another_fit(path: Path) -> None:
     assert_same(fit.set_params(max_iter=0).reset().fit(X), reference.set_params(max_iter=0).fit(X))
 
 
+def test_a_start_that_does_not_follow_is_kept_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Precisions of a fit before this one that are not those of its covariances, or covariances that don't matter."""
+    reference, fit = pair("GaussianMixture", {"n_components": 2, "random_state": 0, "warm_start": True}, path)
+    for one in (reference, fit):
+        one.fit(X).precisions_cholesky_ *= 1.5
+    for change in ({"max_iter": 2}, {"n_components": 3, "precisions_init": of_shape("full", 0.5), "warm_start": False}):
+        reference.set_params(**change)
+        interrupt(monkeypatch, 0, lambda change=change: fit.set_params(**change).fit(X))
+        assert_same(fit.fit(X), reference.fit(X))
+
+
 # ---- what goes wrong
 
 
@@ -503,6 +514,7 @@ def test_a_fit_that_breaks_off_keeps_its_last_iteration(path: Path, monkeypatch:
         ("means_", ...),
         ("weight_concentration_", (np.ones(3), np.ones(2))),
         ("degrees_of_freedom_", np.ones(2)),
+        ("mean_precision_", np.ones(2)),
         ("lower_bounds", np.zeros(16)),
         ("lower_bounds", ...),
         ("progress", np.zeros(3)),

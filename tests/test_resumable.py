@@ -351,25 +351,26 @@ def test_a_bad_commit_every(bad: Any, error: type[Exception], tmp_path: Path) ->
 def test_a_value_can_be_an_array(
     size: int, tmp_path: Path, commits: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that each iteration makes anew, of a dtype that isn't always the same; and one that is modified in place."""
+    """One that each iteration makes anew, of a dtype and an order that aren't always the same."""
 
     class Halving(pmstore.Resumable):
         max_iter, runs = 3, 2
 
         def fields(self) -> Any:
-            yield pmstore.Field("values", size, object, "working")
+            yield pmstore.Field("values", (2, size // 2), object, "working")
             yield pmstore.Field("log", dtype=object)
-            yield pmstore.Field("best/values", size, object, "best")
+            yield pmstore.Field("best/values", (2, size // 2), object, "best")
 
         def fingerprint(self) -> dict[str, Any]:
             return {"size": size}
 
         def start(self) -> None:
-            self.state.values = np.arange(size) + self.state.run
+            self.state.values = np.asfortranarray(np.arange(size).reshape(2, -1) + self.state.run)
             self.state.log = (np.zeros(1), "start")
 
         def step(self) -> None:
-            self.state.values = self.state.values / np.float32(2)
+            half = self.state.values / np.float32(2)
+            self.state.values = np.ascontiguousarray(half) if self.state.iteration else half
 
         def better(self) -> bool:
             return True
@@ -377,7 +378,7 @@ def test_a_value_can_be_an_array(
         def keep(self) -> None:
             self.state["best/values"] = self.state.values
 
-    expected = (np.arange(size) + 1) / 8
+    expected = (np.arange(size).reshape(2, -1) + 1) / 8
     with pmstore.open(tmp_path / "x.pm") as store:
         number = itertools.count()
         commits[0] = lambda: shutil.copy(store.path, tmp_path / f"{next(number)}.pm")
@@ -388,6 +389,9 @@ def test_a_value_can_be_an_array(
     copies = commits[1:]
     monkeypatch.undo()
     assert len(copies) == 1 + 3 + 1 + 3 + 1 + 1  # the last: the store is closed
+    for copy, order in zip(copies[1:], "FC"):
+        with pmstore.open(copy, "r") as store:
+            assert store["fit/values"].flags[f"{order}_CONTIGUOUS"]
     for copy in copies:
         assert (Halving().run(copy, "fit")["best/values"] == expected).all()
     for changed in (None, np.zeros(3), 7):

@@ -134,10 +134,8 @@ class EM(Fit):
             self.model._print_verbose_msg_init_end(bound(self.state.lower_bounds, i), self.converged())
 
     def better(self) -> bool:
-        """Whether the run's lower bound is higher. Without iterations there is none, and the last run counts."""
+        """Whether the run's lower bound is higher; without iterations there is none yet, and the last run counts."""
         state = self.state
-        if not state.best_iterations:
-            return True
         best = bound(state["best/lower_bounds"], state.best_iterations)
         return bool(bound(state.lower_bounds, state.iteration) > best or best == -np.inf)
 

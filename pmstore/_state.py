@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pmstore._array import order_of
 from pmstore._estimators import Slot
 from pmstore._fingerprint import state_of
 from pmstore._mapping import Group
@@ -32,6 +33,8 @@ _COUNTERS = [("run", "<i8"), ("iteration", "<i8"), ("best_run", "<i8"), ("best_i
 
 TAKEN = (PROGRESS, "fingerprint", "finished", *(name for name, _ in _COUNTERS))
 """What no field can be called."""
+
+SMALL = 64 << 10  # bytes
 
 RANDOM_STATE = np.dtype([("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")])
 
@@ -48,7 +51,8 @@ class Field:
         Fields without axes are together in one small record: read, they are Python's int, float, bool or bytes.
     dtype : dtype, default=float
         Any that a store can keep. ``object``: a Python value as a store keeps it (None, str, a list, …), which is None
-        at first, and is committed when it is assigned.
+        at first, and is committed when it is assigned. Such a value can be an array, too, one whose dtype isn't known
+        before, or that each iteration makes anew: `shape` is then what it must have unless it is None.
     role : {"result", "working", "best", "derived"}, default="result"
         Where it lives, and for how long.
 
@@ -129,7 +133,7 @@ class State:
         The best of the runs that have ended, and its iterations; -1 and 0 before the first one ends.
     """
 
-    __slots__ = ("_arrays", "_assigned", "_fields", "_generators", "_group", "_kept", "_record", "_values")
+    __slots__ = ("_arrays", "_assigned", "_fields", "_generators", "_group", "_kept", "_live", "_record", "_values")
 
     _arrays: dict[str, Array]  # that are alive: all but those of the best run
     _assigned: set[str]  # values that are to go into the store
@@ -137,6 +141,7 @@ class State:
     _generators: dict[str, Any]
     _group: Group | None  # of the store, once there is one
     _kept: dict[str, bytes]  # states of generators, encoded, as they are in the store
+    _live: dict[str, Array]  # where small values that are arrays are kept
     _record: Array
     _values: dict[str, Any]
 
@@ -151,6 +156,7 @@ class State:
         set_slot("_fields", fields)
         set_slot("_group", None)
         set_slot("_kept", {})
+        set_slot("_live", {})
         set_slot("_assigned", set())
         set_slot("_record", np.zeros((), record_dtype(fields)))
         set_slot("_values", {field.name: None for field in fields if field.is_value})
@@ -229,7 +235,7 @@ class State:
                 if field.role != "best":
                     self._arrays[field.name] = group[field.name]
             elif field.is_value:
-                self._values[field.name] = group[field.name]
+                self._values[field.name] = _copied(group[field.name])
         for name in self._generators:
             self._restore(name, group)
             if isinstance(self._generators[name], np.random.RandomState):
@@ -240,7 +246,7 @@ class State:
         super().__setattr__("_record", np.array(group[PROGRESS]))
         for field in self._fields:
             if field.is_value:
-                self._values[field.name] = group.get(field.name)
+                self._values[field.name] = _copied(group.get(field.name))
             elif field.is_array and field.role in ("result", "best"):
                 self._arrays[field.name] = np.array(group[field.name])
         self.drop_working()
@@ -253,7 +259,7 @@ class State:
         if group is None:
             return
         for name in self._assigned:
-            group[name] = self._values[name]
+            self._put_value(group, name, self._values[name])
         self._assigned.clear()
         for name, generator in self._generators.items():
             if isinstance(generator, np.random.RandomState):
@@ -273,8 +279,20 @@ class State:
             if field.role in ("working", "derived") and (field.is_array or field.is_value):
                 self._arrays.pop(field.name, None)
                 self._values.pop(field.name, None)
+                self._live.pop(field.name, None)
                 if self._group is not None and field.role == "working":
                     del self._group[field.name]
+
+    def _put_value(self, group: Group, name: str, value: Any) -> None:
+        """Copy a value into the store: a small array, of which there may be one per iteration, to where it is kept."""
+        live, small = self._live.get(name), isinstance(value, np.ndarray) and value.nbytes <= SMALL
+        if small and live is not None and _layout(live) == _layout(value):
+            live[...] = value
+            return
+        group[name] = value
+        self._live.pop(name, None)
+        if small:  # a large one is written once, if nobody has it
+            self._live[name] = group[name]
 
     def _restore(self, name: str, group: Group) -> None:
         generator, kept = self._generators[name], group[name]
@@ -312,8 +330,21 @@ def check_slot(slot: Slot, fields: Iterable[Field]) -> None:
             kept, kind = slot.group.get(field.name), type(field.generator.bit_generator).__name__
             if not isinstance(kept, dict) or kept.get("bit_generator") != kind:
                 raise slot.changed(field.name, f"the state of a {kind}")
-        elif field.is_value and field.name not in slot.group:
-            raise slot.changed(field.name, "a value")
+        elif field.is_value:
+            value = slot.group.get(field.name, field)
+            if value is field:
+                raise slot.changed(field.name, "a value")
+            if field.shape and value is not None and getattr(value, "shape", None) != field.shape:
+                raise slot.changed(field.name, f"an array of shape {field.shape}")
+
+
+def _copied(value: Any) -> Any:
+    """A value of the store that doesn't change with it."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _layout(array: Array) -> tuple[Any, ...]:
+    return array.shape, array.dtype, order_of(array)
 
 
 def _kept_as(name: str) -> str:

@@ -347,6 +347,63 @@ def test_a_bad_commit_every(bad: Any, error: type[Exception], tmp_path: Path) ->
     assert not (tmp_path / "x.pm").exists()
 
 
+@pytest.mark.parametrize("size", [4, 1 << 14])
+def test_a_value_can_be_an_array(
+    size: int, tmp_path: Path, commits: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that each iteration makes anew, of a dtype and an order that aren't always the same."""
+
+    class Halving(pmstore.Resumable):
+        max_iter, runs = 3, 2
+
+        def fields(self) -> Any:
+            yield pmstore.Field("values", (2, size // 2), object, "working")
+            yield pmstore.Field("log", dtype=object)
+            yield pmstore.Field("best/values", (2, size // 2), object, "best")
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {"size": size}
+
+        def start(self) -> None:
+            self.state.values = np.asfortranarray(np.arange(size).reshape(2, -1) + self.state.run)
+            self.state.log = (np.zeros(1), "start")
+
+        def step(self) -> None:
+            half = self.state.values / np.float32(2)
+            self.state.values = np.ascontiguousarray(half) if self.state.iteration else half
+
+        def better(self) -> bool:
+            return True
+
+        def keep(self) -> None:
+            self.state["best/values"] = self.state.values
+
+    expected = (np.arange(size).reshape(2, -1) + 1) / 8
+    with pmstore.open(tmp_path / "x.pm") as store:
+        number = itertools.count()
+        commits[0] = lambda: shutil.copy(store.path, tmp_path / f"{next(number)}.pm")
+        state = Halving().run(store, "fit")
+        assert (state["best/values"] == expected).all() and state.log[1] == "start"
+        state["best/values"][:] = 0  # a copy
+        assert (store["fit/best/values"] == expected).all() and "fit/values" not in store
+    copies = commits[1:]
+    monkeypatch.undo()
+    assert len(copies) == 1 + 3 + 1 + 3 + 1 + 1  # the last: the store is closed
+    for copy, order in zip(copies[1:], "FC"):
+        with pmstore.open(copy, "r") as store:
+            assert store["fit/values"].flags[f"{order}_CONTIGUOUS"]
+    for copy in copies:
+        assert (Halving().run(copy, "fit")["best/values"] == expected).all()
+    for changed in (None, np.zeros(3), 7):
+        with pmstore.open(tmp_path / "1.pm") as store:
+            store["fit/best/values"] = changed
+        if changed is None:
+            Halving().run(tmp_path / "1.pm", "fit")
+        else:
+            with pytest.raises(pmstore.FingerprintMismatchError, match=r"'best/values' is to be an array of shape"):
+                Halving().run(tmp_path / "1.pm", "fit")
+
+
 def test_bad_tables(tmp_path: Path) -> None:
     class Bad(Climb):
         def fields(self) -> Any:

@@ -203,7 +203,7 @@ def test_importing_pmstore_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster"])
+@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.mixture"])
 def test_public_names_have_docstrings(module: str) -> None:
     if module != "pmstore":
         pytest.importorskip("sklearn")

@@ -45,6 +45,7 @@ from pmstore._errors import (
 from pmstore._estimators import prune
 from pmstore._list import PersistentList
 from pmstore._mapping import Group
+from pmstore._partial_fit import partial_fit
 from pmstore._report import CheckReport, Problem, Stats
 from pmstore._resumable import Resumable
 from pmstore._state import Field, State
@@ -90,6 +91,7 @@ __all__ = [
     "Resumable",
     "Field",
     "State",
+    "partial_fit",
     "prune",
     "__version__",
 ]

@@ -23,6 +23,7 @@ from pmstore._array import chunks, order_of
 
 Fingerprint = dict[str, Any]
 
+_WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose")
 _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 
 
@@ -70,13 +71,14 @@ def state_of(random_state: np.random.RandomState) -> dict[str, Any]:
 
 
 def describe_data(X: Any) -> Fingerprint:
-    """Shape, dtype and contents of a dense array or a CSR matrix, all of it hashed."""
+    """Shape, dtype and contents of a dense array or a sparse matrix, all of it hashed."""
     described: Fingerprint = {"X shape": list(X.shape), "X dtype": str(X.dtype)}
     if isinstance(X, np.ndarray):
         return {"X format": "dense", **described, "X contents": hash_array(X)}
-    stored = int(X.indptr[-1])  # there may be room for more
-    parts = (X.indptr, X.indices[:stored], X.data[:stored])
-    return {"X format": "csr", **described, "X contents": " ".join(map(hash_array, parts))}
+    rows = X.tocsr()
+    stored = int(rows.indptr[-1])  # there may be room for more
+    parts = (rows.indptr, rows.indices[:stored], rows.data[:stored])
+    return {"X format": X.format, **described, "X contents": " ".join(map(hash_array, parts))}
 
 
 def describe_weights(weights: npt.NDArray[Any] | None) -> Fingerprint:
@@ -85,8 +87,9 @@ def describe_weights(weights: npt.NDArray[Any] | None) -> Fingerprint:
 
 
 def describe_parameters(parameters: Mapping[str, Any]) -> Fingerprint:
-    """An estimator's parameters, described."""
-    return {f"parameter {name}": describe(value) for name, value in sorted(parameters.items())}
+    """An estimator's parameters, described, but for those that have no effect on what it learns."""
+    described = sorted(name for name in parameters if name not in _WITHOUT_EFFECT)
+    return {f"parameter {name}": describe(parameters[name]) for name in described}
 
 
 def describe_environment(threads: int, libraries: Iterable[Mapping[str, Any]]) -> Fingerprint:

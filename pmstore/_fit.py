@@ -38,13 +38,13 @@ class Fit(Resumable):
     """The fit of an estimator: the algorithm that runs in the store.
 
     Its generator, `random_state`, is made of the estimator's ``random_state``; for None a seed is drawn once, and kept
-    as the field ``seed``.
+    as the field ``seed``. Where the estimator has no such parameter, neither of them is kept.
 
     Parameters
     ----------
     estimator : InStore
         Its parameters are checked already.
-    X : ndarray or CSR matrix
+    X : ndarray or sparse matrix
     weights : ndarray, optional
         Sample weights, if some were given.
     threads : int
@@ -56,8 +56,6 @@ class Fit(Resumable):
     def __init__(self, estimator: Any, X: Any, weights: Any = None, *, threads: int) -> None:
         self.estimator = estimator
         parameters = estimator.get_params(deep=False)
-        for name in ("store", "name", "commit_every", "verbose"):
-            parameters.pop(name, None)
         self._given: Fingerprint = {
             "estimator": self._described(),
             **describe_data(X),
@@ -67,7 +65,8 @@ class Fit(Resumable):
             **describe_environment(threads, _sklearn.libraries()),
         }
         self._seed = -1
-        given = estimator.random_state
+        self._draws = "random_state" in parameters
+        given = parameters.get("random_state", 0)
         if given is None:
             self._seed = int(_sklearn.check_random_state(None).randint(np.iinfo(np.int32).max))
             given = self._seed
@@ -87,10 +86,12 @@ class Fit(Resumable):
 
     def fields(self) -> Iterable[Field]:
         """The generator and the seed that it was made from (-1: from the parameter)."""
+        if not self._draws:
+            return []
         return [Field("random_state", generator=self.random_state), Field("seed", dtype=np.int64)]
 
     def start(self) -> None:
-        if self.state.run == 0:
+        if self._draws and self.state.run == 0:
             self.state.seed = self._seed
 
 

@@ -5,6 +5,7 @@ What the group of a fit holds::
     progress      one record: run, iteration, best_run, best_iterations, and every field without axes
     <field>       an array for every other field that is stored, under the field's name
     <generator>   the state of a random generator: a record for a RandomState, a dict for numpy's Generator
+    <kept>/       the group of a field that keeps itself
 
 Derived fields are in the process's own memory.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,22 @@ TAKEN = (PROGRESS, "fingerprint", "finished", *(name for name, _ in _COUNTERS))
 SMALL = 64 << 10  # bytes
 
 RANDOM_STATE = np.dtype([("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")])
+
+
+class Keeper(Protocol):
+    """What is kept otherwise than by a table that is known from the start, in a group of its own."""
+
+    def capture(self, group: Group) -> None:
+        """Put into the store what isn't there, as part of the caller's transaction."""
+
+    def resume(self, group: Group) -> None:
+        """Have everything where an unfinished fit left it in the store."""
+
+    def load(self, group: Group) -> None:
+        """Have copies of what a finished fit left in the store."""
+
+    def check(self, slot: Slot, name: str) -> None:
+        """Raise FingerprintMismatchError unless the slot's group `name` holds what `capture` puts there."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,8 @@ class Field:
         A random generator, whose state is stored with every commit and given back to it when a fit is resumed or
         loaded; then `shape`, `dtype` and `role` don't matter. A RandomState must be over MT19937, as those made from a
         seed are.
+    keeper : Keeper, optional
+        Keeps itself; then nothing else matters.
     """
 
     name: str
@@ -77,6 +96,7 @@ class Field:
     dtype: npt.DTypeLike = float
     role: Literal["result", "working", "best", "derived"] = "result"
     generator: np.random.RandomState | np.random.Generator | None = None
+    keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
@@ -92,17 +112,21 @@ class Field:
     @property
     def is_value(self) -> bool:
         """Whether it is a Python value."""
-        return self.generator is None and self.dtype == object
+        return self._is_plain and self.dtype == object
 
     @property
     def is_array(self) -> bool:
         """Whether it has axes."""
-        return self.generator is None and self.dtype != object and self.shape != ()
+        return self._is_plain and self.dtype != object and self.shape != ()
 
     @property
     def is_scalar(self) -> bool:
         """Whether it is a part of the record."""
-        return self.generator is None and self.dtype != object and self.shape == ()
+        return self._is_plain and self.dtype != object and self.shape == ()
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.generator is None and self.keeper is None
 
 
 def check_random_state_kind(random_state: np.random.RandomState) -> None:
@@ -111,6 +135,24 @@ def check_random_state_kind(random_state: np.random.RandomState) -> None:
     kind = state_of(random_state)["bit_generator"]
     if kind != "MT19937":
         raise ValueError(f"random_state must be a RandomState over MT19937 to be kept in a store, not over {kind}")
+
+
+def random_state_record(random_state: np.random.RandomState) -> tuple[Any, ...]:
+    """The state of a generator over MT19937, for an array of dtype RANDOM_STATE."""
+    now = state_of(random_state)
+    return now["state"]["key"], now["state"]["pos"], now["has_gauss"], now["gauss"]
+
+
+def set_random_state(random_state: np.random.RandomState, record: Array) -> None:
+    """Give a generator the state that `random_state_record` told."""
+    random_state.set_state(
+        {
+            "bit_generator": "MT19937",
+            "state": {"key": record["key"].copy(), "pos": int(record["pos"])},
+            "has_gauss": int(record["has_gauss"]),
+            "gauss": float(record["gauss"]),
+        }
+    )
 
 
 class State:
@@ -133,13 +175,25 @@ class State:
         The best of the runs that have ended, and its iterations; -1 and 0 before the first one ends.
     """
 
-    __slots__ = ("_arrays", "_assigned", "_fields", "_generators", "_group", "_kept", "_live", "_record", "_values")
+    __slots__ = (
+        "_arrays",
+        "_assigned",
+        "_fields",
+        "_generators",
+        "_group",
+        "_keepers",
+        "_kept",
+        "_live",
+        "_record",
+        "_values",
+    )
 
     _arrays: dict[str, Array]  # that are alive: all but those of the best run
     _assigned: set[str]  # values that are to go into the store
     _fields: tuple[Field, ...]
     _generators: dict[str, Any]
     _group: Group | None  # of the store, once there is one
+    _keepers: dict[str, Keeper]
     _kept: dict[str, bytes]  # states of generators, encoded, as they are in the store
     _live: dict[str, Array]  # where small values that are arrays are kept
     _record: Array
@@ -161,6 +215,7 @@ class State:
         set_slot("_record", np.zeros((), record_dtype(fields)))
         set_slot("_values", {field.name: None for field in fields if field.is_value})
         set_slot("_generators", {field.name: field.generator for field in fields if field.generator is not None})
+        set_slot("_keepers", {field.name: field.keeper for field in fields if field.keeper is not None})
         set_slot("_arrays", {field.name: np.zeros(field.shape, field.dtype) for field in fields if field.is_array})
         self.best_run = -1
 
@@ -240,6 +295,8 @@ class State:
             self._restore(name, group)
             if isinstance(self._generators[name], np.random.RandomState):
                 self._arrays[_kept_as(name)] = group[name]
+        for name, keeper in self._keepers.items():
+            keeper.resume(group.group(name))
 
     def load(self, group: Group) -> None:
         """Have copies of what a finished fit left in the store."""
@@ -252,9 +309,11 @@ class State:
         self.drop_working()
         for name in self._generators:
             self._restore(name, group)
+        for name, keeper in self._keepers.items():
+            keeper.load(group.group(name))
 
     def capture(self) -> None:
-        """Put into the store what isn't there by itself: generators and values."""
+        """Put into the store what isn't there by itself: generators, values, and what keeps itself."""
         group = self._group
         if group is None:
             return
@@ -263,15 +322,15 @@ class State:
         self._assigned.clear()
         for name, generator in self._generators.items():
             if isinstance(generator, np.random.RandomState):
-                now = state_of(generator)
-                key, pos = now["state"]["key"], now["state"]["pos"]
-                self._arrays[_kept_as(name)][...] = (key, pos, now["has_gauss"], now["gauss"])
+                self._arrays[_kept_as(name)][...] = random_state_record(generator)
             else:
                 state = generator.bit_generator.state
                 encoded = encode(state)
                 if self._kept.get(name) != encoded:
                     group[name] = state
                     self._kept[name] = encoded
+        for name, keeper in self._keepers.items():
+            keeper.capture(group.group(name))
 
     def drop_working(self) -> None:
         """Delete what a finished fit doesn't need."""
@@ -297,14 +356,7 @@ class State:
     def _restore(self, name: str, group: Group) -> None:
         generator, kept = self._generators[name], group[name]
         if isinstance(generator, np.random.RandomState):
-            generator.set_state(
-                {
-                    "bit_generator": "MT19937",
-                    "state": {"key": kept["key"].copy(), "pos": int(kept["pos"])},
-                    "has_gauss": int(kept["has_gauss"]),
-                    "gauss": float(kept["gauss"]),
-                }
-            )
+            set_random_state(generator, kept)
         else:
             generator.bit_generator.state = kept
             self._kept[name] = encode(kept)
@@ -330,6 +382,8 @@ def check_slot(slot: Slot, fields: Iterable[Field]) -> None:
             kept, kind = slot.group.get(field.name), type(field.generator.bit_generator).__name__
             if not isinstance(kept, dict) or kept.get("bit_generator") != kind:
                 raise slot.changed(field.name, f"the state of a {kind}")
+        elif field.keeper is not None:
+            field.keeper.check(slot, field.name)
         elif field.is_value:
             value = slot.group.get(field.name, field)
             if value is field:

@@ -56,7 +56,10 @@ PYTHON_RANKS = {
     "_estimators": 3,
     "_state": 3,
     "_resumable": 3,
-    "_sklearn": 4,
+    "_sklearn": 3,
+    "_attributes": 3,
+    "_batches": 3,
+    "_partial_fit": 3,
     "_fit": 4,
     "cluster": 4,
     "mixture": 4,
@@ -203,7 +206,7 @@ def test_importing_pmstore_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.mixture"])
+@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture"])
 def test_public_names_have_docstrings(module: str) -> None:
     if module != "pmstore":
         pytest.importorskip("sklearn")

@@ -1,0 +1,182 @@
+"""IncrementalPCA that survives a kill.
+
+A batch is scikit-learn's own ``partial_fit``. What that needs to go on is the components, their singular values, and
+mean and variance of the data; the explained variances follow from these, and are computed when the fit is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pmstore import _sklearn as common
+from pmstore._estimators import StoreOrPath
+from pmstore._fit import CONSTRAINTS, Fit, InStore
+from pmstore._state import Field
+from pmstore.decomposition import _sklearn
+
+__all__ = ["IncrementalPCA"]
+
+
+class Batches(Fit):
+    """The fit of an IncrementalPCA, batch after batch.
+
+    Parameters
+    ----------
+    estimator : IncrementalPCA
+        Checked, with ``batch_size_`` set.
+    X : ndarray or sparse matrix of shape (n, d), float32 or float64
+    """
+
+    def __init__(self, estimator: Any, X: Any) -> None:
+        super().__init__(estimator, X, threads=common.openmp_threads())
+        self.X = X
+        smallest = estimator.n_components or 0
+        self.batches = list(_sklearn.gen_batches(X.shape[0], estimator.batch_size_, min_batch_size=smallest))
+        self.max_iter = len(self.batches)
+
+    def fields(self) -> Iterable[Field]:
+        """The table of the state."""
+        n, d = len(range(*self.batches[0].indices(self.X.shape[0]))), self.X.shape[1]
+        k = min(n, d, self.estimator.n_components or d)
+        # The mean is of float64, and makes everything so in the second batch.
+        dtype = self.X.dtype if self.max_iter == 1 else np.float64
+        yield from super().fields()
+        yield Field("components", (k, d), dtype)
+        yield Field("singular_values", k, dtype)
+        yield Field("mean", d)
+        yield Field("var", d)
+        yield Field("n_samples_seen", dtype=object)
+        yield Field("noise_variance", dtype=object)
+
+    def start(self) -> None:
+        """The first batch, which shows whether there are as many components as are asked for."""
+        super().start()
+        self.step()
+        self.state.iteration = 1
+
+    def step(self) -> None:
+        """One batch."""
+        state, batch = self.state, self.X[self.batches[self.state.iteration]]
+        batch = np.array(batch) if isinstance(batch, np.ndarray) else batch.toarray()  # partial_fit centres it in place
+        pca = _sklearn.SklearnIncrementalPCA(self.estimator.n_components)
+        pca.components_, pca.n_samples_seen_, pca.mean_, pca.var_ = None, 0, 0.0, 0.0
+        if state.iteration:
+            dtype = self.X.dtype if state.iteration == 1 else np.float64
+            pca.components_, pca.singular_values_ = state.components.astype(dtype), state.singular_values.astype(dtype)
+            pca.mean_, pca.var_, pca.n_samples_seen_ = state.mean, state.var, state.n_samples_seen
+        pca.partial_fit(batch, check_input=False)
+        state.components, state.singular_values = pca.components_, pca.singular_values_
+        state.mean, state.var = pca.mean_, pca.var_
+        state.n_samples_seen, state.noise_variance = pca.n_samples_seen_, pca.noise_variance_
+
+
+class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
+    """scikit-learn's IncrementalPCA, with the state of the fit in a store.
+
+    ``fit`` commits after every batch, or as `commit_every` says. The same ``fit`` again, in another process if this one
+    was killed, goes on after the last commit; when the fit had finished, it loads the result. The result is the same as
+    that of scikit-learn's own, bit for bit. ``partial_fit`` is scikit-learn's own, and knows nothing of the store:
+    :func:`pmstore.partial_fit` is for batches that come one by one.
+
+    Parameters
+    ----------
+    n_components, whiten, batch_size
+        As in :class:`sklearn.decomposition.IncrementalPCA`.
+    copy : bool, default=True
+        As in scikit-learn. With a store the data are left alone in either case, and only one batch is ever copied.
+    store : Store, str or path-like, default=None
+    name : str, default=None
+    commit_every : int or float, default=1
+        As in :class:`pmstore.cluster.KMeans`; what counts is batches.
+
+    Attributes
+    ----------
+    components_ : ndarray of shape (n_components_, n_features)
+    explained_variance_, explained_variance_ratio_, singular_values_ : ndarray of shape (n_components_,)
+    mean_, var_ : ndarray of shape (n_features,), float64
+    noise_variance_ : float
+    n_components_, batch_size_, n_features_in_ : int
+    n_samples_seen_ : int or float
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        As in :class:`sklearn.decomposition.IncrementalPCA`. Copies: they don't refer to the store.
+    resumed_from_run_, resumed_from_iter_ : int
+        0, and how many batches were done when ``fit`` found them in the store.
+
+    Raises
+    ------
+    FingerprintMismatchError, TransactionError, StoreLockedError
+        As by :class:`pmstore.cluster.KMeans`.
+
+    Notes
+    -----
+    The store gains (n_components_ + 2) × (n_features + 1) numbers or so, all of which change in every batch.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from pmstore.decomposition import IncrementalPCA
+    >>> X, _ = load_digits(return_X_y=True)
+    >>> first = IncrementalPCA(7, batch_size=200, store="pca.pm").fit(X)
+    >>> again = IncrementalPCA(7, batch_size=200, store="pca.pm").fit(X)  # loads
+    >>> bool((first.components_ == again.components_).all())
+    True
+    """
+
+    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 (the name and the kind are scikit-learn's)
+        **_sklearn.SklearnIncrementalPCA._parameter_constraints,
+        **CONSTRAINTS,
+    }
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        *,
+        whiten: bool = False,
+        copy: bool = True,
+        batch_size: int | None = None,
+        store: StoreOrPath | None = None,
+        name: str | None = None,
+        commit_every: float = 1,
+    ) -> None:
+        super().__init__(n_components=n_components, whiten=whiten, copy=copy, batch_size=batch_size)
+        self.store = store
+        self.name = name
+        self.commit_every = commit_every
+
+    @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: Any, y: Any = None) -> IncrementalPCA:
+        """Compute the components batch by batch, or go on computing them, or load them.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+        y : ignored
+
+        Returns
+        -------
+        IncrementalPCA
+            The estimator.
+        """
+        if self.store is None:
+            self._started_afresh()
+            super().fit(X)
+            return self
+        X = common.validate_data(
+            self, X, accept_sparse=["csr", "csc", "lil"], copy=False, dtype=[np.float64, np.float32]
+        )
+        self.batch_size_ = self.batch_size or 5 * X.shape[1]
+        batches = Batches(self, X)
+        state = self._fit_in_store(batches)
+        self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
+        # As LAPACK lays them out, so that products with them are added in the same order.
+        self.components_, self.singular_values_ = np.asfortranarray(state.components), state.singular_values
+        self.mean_, self.var_ = state.mean, state.var
+        squares = self.singular_values_**2
+        with np.errstate(divide="ignore", invalid="ignore"):  # partial_fit has warned
+            self.explained_variance_ = squares / (self.n_samples_seen_ - 1)
+            self.explained_variance_ratio_ = squares / np.sum(self.var_ * self.n_samples_seen_)
+        self.n_components_ = self.n_components or len(self.components_)
+        return self

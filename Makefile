@@ -7,12 +7,14 @@ CC ?= cc
 JOBS ?= 2
 SEEDS ?= $(shell seq 1 40)
 RUNS ?= 1000000
+VERSIONS ?= 1.5 1.6 1.7 1.8
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
+ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
@@ -20,7 +22,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants paper paper-docs wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -32,6 +34,7 @@ help:
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
+	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
 	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
 	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
 	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
@@ -117,6 +120,19 @@ fuzz:
 # All of them are in one build, in build/mutants, and chosen at run time.
 mutants: build
 	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
+
+# make test has the newest one.
+sklearn: build
+	@set -e; for version in $(VERSIONS); do \
+		echo "scikit-learn $$version"; venv=build/sklearn/$$version; \
+		if [ ! -e $$venv/.built ]; then \
+			$(PYTHON) -m venv --clear $$venv; \
+			$$venv/bin/python -m pip install -qq --disable-pip-version-check "scikit-learn==$$version.*" \
+				msgpack cffi xxhash pytest pytest-xdist hypothesis; \
+			touch $$venv/.built; \
+		fi; \
+		$$venv/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider -p pytest_pmstore $(ESTIMATORS) $(ARGS); \
+	done
 
 # Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.
 bench: $(BENCH)/.built

@@ -14,6 +14,7 @@ enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, COMMITS_RARE 
        LOG_RARE_MEMORY = 4 << 20 };
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
+#define SLOTS_GROWN ((uint64_t)8 << 20)
 
 /* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
 static pm_status failed(pm_store *store, pm_status status)
@@ -108,8 +109,13 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
     uint64_t more = pm_round_up(size / 2, PM_PAGE);
     if (more > GROW_MOST) more = GROW_MOST;
     if (more < GROW_LEAST) more = GROW_LEAST;
-    if (more < least) more = pm_round_up(least, PM_PAGE);
+    /* An extent that may get a second slot: there is room for it, and the blocks of both are written here, in large pieces. The commit that makes it
+     * would wait for the file to grow, and every first write of a block for the file's metadata. */
+    uint64_t slots = store->media.kind == PM_MEDIA_FILE && least >= PM_DENSE_FROM_FILE && least <= SLOTS_GROWN ? 2 * least : least;
+    if (more < slots) more = pm_round_up(slots, PM_PAGE);
     pm_status status = relayout(store, size + more, store->log.header.log_size);
+    if (status == PM_OK && slots > least)
+        return failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots));
     if (status == PM_NO_SPACE && more > least && !store->failed)
         status = relayout(store, size + pm_round_up(least, PM_PAGE), store->log.header.log_size);
     return status;

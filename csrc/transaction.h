@@ -90,6 +90,8 @@ static inline bool pm_transaction_may_change(const pm_store *store, const pm_buf
     return buffer->owned && buffer->writable && !(store->fresh_count && pm_transaction_fresh(store, buffer->offset));
 }
 
+enum { PM_DENSE_FROM_FILE = 1 << 20 }; /* bytes: on disks, shorter extents have one slot */
+
 /* Extents with two slots. Before anything is gathered: which get or lose the second one, and which are written whole. What an attempt that
  * failed has written is written again. */
 pm_status pm_transaction_write_slots(pm_store *store, bool only);

@@ -7,7 +7,7 @@
 #include "hash.h"
 #include "transaction.h"
 
-enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_FROM_FILE = 1 << 20, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
+enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
 
 /* Home's own lines are not in the cache: what is streamed does not stay there. */
 static uint64_t sample_at(const pm_dense *dense, unsigned i)
@@ -68,7 +68,7 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
 static pm_status give_slots(pm_store *store, pm_buffer *buffer)
 {
     pm_status status;
-    uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : DENSE_FROM_FILE;
+    uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? DENSE_FROM_MEMORY : PM_DENSE_FROM_FILE;
     /* What the log doesn't take would be written twice, and end in a checkpoint. */
     bool fits = buffer->length < store->log.header.log_size;
     if ((fits && buffer->dense_commits < DENSE_COMMITS) || buffer->length < least) return PM_OK;

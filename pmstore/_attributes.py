@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._fingerprint import state_of
-from pmstore._state import RANDOM_STATE, random_state_record, set_random_state
+from pmstore._state import RANDOM_STATE, random_state_record, set_generator_state, set_random_state
 
 __all__ = ["Graph", "decode", "graph_of", "root_of", "view_of", "where"]
 
@@ -324,7 +324,7 @@ def decode(nodes: Any, arrays: Mapping[str, Array], parameters: Mapping[str, Any
         roots = _Builder(nodes, arrays, parameters).thing(0)
     except ValueError:
         raise
-    except (AttributeError, ImportError, LookupError, RecursionError, TypeError) as error:
+    except (ArithmeticError, AttributeError, ImportError, LookupError, RecursionError, TypeError) as error:
         raise ValueError(str(error)) from error
     if type(roots) is not dict:
         raise ValueError("no attributes")
@@ -387,9 +387,9 @@ class _Builder:
     def _make_generator(self, kind: str, state: Any) -> Any:
         if type(state) is not str:
             classes = {one.__name__: one for one in _BIT_GENERATORS}
-            bits = classes[kind](0)
-            bits.state = state
-            return np.random.Generator(bits)
+            generator = np.random.Generator(classes[kind](0))
+            set_generator_state(generator, state)
+            return generator
         random_state = np.random.RandomState(0)
         set_random_state(random_state, self._arrays[state])
         return random_state

@@ -100,7 +100,9 @@ class Slot:
         """Raise ReadOnlyStoreError if the store was opened for reading."""
         if self.store.mode == "r":
             state = "not finished" if self.fingerprint else "not there"
-            raise ReadOnlyStoreError(f"{self.store.path} is open for reading, and the fit {self.name!r} is {state}")
+            raise ReadOnlyStoreError(
+                f"{self.store.path} is open for reading, and the fit {self.name!r} is {state}: open it for writing"
+            )
 
     def begin(self, fingerprint: Fingerprint) -> None:
         """Make the slot an unfinished fit's, as part of the caller's transaction."""
@@ -124,32 +126,36 @@ class Slot:
         stored = self.fingerprint
         if stored is None:
             self._refuse_what_is_no_fit()
+            self._refuse_to_be_inside()
             return False
         if stored != fingerprint:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds another fit; stored ≠ asked for: "
                 f"{'; '.join(differences(stored, fingerprint))}. "
-                "Choose another name, or forget that fit with reset()."
+                f"Choose another name. {self._how_to_forget}"
             )
         return True
 
     def require(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        """Raise FingerprintMismatchError unless such an array is in the slot, which holds a fit."""
+        """Raise FingerprintMismatchError unless such an array, in C order, is in the slot, which holds a fit."""
         value = self.group.get(name)
+        found = ""
         if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
-            return
-        raise self.changed(name, f"an array of shape {shape} and dtype {np.dtype(dtype)}")
+            if value.flags.c_contiguous:
+                return
+            found = "one in F order"
+        raise self.changed(name, f"an array of shape {shape} and dtype {np.dtype(dtype)}", found)
 
-    def changed(self, name: str, wanted: str) -> FingerprintMismatchError:
+    def changed(self, name: str, wanted: str, found: str = "") -> FingerprintMismatchError:
         """The error that says that somebody changed what a fit left, and how."""
         value = self.group.get(name)
-        if isinstance(value, np.ndarray):
+        if not found and isinstance(value, np.ndarray):
             found = f"an array of shape {value.shape} and dtype {value.dtype}"
-        else:
+        elif not found:
             found = "nothing" if name not in self.group else f"a value of type {type(value).__name__}"
         return FingerprintMismatchError(
             f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be {wanted}, "
-            f"and there is {found}. Forget the fit with reset()."
+            f"and there is {found}. {self._how_to_forget}"
         )
 
     def check_sound(self) -> None:
@@ -158,14 +164,29 @@ class Slot:
         if damaged:
             raise CorruptStoreError(
                 f"the fit {self.name!r} in {self.store.path} is damaged, and can't be gone on with: "
-                f"{'; '.join(map(str, damaged))}. Forget the fit with reset()."
+                f"{'; '.join(map(str, damaged))}. {self._how_to_forget}"
             )
+
+    @property
+    def _how_to_forget(self) -> str:
+        return f"reset() of an estimator, or store.group({self.name!r}).clear(), forgets that fit."
 
     def _refuse_what_is_no_fit(self) -> None:
         if self.name in self.store or len(self.group):
             raise FingerprintMismatchError(
-                f"{self.name!r} in {self.store.path} holds something that no estimator put there. Choose another name."
+                f"{self.name!r} in {self.store.path} holds something that no estimator put there, or not as it left "
+                f"it. Choose another name, or delete it with store.group({self.name!r}).clear()."
             )
+
+    def _refuse_to_be_inside(self) -> None:
+        """In another fit's group, which goes as a whole when that fit is forgotten."""
+        above = self.name
+        while above := above.rpartition("/")[0]:
+            if Slot(self.store, above).fingerprint is not None:
+                raise FingerprintMismatchError(
+                    f"{self.name!r} would be inside of {above!r} in {self.store.path}, which is another fit, and would "
+                    "be forgotten with it. Choose another name."
+                )
 
 
 def slot_name(kind: str, fingerprint: Fingerprint) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pmstore import _sklearn
+from pmstore._errors import FingerprintMismatchError
 from pmstore._estimators import StoreOrPath, forget
 from pmstore._fingerprint import (
     Fingerprint,
@@ -83,6 +84,13 @@ class Fit(Resumable):
     def _whole_fingerprint(self) -> Fingerprint:
         # max_iter and the runs are among the parameters
         return {key: describe(value) for key, value in self.fingerprint().items()}
+
+    def changed(self, name: str) -> FingerprintMismatchError:
+        """The error that says that somebody changed what a fit left, where the table of fields can't tell."""
+        return FingerprintMismatchError(
+            f"the fit {self.slot_name_!r} is not as it was left: what it has as {name!r} can't be. "
+            "Forget the fit with reset()."
+        )
 
     def fields(self) -> Iterable[Field]:
         """The generator and the seed that it was made from (-1: from the parameter)."""

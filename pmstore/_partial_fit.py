@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pmstore._array import order_of
 from pmstore._attributes import Graph, decode, graph_of, root_of, view_of, where
 from pmstore._batches import Batches
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._estimators import Slot, StoreOrPath
 from pmstore._fingerprint import Fingerprint, describe, describe_environment, describe_parameters
 from pmstore._mapping import Group
@@ -31,6 +32,7 @@ from pmstore._state import (
     State,
     check_random_state_kind,
     random_state_record,
+    set_generator_state,
     set_random_state,
 )
 from pmstore._values import encode
@@ -159,6 +161,7 @@ class Learned:
         self._derived, self._derive = _derived(estimator)
         self._arrays: dict[str, Array] = {}  # of the store, alive
         self._nodes = b""  # encoded, as they are in the store
+        self._layouts: dict[str, Any] = {}  # of the arrays, as they are in the store
         before = self.graph()
         self._before = before.nodes, {name: np.array(array) for name, array in before.arrays.items()}
 
@@ -193,6 +196,9 @@ class Learned:
         for name, array in outside.items():
             group[name] = array
             self._arrays[name] = group[name]
+        layouts = {name: _layout(array) for name, array in self._arrays.items()}
+        if layouts != self._layouts:
+            group["layouts"] = self._layouts = layouts
         nodes = encode(graph.nodes)
         if nodes != self._nodes:
             group["nodes"] = graph.nodes
@@ -206,6 +212,7 @@ class Learned:
         """Have everything where an unfinished fit left it in the store."""
         nodes = group["nodes"]
         self._nodes = encode(nodes)
+        self._layouts = group["layouts"]
         self._arrays = {name: group[name] for name in _names(nodes)}
         self._restore(nodes, self._arrays)
 
@@ -219,11 +226,15 @@ class Learned:
         """Raise FingerprintMismatchError unless that is there."""
         group = slot.group.group(name)
         try:
-            nodes = group["nodes"]
+            nodes, layouts = group["nodes"], group["layouts"]
             arrays = {name: group[name] for name in _names(nodes)}
+            if type(layouts) is not dict:
+                raise ValueError("layouts are missing")
             for one, array in arrays.items():
                 if not isinstance(array, np.ndarray):
                     raise ValueError(f"{one} is no array")
+                if layouts.get(one) != _layout(array):
+                    raise ValueError(f"{one} has shape {array.shape} and dtype {array.dtype}, and had others")
             batches = int(slot.group[PROGRESS]["iteration"])
             _check_roots(decode(nodes, arrays, self.parameters), self.parameters, batches)
         except CorruptStoreError:
@@ -262,7 +273,7 @@ class Learned:
             if isinstance(generator, np.random.RandomState):
                 set_random_state(generator, state)
             else:
-                generator.bit_generator.state = state
+                set_generator_state(generator, state)
         if "class_count_" in attributes:
             self._derive()
 
@@ -282,7 +293,7 @@ def _derived(estimator: Any) -> tuple[tuple[str, ...], Callable[[], None]]:
 def _names(nodes: Any) -> list[str]:
     """Of the arrays that nodes refer to; ValueError if they are no nodes."""
     names: set[str] = set()
-    if type(nodes) is not list or not all(type(node) is list and node for node in nodes):
+    if type(nodes) is not list or not all(type(node) is list and node and type(node[0]) is str for node in nodes):
         raise ValueError("they are no nodes")
     for node in nodes:
         of = {"array": node[1:2], "numbers": node[2:3], "generator": node[2:3]}.get(node[0], [])
@@ -292,10 +303,22 @@ def _names(nodes: Any) -> list[str]:
 
 def _check_roots(roots: dict[str, Any], parameters: Mapping[str, Any], batches: int) -> None:
     hashes, generators = roots.get("hashes"), roots.get("generators")
-    if type(roots.get("attributes")) is not dict or type(generators) is not dict or generators.keys() - parameters:
+    attributes = roots.get("attributes")
+    if type(attributes) is not dict or type(generators) is not dict or generators.keys() - parameters:
         raise ValueError("attributes or generators are missing")
+    if not all(type(name) is str for name in attributes):
+        raise ValueError("attributes have no names")
+    for name, state in generators.items():  # tried on others of the same kind
+        if isinstance(parameters[name], np.random.RandomState):
+            set_random_state(np.random.RandomState(0), state)
+        else:
+            set_generator_state(np.random.Generator(type(parameters[name].bit_generator)(0)), state)
     if not isinstance(hashes, np.ndarray) or hashes.dtype != np.uint64 or not 0 < batches <= hashes.size:
         raise ValueError("the hashes of the batches are missing")
+
+
+def _layout(array: Array) -> list[Any]:
+    return [array.dtype.str, list(array.shape), order_of(array)]
 
 
 def _same(array: Array, kept: Array | None) -> bool:
@@ -404,4 +427,9 @@ class PartialFit(Resumable):
         return state
 
     def _go_on(self, state: State) -> None:
+        if not (0 <= state.epoch < self.epochs and 0 < state.index <= state.iteration):
+            raise FingerprintMismatchError(
+                f"the fit {self.slot_name_!r} is not as it was left: it can't be at batch {state.index} of epoch "
+                f"{state.epoch}. Choose another name, or forget that fit with store.group({self.slot_name_!r}).clear()."
+            )
         self.batches.go_to(state.epoch, state.index, self.learned.hashes[: state.iteration])

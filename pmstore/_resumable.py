@@ -219,7 +219,7 @@ class Resumable(ABC):
                 found = slot.admit(fingerprint)
                 fields = tuple(self.fields())
                 if found:
-                    check_slot(slot, fields)
+                    check_slot(slot, fields, self.runs, self.max_iter)
                     self._tell_where(slot)
                 if not slot.finished:
                     slot.check_writable()

@@ -12,7 +12,7 @@ Derived fields are in the process's own memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -144,7 +144,8 @@ def random_state_record(random_state: np.random.RandomState) -> tuple[Any, ...]:
 
 
 def set_random_state(random_state: np.random.RandomState, record: Array) -> None:
-    """Give a generator the state that `random_state_record` told."""
+    """Give a generator the state that `random_state_record` told; ValueError if it told none."""
+    check_generator_state("MT19937", {"state": {"pos": int(record["pos"])}})
     random_state.set_state(
         {
             "bit_generator": "MT19937",
@@ -153,6 +154,34 @@ def set_random_state(random_state: np.random.RandomState, record: Array) -> None
             "gauss": float(record["gauss"]),
         }
     )
+
+
+def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
+    """Raise ValueError if the state of a bit generator points outside of its buffer, where it would read: numpy doesn't
+    look at that."""
+    if kind in _BUFFERS:
+        size, *path = _BUFFERS[kind]
+        at: Any = state
+        for key in path:
+            at = at.get(key) if isinstance(at, Mapping) else None
+        if type(at) is not int or not 0 <= at <= size:
+            raise ValueError(f"a state of a {kind} is at a number from 0 to {size} of its buffer, not at {at!r:.40}")
+
+
+_BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
+"""Of numpy's bit generators that have one: its size, and where in the state it says how much of it is used."""
+
+
+def set_generator_state(generator: np.random.Generator, state: Any) -> None:
+    """Give a generator a state of a file's, which isn't trusted; ValueError if it is none of that kind of generator."""
+    kind = type(generator.bit_generator).__name__
+    if not isinstance(state, Mapping) or state.get("bit_generator") != kind:
+        raise ValueError(f"it is to be the state of a {kind}")
+    check_generator_state(kind, state)
+    try:
+        generator.bit_generator.state = state
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"it is no state of a {kind}: {error}") from error
 
 
 class State:
@@ -358,7 +387,7 @@ class State:
         if isinstance(generator, np.random.RandomState):
             set_random_state(generator, kept)
         else:
-            generator.bit_generator.state = kept
+            set_generator_state(generator, kept)
             self._kept[name] = encode(kept)
 
 
@@ -367,21 +396,21 @@ def record_dtype(fields: Iterable[Field]) -> np.dtype[Any]:
     return np.dtype([*_COUNTERS, *((field.name, np.dtype(field.dtype)) for field in fields if field.is_scalar)])
 
 
-def check_slot(slot: Slot, fields: Iterable[Field]) -> None:
-    """Raise FingerprintMismatchError unless all that the slot of such a fit is to hold is there."""
+def check_slot(slot: Slot, fields: Iterable[Field], runs: int, max_iter: int | None) -> None:
+    """Raise FingerprintMismatchError unless all that the slot of such a fit is to hold is there, and can be."""
     fields = tuple(fields)
     slot.require(PROGRESS, (), record_dtype(fields))
+    _check_counters(slot, runs, max_iter)
     for field in fields:
         if field.role == "derived" or (field.role == "working" and slot.finished):
             continue
         if isinstance(field.generator, np.random.RandomState):
             slot.require(field.name, (), RANDOM_STATE)
+            _check_generator(slot, field.name, np.random.RandomState(0))
         elif field.is_array:
             slot.require(field.name, field.shape, field.dtype)  # type: ignore[arg-type]
         elif field.generator is not None:
-            kept, kind = slot.group.get(field.name), type(field.generator.bit_generator).__name__
-            if not isinstance(kept, dict) or kept.get("bit_generator") != kind:
-                raise slot.changed(field.name, f"the state of a {kind}")
+            _check_generator(slot, field.name, np.random.Generator(type(field.generator.bit_generator)(0)))
         elif field.keeper is not None:
             field.keeper.check(slot, field.name)
         elif field.is_value:
@@ -390,6 +419,33 @@ def check_slot(slot: Slot, fields: Iterable[Field]) -> None:
                 raise slot.changed(field.name, "a value")
             if field.shape and value is not None and getattr(value, "shape", None) != field.shape:
                 raise slot.changed(field.name, f"an array of shape {field.shape}")
+
+
+def _check_counters(slot: Slot, runs: int, max_iter: int | None) -> None:
+    """A loop that started from others might never end, or look for what is not there."""
+    progress = slot.group[PROGRESS]
+    run, iteration, best, best_iterations = (int(progress[name]) for name, _ in _COUNTERS)
+    ended = run + 1 if slot.finished else run  # runs, of which one is the best
+    if (
+        not (run == runs - 1 if slot.finished else 0 <= run < runs)
+        or not (0 <= best < ended or best == ended - 1 == -1)
+        or not all(n >= 0 and (max_iter is None or n <= max_iter) for n in (iteration, best_iterations))
+    ):
+        found = f"run {run}, iteration {iteration}, and as the best run {best}, {best_iterations} iterations"
+        most = "" if max_iter is None else f" of {max_iter} iterations"
+        raise slot.changed(PROGRESS, f"how far a fit of {runs} runs{most} is", found)
+
+
+def _check_generator(slot: Slot, name: str, like: np.random.RandomState | np.random.Generator) -> None:
+    """The state is tried on another generator of the same kind."""
+    kept = slot.group.get(name)
+    try:
+        if isinstance(like, np.random.RandomState):
+            set_random_state(like, kept)
+        else:
+            set_generator_state(like, kept)
+    except ValueError as error:
+        raise slot.changed(name, "the state of a generator", f"something else ({error})") from error
 
 
 def _copied(value: Any) -> Any:

@@ -53,6 +53,7 @@ class Elkan(Runs):
     def derive(self) -> None:
         """Centred data, and the distances between the centres."""
         super().derive()
+        self.check_labels("labels")
         self._measure(self.centers(self.state.iteration))
 
     def iterate(self, old: Array, new: Array, weight_in_clusters: Array, shift: Array) -> None:

@@ -98,7 +98,14 @@ class Runs(Fit):
 
     def derive(self) -> None:
         """Centred data."""
+        self.check_labels("best/labels")
         self.center()
+
+    def check_labels(self, name: str) -> None:
+        """Refuse labels that somebody changed to those of no cluster: the kernels would write elsewhere in memory."""
+        labels = self.state[name]
+        if not 0 <= labels.min() <= labels.max() < self.estimator.n_clusters:
+            raise self.changed(name)
 
     def step(self) -> None:
         """One iteration."""

@@ -7,6 +7,7 @@ mean and variance of the data; the explained variances follow from these, and ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,16 @@ class Batches(Fit):
         super().start()
         self.step()
         self.state.iteration = 1
+
+    def derive(self) -> None:
+        """Nothing: there are no derived fields. But what was found is looked at."""
+        self.check()
+
+    def check(self) -> None:
+        """Refuse what the table of fields can't tell from the values that were stored."""
+        for name in ("n_samples_seen", "noise_variance"):
+            if isinstance(self.state[name], bool) or not isinstance(self.state[name], Real):
+                raise self.changed(name)
 
     def step(self) -> None:
         """One batch."""
@@ -170,6 +181,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         self.batch_size_ = self.batch_size or 5 * X.shape[1]
         batches = Batches(self, X)
         state = self._fit_in_store(batches)
+        batches.check()
         self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
         # As LAPACK lays them out, so that products with them are added in the same order.
         self.components_, self.singular_values_ = np.asfortranarray(state.components), state.singular_values

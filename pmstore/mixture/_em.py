@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore import _sklearn as common
-from pmstore._errors import FingerprintMismatchError
 from pmstore._fingerprint import Fingerprint
 from pmstore._fit import Fit
 from pmstore._state import Field
@@ -163,24 +162,24 @@ class EM(Fit):
         try:
             return _sklearn.compute_precisions_cholesky(covariances, self.estimator.covariance_type)
         except (ValueError, AttributeError) as error:  # not positive definite; None
-            raise self._changed("covariances_") from error
+            raise self.changed("covariances_") from error
 
     def _check(self, prefix: str, iterations: int) -> None:
         """Refuse what the table of fields can't tell from the values that were stored."""
         bounds = self.state[f"{prefix}lower_bounds"]
         if getattr(bounds, "dtype", None) != BOUND or bounds.ndim != 1 or len(bounds) <= iterations:
-            raise self._changed("lower_bounds")
+            raise self.changed("lower_bounds")
+        for name in self.names:
+            value = self.state[prefix + name]
+            if value is None and name == "covariances_" and not iterations:
+                continue  # precisions were given instead
+            if any(np.asarray(part).dtype.kind != "f" for part in (value if isinstance(value, tuple) else (value,))):
+                raise self.changed(name)
         if "weight_concentration_" in self.names:
             value, k = self.state[f"{prefix}weight_concentration_"], self.estimator.n_components
             arrays = value if isinstance(value, tuple) and len(value) == 2 else (value,)
             if any(getattr(array, "shape", None) != (k,) for array in arrays):
-                raise self._changed("weight_concentration_")
-
-    def _changed(self, name: str) -> FingerprintMismatchError:
-        return FingerprintMismatchError(
-            f"the fit {self.slot_name_!r} is not as it was left: what it has as {name!r} can't be. "
-            "Forget the fit with reset()."
-        )
+                raise self.changed("weight_concentration_")
 
     def _put_parameters(self) -> None:
         for name in self.names:

@@ -446,10 +446,10 @@ WORKLOADS = [
 
 def bulk(store: pmstore.Store) -> None:
     """Commits of more than is gathered before the first write."""
-    x = store.create_array("x", 600_000, "f8")
+    x = store.create_array("x", 900_000, "f8")
     store.commit()
     for i in range(3):
-        x += i + 1
+        x[:600_000] += i + 1  # not most of it: it would get a second slot
         store[f"small{i}"] = i
         store.commit()
 

@@ -128,10 +128,12 @@ pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t len
     if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
     for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
         const uint8_t *home = region->home + dense->slot[dense->home] + at;
-        if (memcmp(region->live + place + at, home, PM_PAGE)) continue;
+        /* Another release may have made them equal. */
+        if (memcmp(region->live + place + at, home, PM_PAGE) || !memcmp(region->home + place + at, home, PM_PAGE)) continue;
         uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
         memcpy(copy, home, PM_PAGE); /* a write from the mapping of the file that is written may find its page locked */
         PM_TRY(pm_home_write(region, place + at, copy, PM_PAGE, PM_WRITE_CACHED));
+        store->statistics.bytes_home += PM_PAGE;
     }
     return PM_OK;
 }

@@ -144,6 +144,17 @@ def test_release_gives_memory_back_over_either_slot(open_store, commits):
     assert (store["x"] == commits + 1).all()
 
 
+def test_release_writes_a_slot_once(store):
+    """What it has made equal stays so until the next commit."""
+    x = make_dense(store, commits=1)
+    store.release("x")
+    before = written(store)
+    for _ in range(3):
+        store.release("x")
+    assert written(store) == before
+    assert (x == 5.0).all() and store.check().ok
+
+
 def private_bytes(array):
     """Bytes of the pages of an array that are private."""
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:

@@ -101,7 +101,11 @@ static bool takes_whole(const pm_store *store, bool all, const pm_dense *dense)
 pm_status pm_transaction_write_slots(pm_store *store, bool only)
 {
     pm_region *region = &store->region;
-    for (size_t i = 0; i < region->dense_count; i++) region->dense[i]->written = false;
+    for (size_t i = 0; i < region->dense_count; i++) {
+        pm_dense *dense = region->dense[i];
+        if (dense->written) dense->sampled = false; /* by an attempt that failed: the sample is of what was never committed */
+        dense->written = false;
+    }
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
@@ -174,5 +178,6 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
         if (!dense) continue;
         dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
         dense->known_terms = false;
+        dense->sampled = false; /* the log has changed what it is of */
     }
 }

@@ -91,6 +91,7 @@ void pm_region_close(pm_region *region, bool keep)
     }
     if (keep) unmap_file(done, end);
     pm_watch_close(&region->watches); /* last: what is mapped no longer needs no unprotecting */
+    pm_unsettled_close(region); /* while a mapping shows the file, its space is taken */
     region->media = NULL;
     region->home = NULL;
 }

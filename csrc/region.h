@@ -37,7 +37,7 @@ typedef struct {
     uint64_t table_hash;      /* of what was written */
     pm_digest terms, written_terms; /* of the digest: of home's blocks, if known_terms, and of what was written */
     bool known_terms;
-    bool sampled;             /* lines of what was last written, which tell whether most of it changed again: */
+    bool sampled;             /* lines of what is home, which tell whether most of it changed again: */
     uint64_t sample[PM_DENSE_SAMPLES][PM_LINE / 8];
     uint8_t *tail;            /* room for what follows the last whole page of contents: see write_slot in transaction.c */
 } pm_dense;

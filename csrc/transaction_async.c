@@ -221,6 +221,7 @@ void pm_async_acknowledged(pm_store *store)
         step_under_trace(store);
         return;
     }
+    if (!pending(store)) return; /* what the log was too small for is durable already: there is no sync to wait for */
     if (!async->scheduled) schedule(store, now() + async->interval);
     async->scheduled = true;
     /* A full log makes a commit wait for all of it. */

@@ -101,7 +101,11 @@ static bool takes_whole(const pm_store *store, bool all, const pm_dense *dense)
 pm_status pm_transaction_write_slots(pm_store *store, bool only)
 {
     pm_region *region = &store->region;
-    for (size_t i = 0; i < region->dense_count; i++) region->dense[i]->written = false;
+    for (size_t i = 0; i < region->dense_count; i++) {
+        pm_dense *dense = region->dense[i];
+        if (dense->written) dense->sampled = false; /* by an attempt that failed: the sample is of what was never committed */
+        dense->written = false;
+    }
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         if (!pm_transaction_may_change(store, buffer) || pm_extent_is_small(buffer->length)) continue;
@@ -128,10 +132,12 @@ pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t len
     if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
     for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
         const uint8_t *home = region->home + dense->slot[dense->home] + at;
-        if (memcmp(region->live + place + at, home, PM_PAGE)) continue;
+        /* Another release may have made them equal. */
+        if (memcmp(region->live + place + at, home, PM_PAGE) || !memcmp(region->home + place + at, home, PM_PAGE)) continue;
         uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
         memcpy(copy, home, PM_PAGE); /* a write from the mapping of the file that is written may find its page locked */
         PM_TRY(pm_home_write(region, place + at, copy, PM_PAGE, PM_WRITE_CACHED));
+        store->statistics.bytes_home += PM_PAGE;
     }
     return PM_OK;
 }
@@ -172,5 +178,6 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
         if (!dense) continue;
         dense->sparse = buffer->dense ? 0 : dense->sparse + 1;
         dense->known_terms = false;
+        dense->sampled = false; /* the log has changed what it is of */
     }
 }

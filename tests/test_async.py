@@ -129,6 +129,43 @@ def test_a_sync_follows_by_itself(tmp_path: Path) -> None:
         assert store["x"][-1] == 20
 
 
+def test_a_sync_follows_after_commits_that_the_log_was_too_small_for(tmp_path: Path) -> None:
+    """They are durable when they return: the thread finds nothing to do, and is told again of what comes next."""
+    with pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=0, max_size=2_800_000) as store:
+        store["filler"] = np.ones(130_000)
+        x = store.create_array("x", 100_000, "f8")
+        store.commit()
+        del store["filler"]
+        store.commit()
+        for i in range(8):
+            before = store.stats()
+            x[:68_000] += 1
+            store.commit()
+            after = store.stats()
+            assert after.bytes_logged - before.bytes_logged > after.log_size
+            assert after.durable_sequence == after.sequence
+            for _ in range(100):  # the thread may look
+                os.sched_yield()
+            store["epoch"] = i
+            store.commit()
+            wait_until_durable(store)
+
+
+def test_a_closed_store_keeps_no_mapping_of_the_file(tmp_path: Path) -> None:
+    """Otherwise a file that is deleted takes its space as long as an array lives."""
+
+    def mapped() -> bool:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return any(line.split()[4] == str(os.stat(tmp_path / "s.pm").st_ino) for line in lines)
+
+    store = pmstore.open(tmp_path / "s.pm", durability="async")
+    x = store.create_array("x", 3000, "f8")
+    store.commit()
+    assert mapped()
+    store.close()
+    assert not mapped() and not x.any()
+
+
 def test_sync_waits_until_all_is_durable(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=float("inf")) as store:
         for i in range(5):

@@ -110,6 +110,7 @@ MUTANTS = [
                 "!memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)",
                 within="if (at < end && !is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&",
             ),
+            part(COMMITS, "!dense || dense->home == dense->seat", "true"),
         ),
     ),
     Mutant(

@@ -85,7 +85,8 @@ def models() -> tuple[dict[str, Model], list[Kept]]:
 
 
 class Commits:
-    """Start and length of every commit inside its block, in seconds from the block's start, and the floor after it."""
+    """Start and length of every commit inside its block, in seconds from the block's start, and the floor beside it: by
+    turns before and after, as whoever comes second finds the disk awake."""
 
     def __init__(self, floor: Callable[[], float] | None = None, stop_after: int = -1) -> None:
         self.commits: list[tuple[float, float]] = []
@@ -98,11 +99,14 @@ class Commits:
         commit, started = Core.commit, perf_counter()
 
         def timed_commit(core: Core) -> None:
+            floor, first = self._floor, len(self.commits) % 2 == 0
+            if floor and first:
+                self.floors.append(floor())
             begun = perf_counter()
             commit(core)
             self.commits.append((begun - started, perf_counter() - begun))
-            if self._floor:
-                self.floors.append(self._floor())
+            if floor and not first:
+                self.floors.append(floor())
             if len(self.commits) == self._stop_after:
                 raise Killed
 
@@ -119,7 +123,8 @@ class Commits:
         """From the end of one commit to the start of the next: an iteration each, but for the floors."""
         ends = [start + seconds for start, seconds in self.commits]
         floors = self.floors or [0.0] * len(ends)
-        return [start - end - floor for (start, _), end, floor in zip(self.commits[1:], ends, floors)]
+        between = [floors[i] + floors[i + 1] if i % 2 else 0.0 for i in range(len(ends) - 1)]
+        return [start - end - floor for (start, _), end, floor in zip(self.commits[1:], ends, between)]
 
 
 def until_first_step(model: Model, X: Array, parameters: Kept) -> float:

@@ -70,13 +70,15 @@ def stored(raw: Raw, model: str, medium: str) -> Iterator[tuple[Raw, Raw]]:
 
 
 def times_floor(one: dict[str, Any]) -> float | None:
-    """Median of an iteration's commit ÷ the floor after it; the first and the last commit of a fit hold more.
+    """Median of an iteration's commit ÷ the floor beside it, where that came after and where it came before: the geometric
+    mean of both. The first and the last commit of a fit hold more.
 
     None for fits of a few iterations, in which the store is still learning how the arrays change.
     """
     if len(one["floors"]) < 7:
         return None
-    return statistics.median(c / f for c, f in zip(one["commits"][1:-1], one["floors"][1:-1]))
+    ratios = [c / f for c, f in zip(one["commits"], one["floors"])]
+    return statistics.geometric_mean([statistics.median(ratios[2:-1:2]), statistics.median(ratios[1:-1:2])])
 
 
 def beyond(fit: Raw, one: Raw) -> float:

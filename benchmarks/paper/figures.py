@@ -70,8 +70,8 @@ def stored(raw: Raw, model: str, medium: str) -> Iterator[tuple[Raw, Raw]]:
 
 
 def times_floor(one: dict[str, Any]) -> float | None:
-    """Median of an iteration's commit ÷ the floor beside it, where that came after and where it came before: the geometric
-    mean of both. The first and the last commit of a fit hold more.
+    """Median of an iteration's commit ÷ the floor beside it, where that came after and where it came before: the
+    geometric mean of both. The first and the last commit of a fit hold more.
 
     None for fits of a few iterations, in which the store is still learning how the arrays change.
     """

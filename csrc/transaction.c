@@ -253,7 +253,8 @@ static size_t list_few(pm_store *store, pm_candidate *few)
 static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list, size_t *count)
 {
     const pm_region *region = &store->region;
-    size_t most = region->edited_count + store->fresh_count, room = most + most + region->buffer_count, next = 0, n = 0;
+    size_t most = region->edited_count + store->fresh_count, next = 0, n = 0;
+    size_t room = most + most + region->buffer_count + 1; /* never none, whose list would be no place to point behind */
     if (room > store->list_room) {
         free(store->list);
         store->list_room = 0;

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pmstore._display import name_text
 from pmstore._errors import CorruptStoreError
@@ -50,15 +50,7 @@ class Declaration(NamedTuple):
     @classmethod
     def decode(cls, encoded: bytes) -> Declaration:
         """From bytes of the store; CorruptStoreError if they say no declaration."""
-        try:
-            found = cls(*decode(encoded))
-            if not found._sound():
-                raise ValueError("its parts")
-        except CorruptStoreError:
-            raise
-        except Exception as error:
-            raise CorruptStoreError(f"a damaged declaration of a derived array: {error}") from error
-        return found
+        return _decoded(cls, encoded, "declaration")
 
     def _sound(self) -> bool:
         for name in self.inputs:
@@ -101,20 +93,31 @@ class Stamp(NamedTuple):
     @classmethod
     def decode(cls, encoded: bytes) -> Stamp:
         """From bytes of the store; CorruptStoreError if they say no stamp."""
-        try:
-            found = cls(*decode(encoded))
-            summary = found.summary
-            if (
-                type(found.inputs) is not int
-                or type(found.contents) not in (int, type(None))
-                or not (summary is None or (type(summary) is tuple and _floats(summary, len(summary))))
-            ):
-                raise ValueError("its parts")
-        except CorruptStoreError:
-            raise
-        except Exception as error:
-            raise CorruptStoreError(f"a damaged stamp of a derived array: {error}") from error
-        return found
+        return _decoded(cls, encoded, "stamp")
+
+    def _sound(self) -> bool:
+        summary = self.summary
+        return (
+            type(self.inputs) is int
+            and type(self.contents) in (int, type(None))
+            and (summary is None or (type(summary) is tuple and _floats(summary, len(summary))))
+        )
+
+
+Part = TypeVar("Part", Declaration, Stamp)
+
+
+def _decoded(kind: type[Part], encoded: bytes, what: str) -> Part:
+    """From bytes of the store; CorruptStoreError if they don't say such a thing."""
+    try:
+        found = kind(*decode(encoded))
+        if not found._sound():
+            raise ValueError("its parts")
+    except CorruptStoreError:
+        raise
+    except Exception as error:
+        raise CorruptStoreError(f"a damaged {what} of a derived array: {error}") from error
+    return found
 
 
 def _decided(policy: Any, recompute: Any, write: Any) -> bool:

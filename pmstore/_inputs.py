@@ -10,6 +10,7 @@ such an array is kept, and while it lives its space has no other owner (I9), so 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,19 +53,19 @@ def read_only(array: Array) -> Array:
     return view
 
 
-class Input:
+class Input(ABC):
     """What a function is called with."""
 
     __slots__ = ()
     name: str | None  # in the store
 
+    @abstractmethod
     def digest(self, owner: str, catalog: Catalog, looked: Looked, depth: int) -> int:
         """What it is now. DerivedArrayError, of the array `owner` or of an input, if there is none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, owner: str, catalog: Catalog, looked: Looked, depth: int) -> Any:
         """What the function gets."""
-        raise NotImplementedError
 
 
 class Named(Input):

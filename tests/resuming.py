@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,23 @@ def copied(store: Path) -> Iterator[list[Path]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Core, "commit", commit_and_copy)
         yield copies
+
+
+@contextlib.contextmanager
+def interrupted(algorithm: Any, after: int) -> Iterator[None]:
+    """SIGINT comes at the end of a step of this class of algorithms, after so many; the block is left by it."""
+    step, left = algorithm.step, after
+
+    def step_to_the_interrupt(self: Any) -> None:
+        nonlocal left
+        step(self)
+        if not left:
+            signal.raise_signal(signal.SIGINT)
+        left -= 1
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(algorithm, "step", step_to_the_interrupt)
+        yield
 
 
 def assert_same(ours: Any, theirs: Any, path: str = "it", seen: set[tuple[int, int]] | None = None) -> None:

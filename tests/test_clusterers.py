@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from pmstore.cluster import MiniBatchKMeans, _sklearn  # noqa: E402
 from pmstore.cluster._elkan import Elkan  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
 from pmstore.cluster._mini_batch import Steps  # noqa: E402
+from tests.resuming import in_memory, interrupted  # noqa: E402
 
 DIGITS = load_digits().data
 WEIGHTS = np.random.RandomState(2).uniform(0.1, 3.0, 300)
@@ -37,10 +37,9 @@ WEIGHTS = np.random.RandomState(2).uniform(0.1, 3.0, 300)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Of a store in memory, if there is such a file system."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
-    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir=memory) as directory:
-        yield Path(directory) / "fit.pm"
+    """Of a store."""
+    with in_memory(tmp_path) as directory:
+        yield directory / "fit.pm"
 
 
 @pytest.fixture(autouse=True)
@@ -199,21 +198,11 @@ def test_mini_batches_are_scikit_learns(
     assert_same(again.partial_fit(X[:50]), reference)
 
 
-def test_mini_batches_go_on_with_the_callers_generator(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mini_batches_go_on_with_the_callers_generator(path: Path) -> None:
     one, other = np.random.RandomState(7), np.random.RandomState(7)
     parameters = {"n_clusters": 4, "batch_size": 64}
     reference = theirs.MiniBatchKMeans(**parameters, random_state=one).fit(DIGITS)
-    step, left = Steps.step, 3
-
-    def interrupted(self: Steps) -> None:
-        nonlocal left
-        step(self)
-        if not left:
-            raise KeyboardInterrupt
-        left -= 1
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Steps, "step", interrupted)
+    with interrupted(Steps, 3):
         MiniBatchKMeans(**parameters, random_state=np.random.RandomState(7), store=path, name="mine").fit(DIGITS)
     fit = MiniBatchKMeans(**parameters, random_state=other, store=path, name="mine").fit(DIGITS)
     assert fit.resumed_from_iter_ == 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 import pmstore  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.decomposition._incremental_pca import Batches  # noqa: E402
-from tests.resuming import assert_same, copied, in_memory  # noqa: E402
-from tests.test_sklearn_api import outcomes  # noqa: E402
+from tests.resuming import assert_same, copied, in_memory, interrupted  # noqa: E402
 
 X = load_digits().data[:160, 2:22]
 DATA: dict[str, Any] = {
@@ -159,16 +156,8 @@ def test_bad_input_leaves_no_trace(path: Path) -> None:
         assert len(store) == 0 and store.sequence == 0
 
 
-def test_an_exception_leaves_the_last_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Batches.step
-
-    def interrupted(self: Any) -> None:
-        step(self)
-        if self.state.iteration == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Batches, "step", interrupted)
+def test_an_exception_leaves_the_last_batch(path: Path) -> None:
+    with interrupted(Batches, 2):
         IncrementalPCA(4, batch_size=30, store=path, name="pca").fit(X)
     fit = IncrementalPCA(4, batch_size=30, store=path, name="pca").fit(X)
     assert fit.resumed_from_iter_ == 2
@@ -181,14 +170,3 @@ def test_only_what_cannot_be_computed_is_stored(path: Path) -> None:
         values = dict(store.group("pca"))
     arrays = {name: value.shape for name, value in values.items() if isinstance(value, np.ndarray)}
     assert arrays == {"components": (4, 20), "singular_values": (4,), "mean": (20,), "var": (20,), "progress": ()}
-
-
-@pytest.mark.slow
-def test_scikit_learns_checks_pass_where_its_own_does() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = outcomes(SklearnIncrementalPCA())
-        assert outcomes(IncrementalPCA()) == expected
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.TemporaryDirectory(dir=memory) as directory:
-            assert outcomes(IncrementalPCA(store=os.path.join(directory, "checks.pm"))) == expected

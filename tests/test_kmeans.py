@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import signal
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
+from tests.resuming import in_memory  # noqa: E402
 
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 DIGITS = load_digits().data
@@ -85,12 +85,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Of a store in memory, if there is such a file system: hundreds of fits that sync a disk take minutes."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path / "fit.pm"
-        return
-    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as directory:
-        yield Path(directory) / "fit.pm"
+    """Of a store."""
+    with in_memory(tmp_path) as directory:
+        yield directory / "fit.pm"
 
 
 @pytest.fixture(autouse=True)

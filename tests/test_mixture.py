@@ -9,10 +9,8 @@ import logging
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,6 +34,7 @@ import pmstore.mixture  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
 from pmstore.mixture._em import EM  # noqa: E402
+from tests.resuming import in_memory, interrupted  # noqa: E402
 
 X, _ = make_blobs(120, 3, centers=4, cluster_std=2.5, random_state=1)
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,10 +53,9 @@ def of_shape(kind: str, value: float) -> Any:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Of a store in memory, if there is such a file system: hundreds of fits that sync a disk take minutes."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
-    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir=memory) as directory:
-        yield Path(directory) / "fit.pm"
+    """Of a store."""
+    with in_memory(tmp_path) as directory:
+        yield directory / "fit.pm"
 
 
 @pytest.fixture(autouse=True)
@@ -313,28 +311,11 @@ def test_killed_after_every_commit_it_is_scikit_learns(path: Path) -> None:
             )
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, fit: Callable[[], Any]) -> None:
-    """Have SIGINT come in the iteration after so many."""
-    step, left = EM.step, after
-
-    def interrupted(self: EM) -> None:
-        nonlocal left
-        step(self)
-        if not left:
-            signal.raise_signal(signal.SIGINT)
-        left -= 1
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(EM, "step", interrupted)
-        fit()
-
-
 @pytest.mark.parametrize("kind", ["GaussianMixture", "BayesianGaussianMixture"])
-def test_an_interrupted_fit_goes_on(
-    kind: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupted_fit_goes_on(kind: str, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reference, fit = pair(kind, {"n_components": 3, "random_state": 0, "max_iter": 8, "verbose": 2}, path)
-    interrupt(monkeypatch, 5, lambda: fit.fit(X))
+    with interrupted(EM, 5):
+        fit.fit(X)
     assert not hasattr(fit, "means_")
     with caplog.at_level(logging.INFO, "pmstore"):
         assert_same(fit.fit(X), reference.fit(X))
@@ -356,18 +337,18 @@ def test_a_finished_fit_does_no_work(path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("n_init", [1, 2])
-def test_precisions_are_stored_only_where_they_do_not_follow(
-    n_init: int, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precisions_are_stored_only_where_they_do_not_follow(n_init: int, path: Path) -> None:
     """And the best run only where there are several."""
     options = {"n_components": 3, "random_state": 0, "n_init": n_init, "max_iter": 3, "store": path, "name": "fit"}
     for given, found in ((None, type(None)), (of_shape("full", 0.5), np.ndarray)):
         fit = GaussianMixture(**options, precisions_init=given)
-        interrupt(monkeypatch, 0, lambda fit=fit: fit.fit(X))
+        with interrupted(EM, 0):
+            fit.fit(X)
         with pmstore.open(path, "r") as store:
             assert isinstance(store["fit/precisions_cholesky_"], found)
             assert (store["fit/covariances_"] is None) == (given is not None)
-        interrupt(monkeypatch, 1, lambda fit=fit: fit.fit(X))
+        with interrupted(EM, 1):
+            fit.fit(X)
         with pmstore.open(path, "r") as store:
             assert store["fit/precisions_cholesky_"] is None
             assert store["fit/covariances_"].shape == (3, 3, 3)
@@ -394,9 +375,7 @@ def test_no_array_of_the_store_is_handed_out(path: Path) -> None:
 
 
 @pytest.mark.parametrize("label, covariance", [*zip(CLASSES, COVARIANCES), ("maximum likelihood", "tied")])
-def test_a_warm_start_goes_on_where_the_last_fit_ended(
-    label: str, covariance: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_start_goes_on_where_the_last_fit_ended(label: str, covariance: str, path: Path) -> None:
     """A program of three fits, killed in the second one and in the third."""
     more = {"warm_start": True, "n_init": 2, "max_iter": 4, "tol": 1e-9, "init_params": "random"}
     kind, parameters = case(label, covariance, more)
@@ -409,7 +388,8 @@ def test_a_warm_start_goes_on_where_the_last_fit_ended(
         for part, expected in zip(data[:killed], references):
             assert_same(fit.fit(part), expected)
         if killed < len(data):
-            interrupt(monkeypatch, 2, lambda fit=fit, part=data[killed]: fit.fit(part))
+            with interrupted(EM, 2):
+                fit.fit(data[killed])
             again = copy.deepcopy(fit)  # which the interrupted fit left alone
             assert_same(again.fit(data[killed]), references[killed])
             assert again.resumed_from_iter_ == 2
@@ -424,14 +404,15 @@ def test_a_warm_start_is_another_fit(path: Path) -> None:
     assert_same(fit.set_params(max_iter=0).reset().fit(X), reference.set_params(max_iter=0).fit(X))
 
 
-def test_a_start_that_does_not_follow_is_kept_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_does_not_follow_is_kept_too(path: Path) -> None:
     """Precisions of a fit before this one that are not those of its covariances, or covariances that don't matter."""
     reference, fit = pair("GaussianMixture", {"n_components": 2, "random_state": 0, "warm_start": True}, path)
     for one in (reference, fit):
         one.fit(X).precisions_cholesky_ *= 1.5
     for change in ({"max_iter": 2}, {"n_components": 3, "precisions_init": of_shape("full", 0.5), "warm_start": False}):
         reference.set_params(**change)
-        interrupt(monkeypatch, 0, lambda change=change: fit.set_params(**change).fit(X))
+        with interrupted(EM, 0):
+            fit.set_params(**change).fit(X)
         assert_same(fit.fit(X), reference.fit(X))
 
 
@@ -521,14 +502,15 @@ def test_a_fit_that_breaks_off_keeps_its_last_iteration(path: Path, monkeypatch:
         ("random_state", ...),
     ],
 )
-def test_a_state_that_somebody_changed(name: str, value: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_somebody_changed(name: str, value: Any, path: Path) -> None:
     options = {"n_components": 3, "random_state": 0, "max_iter": 4, "store": path, "name": "fit"}
     fit = BayesianGaussianMixture(**options)
     for finished in (False, True):
         if finished:
             fit.reset().fit(X)
         else:
-            interrupt(monkeypatch, 2, lambda: fit.fit(X))
+            with interrupted(EM, 2):
+                fit.fit(X)
         with pmstore.open(path) as store:
             del store[f"fit/{name}"]
             if value is not ...:
@@ -537,8 +519,9 @@ def test_a_state_that_somebody_changed(name: str, value: Any, path: Path, monkey
             BayesianGaussianMixture(**options).fit(X)
 
 
-def test_a_slot_of_another_estimator(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt(monkeypatch, 2, lambda: GaussianMixture(3, store=path, name="fit").fit(X))
+def test_a_slot_of_another_estimator(path: Path) -> None:
+    with interrupted(EM, 2):
+        GaussianMixture(3, store=path, name="fit").fit(X)
     with pytest.raises(pmstore.FingerprintMismatchError, match="GaussianMixture, version 1 ≠ BayesianGaussianMixture"):
         BayesianGaussianMixture(n_components=3, store=path, name="fit").fit(X)
     with pytest.raises(pmstore.FingerprintMismatchError, match="parameter covariance_type: full ≠ diag"):
@@ -546,8 +529,9 @@ def test_a_slot_of_another_estimator(path: Path, monkeypatch: pytest.MonkeyPatch
     assert GaussianMixture(3, store=path, name="fit").fit(X).resumed_from_iter_ == 2
 
 
-def test_a_read_only_store_gives_finished_fits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt(monkeypatch, 2, lambda: GaussianMixture(2, random_state=0, store=path).fit(X))
+def test_a_read_only_store_gives_finished_fits(path: Path) -> None:
+    with interrupted(EM, 2):
+        GaussianMixture(2, random_state=0, store=path).fit(X)
     fit = GaussianMixture(3, random_state=0, store=path).fit(X)
     with pmstore.open(path, mode="r") as store:
         assert_same(GaussianMixture(3, random_state=0, store=store).fit(X), fit)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import shutil
-import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +16,7 @@ import pytest
 import pmstore
 from pmstore import _resumable
 from pmstore._core import Core
+from tests.resuming import in_memory, interrupted
 
 pytest.importorskip("xxhash")
 
@@ -97,11 +95,8 @@ def result(state: pmstore.State) -> tuple[Any, ...]:
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
     """In memory, if there is such a file system: hundreds of commits that sync a disk take long."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as directory:
-        yield Path(directory)
+    with in_memory(tmp_path) as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -154,39 +149,23 @@ def test_it_goes_on_from_every_commit(
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "Philox", "SFC64"])
-def test_every_generator_of_numpys_is_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_generator_of_numpys_is_kept(kind: str, tmp_path: Path) -> None:
     def climb() -> Climb:
         return Climb(PEAK, generator=np.random.Generator(getattr(np.random, kind)(7)))
 
     reference = result(climb().run())
-    interrupt(monkeypatch, climb(), 7, store=tmp_path / "x.pm")
+    with interrupted(Climb, 7):
+        climb().run(store=tmp_path / "x.pm")
     again = climb()
     assert result(again.run(tmp_path / "x.pm")) == reference
     assert (again.resumed_from_run_, again.resumed_from_iter_) == (1, 2)
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, climb: Climb, after: int, **options: Any) -> None:
-    """Run it until SIGINT comes inside an iteration, at its end."""
-    step, left = Climb.step, after
-
-    def interrupted(self: Climb) -> None:
-        nonlocal left
-        step(self)
-        if not left:
-            signal.raise_signal(signal.SIGINT)
-        left -= 1
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Climb, "step", interrupted)
-        climb.run(**options)
-
-
-def test_an_interrupt_takes_it_back_to_the_last_commit(
-    tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_takes_it_back_to_the_last_commit(tmp_path: Path, reference: Any) -> None:
     with pmstore.open(tmp_path / "x.pm") as store:
         climb = Climb(PEAK)
-        interrupt(monkeypatch, climb, 7, store=store, name="climb", commit_every=3)
+        with interrupted(Climb, 7):
+            climb.run(store=store, name="climb", commit_every=3)
         progress = store["climb/progress"]
         assert (progress["run"], progress["iteration"]) == (1, 0)
         assert result(climb.run(store, "climb")) == reference  # the same object: its generators are taken back
@@ -241,9 +220,10 @@ def test_another_fit_has_no_place_in_a_slot(change: Callable[[Climb], None], mes
         ("heights", None),
     ],
 )
-def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pm"
-    interrupt(monkeypatch, Climb(PEAK), 7, store=path, name="climb")
+    with interrupted(Climb, 7):
+        Climb(PEAK).run(store=path, name="climb")
     with pmstore.open(path) as store:
         del store[f"climb/{name}"]
         if value is not None:
@@ -252,9 +232,10 @@ def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path, mon
         Climb(PEAK).run(path, "climb")
 
 
-def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path, reference: Any) -> None:
     path = tmp_path / "x.pm"
-    interrupt(monkeypatch, Climb(PEAK), 7, store=path, name="climb")
+    with interrupted(Climb, 7):
+        Climb(PEAK).run(store=path, name="climb")
     with pmstore.open(path) as store:
         contents = store["climb/tries/last"].tobytes()
     damaged = path.read_bytes().replace(contents, contents[:-1] + bytes([contents[-1] ^ 1]))
@@ -291,11 +272,10 @@ def test_a_full_disk_leaves_the_last_commit(
         store.close()
 
 
-def test_a_read_only_store_gives_what_is_finished(
-    tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_store_gives_what_is_finished(tmp_path: Path, reference: Any) -> None:
     Climb(PEAK).run(tmp_path / "x.pm", "done")
-    interrupt(monkeypatch, Climb(PEAK), 7, store=tmp_path / "x.pm", name="begun")
+    with interrupted(Climb, 7):
+        Climb(PEAK).run(store=tmp_path / "x.pm", name="begun")
     with pmstore.open(tmp_path / "x.pm", "r") as store:
         assert result(Climb(PEAK).run(store, "done")) == reference
         for name in ("begun", "new"):

@@ -13,7 +13,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 sklearn = pytest.importorskip("sklearn")
 
-from sklearn import mixture  # noqa: E402
+from sklearn import decomposition, mixture  # noqa: E402
 from sklearn.base import clone  # noqa: E402
 from sklearn.cluster import KMeans as SklearnKMeans  # noqa: E402
 from sklearn.cluster import MiniBatchKMeans as SklearnMiniBatchKMeans  # noqa: E402
@@ -25,6 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 import pmstore  # noqa: E402
 from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
+from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
 
 BLOBS, _ = make_blobs(500, 5, centers=6, cluster_std=3.0, random_state=1)
@@ -92,6 +93,7 @@ def outcomes(estimator: Any) -> set[tuple[str, str]]:
         (MiniBatchKMeans, SklearnMiniBatchKMeans),
         (GaussianMixture, mixture.GaussianMixture),
         (BayesianGaussianMixture, mixture.BayesianGaussianMixture),
+        (IncrementalPCA, decomposition.IncrementalPCA),
     ],
 )
 def test_scikit_learns_checks_pass_where_its_own_do(kind: Any, theirs: Any) -> None:

@@ -51,6 +51,7 @@ class Neighbour:
     whole = True  # can keep an array as a whole
     rows = True  # can keep one by rows, even if it writes all of it
     partial = False  # writes only the rows that changed
+    back_to_back = False  # is timed right behind another change of the same kind
     media: tuple[str, ...] = ("memory", "disk")
 
     def __init__(self, directory: Path, medium: str, array: Array) -> None:

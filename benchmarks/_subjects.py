@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from _common import CSRC, HERE, MEDIA, Array, compiled, library
-from _neighbours import PMEMOBJ, Neighbour, Promise
+from _neighbours import PMEMOBJ, Neighbour, Promise, sync_path
 
 import pmstore
 
@@ -36,6 +36,10 @@ class Pmstore(Neighbour):
 
     def put(self) -> None:
         self.store.commit()
+
+    def settle(self) -> None:
+        self.store.stats()  # waits until the thread has brought home up to date
+        sync_path(self.path)
 
     def close(self) -> None:
         self.store.close()
@@ -88,7 +92,17 @@ class PmstoreOnly(PmstoreWith):
                 array[rows] = values
 
 
-PMSTORES: list[type[Pmstore]] = [Pmstore, PmstoreWith, PmstoreOnly]
+class PmstoreWithBackToBack(PmstoreWith):
+    """Without a moment between two transactions, so that the second may have to wait for the first one's home."""
+
+    name, whole, back_to_back = "pmstore, with, back to back", False, True
+
+
+class PmstoreOnlyBackToBack(PmstoreOnly):
+    name, back_to_back = "pmstore, with only=, back to back", True
+
+
+PMSTORES: list[type[Pmstore]] = [Pmstore, PmstoreWith, PmstoreOnly, PmstoreWithBackToBack, PmstoreOnlyBackToBack]
 
 
 # ---- libpmemobj

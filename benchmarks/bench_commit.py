@@ -85,14 +85,21 @@ def some_rows(
     subject = kind(directory, medium, np.zeros((ROWS, COLUMNS)))
     rows: Array = np.zeros(changed, np.int64)
 
+    def choose() -> Array:
+        return np.sort(random.choice(ROWS, changed, replace=False))
+
     def baseline() -> float:
         nonlocal rows
-        rows = np.sort(random.choice(ROWS, changed, replace=False))
+        rows = choose()
         floor_values.__iadd__(1.0)
         return floor.rows(rows, floor_values)
 
     def put() -> float:
         values.__iadd__(1.0)
+        if subject.back_to_back:
+            before = choose()
+            expected[before] = values
+            subject.put_rows(before, values)
         start = perf_counter()
         subject.put_rows(rows, values)
         taken = perf_counter() - start

@@ -158,9 +158,9 @@ void pm_writer_free(pm_writer *writer)
 
 void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, bool large)
 {
-    enum { IN_CACHE = 4 * PM_PIECE };
+    enum { IN_CACHE = 4 * PM_PIECE, AT_ONCE = 512 << 10 };
     *writer = (pm_writer){.media = writer->media, .stage = writer->stage, .stage_size = writer->stage_size,
-                          .stage_room = large && writer->early ? IN_CACHE : writer->stage_size,
+                          .stage_room = !large ? writer->stage_size : writer->early ? IN_CACHE : AT_ONCE,
                           .early = writer->early, .place = place, .capacity = capacity, .key = key};
 }
 

@@ -106,6 +106,7 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
         return pm_fail(PM_NO_MEMORY, "no memory to open a store");
     }
     pthread_mutex_init(&store->mutex, NULL);
+    pm_home_open(store);
     atomic_store(&store->references, 1);
     store->max_size = max_size;
     store->media.fd = fd;
@@ -124,7 +125,10 @@ pm_status pm_close(pm_store *store, unsigned flags)
     pm_status status = PM_OK;
     if (!store->forked) {
         pm_async_stop(store);
+        pm_home_stop(store);
         pthread_mutex_lock(&store->mutex);
+        /* Who discards leaves the file as a crash would. */
+        if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);
         bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
         if (!(flags & PM_CLOSE_DISCARD) && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
         pm_region_close(&store->region, !(flags & PM_CLOSE_EXITING));
@@ -151,6 +155,7 @@ static pm_status enter_even(pm_store *store, bool also_failed)
         return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
     pthread_mutex_lock(&store->mutex);
     pm_status status = PM_OK;
+    if (!store->closed) (void)pm_home_catch_up(store); /* if it fails, the store has */
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
     else if (store->failed && !(also_failed && !store->home_torn))
         status = pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
@@ -508,10 +513,11 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
 
 int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *out)
 {
-    if (enter(store) != PM_OK) return 0;
-    bool holds = pm_region_owns(&store->region, address, length);
+    if (store->forked) return 0;
+    pthread_mutex_lock(&store->mutex);
+    bool holds = !store->closed && pm_region_owns(&store->region, address, length);
+    pthread_mutex_unlock(&store->mutex);
     if (holds) *out = (pm_range){(uint64_t)(uintptr_t)address, length};
-    leave(store, PM_OK);
     return holds;
 }
 

@@ -4,8 +4,6 @@
 
 #include "region_unsettled.h"
 
-enum { STREAM_HOME_FROM = 4 << 20 };
-
 /* The log grows until it takes COMMITS_PER_LOG, so that home is written once for many commits, by LOG_STEP at most: each growth makes a
  * commit wait, but commits may turn out smaller than the first ones. Once a part of it (1 in LOG_EARNED) was logged by this process, it grows
  * until a checkpoint falls on less than one commit in 1000, and is not in the 99.9th percentile of their times; for that to no more than
@@ -16,39 +14,27 @@ enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, COMMITS_RARE 
 #define GROW_MOST ((uint64_t)1 << 30)
 #define SLOTS_GROWN ((uint64_t)8 << 20)
 
-/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
-static pm_status failed(pm_store *store, pm_status status)
+pm_status pm_failed(pm_store *store, pm_status status)
 {
     if (status == PM_OK) return PM_OK;
     store->failed = true;
     return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
 }
 
-/* The same for what comes before the commit point, where a lack of space or of memory leaves everything as it was. */
+/* The same, for what comes before the commit point, where a lack of space or of memory leaves everything as it was. */
 static pm_status failed_if_io(pm_store *store, pm_status status)
 {
-    return status == PM_IO ? failed(store, status) : status;
+    return status == PM_IO ? pm_failed(store, status) : status;
 }
 
 /* ---- checkpoint and growth ---------------------------------------------------------------------------------- */
-
-/* durable: home → then: a header that empties the log. Without this fence a crash finds neither the records nor what they had
- * changed (I3). */
-static pm_status sync_home(pm_store *store)
-{
-    pm_home_flush(&store->region);
-    PM_TRY(failed(store, store->media.operations->fence(&store->media)));
-    store->home_durable = true;
-    store->home_from = store->home_to = 0;
-    return PM_OK;
-}
 
 /* Home durable, then a header with `next`'s layout and a new salt. */
 static pm_status reset_log(pm_store *store, pm_header next)
 {
     PM_TRY(pm_async_settle(store));
-    if (!store->home_durable) PM_TRY(sync_home(store));
-    PM_TRY(failed(store, pm_log_reset(&store->log, next)));
+    if (!store->home_durable) PM_TRY(pm_home_sync(store));
+    PM_TRY(pm_failed(store, pm_log_reset(&store->log, next)));
     pm_async_emptied(store);
     store->commits_since_reset = 0;
     store->statistics.checkpoints++;
@@ -95,7 +81,7 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     next.log_size = log_size;
     next.flags = 0;
     PM_TRY(reset_log(store, next));
-    return region_size > store->region.size ? failed(store, pm_region_extend(&store->region, region_size)) : PM_OK;
+    return region_size > store->region.size ? pm_failed(store, pm_region_extend(&store->region, region_size)) : PM_OK;
 }
 
 pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
@@ -134,20 +120,6 @@ static uint64_t log_wanted(const pm_store *store)
     if (rare > target && rare <= LOG_EARNED * store->statistics.bytes_logged) target = rare;
     while (wanted < target) wanted *= 2;
     return wanted;
-}
-
-/* Behind a commit: what a checkpoint would make a later one wait for is begun, or done, here. */
-static pm_status prepare_checkpoint(pm_store *store, uint64_t before)
-{
-    enum { PART = 1 << 20 };
-    /* The next commit like this one has to write the header twice: this one waits for home. */
-    if (store->last_body > pm_log_room(&store->log)) return sync_home(store);
-    /* No more pages than a disk's queue takes: beyond, asking for it waits for the disk too. */
-    if (before / PART != store->log.head / PART && store->log.head - before <= PART && store->home_to) {
-        PM_TRY(failed(store, store->media.operations->write_back(&store->media, store->home_from, store->home_to - store->home_from)));
-        store->home_from = store->home_to = 0;
-    }
-    return PM_OK;
 }
 
 /* Empties the log; makes it larger if it was full too soon, or if `body` bytes have to fit. */
@@ -335,29 +307,6 @@ static void declare_directs(pm_store *store, pm_digest *digest)
 
 /* ---- commit ------------------------------------------------------------------------------------------------- */
 
-/* Brings home up to date with a durable body (I2, I3). */
-static pm_status apply_home(pm_store *store, const uint8_t *body, uint64_t length)
-{
-    enum { AHEAD = 2 * PM_PAGE };
-    pm_log_item item;
-    store->home_durable = false;
-    /* On disks home is lazy: what is streamed would be waited for by the next record. */
-    bool stream = store->media.kind == PM_MEDIA_MEMORY && length >= STREAM_HOME_FROM;
-    pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
-    for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
-        if (item.kind != PM_ITEM_RUN) continue;
-        /* A body that large comes from memory, not from a cache: ask for it while home is written. */
-        for (uint64_t at = 0; how == PM_WRITE_STREAM && at < item.length && at < PM_PAGE; at += PM_LINE)
-            __builtin_prefetch(item.bytes + AHEAD + at);
-        PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));
-        uint64_t from = PM_REGION_START + item.offset, to = from + item.length;
-        if (!store->home_to || from < store->home_from) store->home_from = from;
-        if (to > store->home_to) store->home_to = to;
-        store->statistics.bytes_home += item.length;
-    }
-    return PM_OK;
-}
-
 /* What goes into a commit record besides the body. */
 typedef struct {
     uint64_t spill; /* where the body stands instead; 0: in the log */
@@ -442,13 +391,13 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     if (!body || spill) body = store->media.view + writer->place;
     PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1));
     if (spill) {
-        PM_TRY(failed(store, pm_writer_finish(writer)));
+        PM_TRY(pm_failed(store, pm_writer_finish(writer)));
         uint64_t hash = writer->hash;
         pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, false);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;
-    PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));
+    PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->statistics.dirty_bytes = payload;
@@ -458,13 +407,11 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     pm_transaction_flip_slots(store);
     if (store->async) {
         pm_async_committed(store, before, body, length);
-        return spill ? pm_transaction_checkpoint(store, false) : PM_OK;
+        return PM_OK;
     }
     store->home_torn = true; /* until it shows what is durable now */
-    PM_TRY(failed(store, pm_log_witness(&store->log, store->log.sequence)));
-    PM_TRY(failed(store, apply_home(store, body, length)));
-    store->home_torn = false;
-    return spill ? pm_transaction_checkpoint(store, false) : prepare_checkpoint(store, before);
+    PM_TRY(pm_failed(store, pm_log_witness(&store->log, store->log.sequence)));
+    return pm_home_follow(store, (pm_home_job){body, length, before}, !spill);
 }
 
 static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
@@ -481,6 +428,7 @@ static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
             PM_TRY(gather_body(store, list, count, &next));
         }
         PM_TRY(write_commit(store, &next));
+        if (next.spill) PM_TRY(pm_transaction_checkpoint(store, false));
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
         acknowledged = true;
     }

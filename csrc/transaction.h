@@ -29,12 +29,29 @@ typedef struct {
     pm_digest digest;    /* of its blocks, likewise */
 } pm_fresh;
 
+/* A record is durable, and home does not show it yet. */
+typedef struct {
+    const uint8_t *body; /* NULL: there is none */
+    uint64_t length;
+    uint64_t before; /* where the log ended without it */
+} pm_home_job;
+
+/* See transaction_home.c. Under the store's mutex. */
+typedef struct {
+    pm_home_job job; /* that is put up */
+    bool busy;       /* the thread has taken it: home is its own, and all that is noted of home */
+    pthread_cond_t put_up, done; /* never destroyed: in a forked child the thread seems to wait for ever */
+    pthread_t thread;
+    bool threaded, alone; /* alone: no thread can be started, or is to be any more */
+    bool stop;
+} pm_behind;
+
 struct pm_store {
     pthread_mutex_t mutex; /* over everything below */
     atomic_int references; /* living buffers, and one for the open store */
     bool closed, forked;
     bool failed;    /* a write or a sync failed: nothing more is written (D7) */
-    bool home_torn; /* it failed while home was written, so home is no longer the last commit */
+    bool home_torn; /* home is not the last commit: it waits to be brought up to date, or that failed */
     pm_media media;
     pm_log log;
     pm_region region;
@@ -48,10 +65,14 @@ struct pm_store {
     uint64_t commits_since_reset, last_body;
     bool home_durable;            /* nothing was written home since it was synced */
     uint64_t home_from, home_to;  /* file offsets: between them home was written, and not asked to be written back */
+    pm_behind behind;
     pm_async *async; /* NULL: every commit is durable when it returns */
     pm_statistics statistics;
     pm_store *next; /* list of open stores, for forks */
 };
+
+/* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
+pm_status pm_failed(pm_store *store, pm_status status);
 
 /* only: looks at metadata, fresh extents and what pm_region_mark was told. */
 pm_status pm_transaction_commit(pm_store *store, bool only);
@@ -99,6 +120,17 @@ void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the
 pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length); /* before its memory is given back */
 void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
 void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */
+
+/* Home behind the log (D13). */
+void pm_home_open(pm_store *store);
+/* Home is to show this commit: when it returns or, if may_wait, at the latest when somebody enters the store. */
+pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait);
+pm_status pm_home_catch_up(pm_store *store); /* home shows the last commit when it returns PM_OK (I2) */
+pm_status pm_home_sync(pm_store *store);     /* and is durable */
+void pm_home_stop(pm_store *store);          /* no thread is left; without the store's mutex */
+
+/* A thread that takes no signals. Not 0: an errno. */
+int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* Commits that are durable some time after they returned (D11), from now on. interval: nanoseconds. */
 pm_status pm_async_open(pm_store *store, uint64_t interval);

@@ -20,7 +20,6 @@
  * Stores under a trace have no thread, so that each run does the same: every few commits one of them takes a snapshot, the next one makes it
  * durable, and the one after that settles it. So commits come between all three.
  */
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -28,7 +27,7 @@
 #include "transaction.h"
 
 /* Records are whole pages, and a header allows a log of 128 MiB. */
-enum { RECORDS_MOST = (128 << 20) / PM_PAGE, THREAD_STACK = 512 << 10 };
+enum { RECORDS_MOST = (128 << 20) / PM_PAGE };
 
 struct pm_async {
     uint64_t interval; /* nanoseconds */
@@ -274,24 +273,6 @@ static void *background(void *argument)
     return NULL;
 }
 
-/* It takes no signals: they are for the threads of the program. */
-static pm_status start(pm_store *store)
-{
-    pm_async *async = store->async;
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, THREAD_STACK);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&async->thread, &attributes, background, store);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    async->threaded = !error;
-    errno = error;
-    return error ? pm_fail_errno("cannot start the thread that syncs commits") : PM_OK;
-}
-
 pm_status pm_async_open(pm_store *store, uint64_t interval)
 {
     pm_region *region = &store->region;
@@ -311,7 +292,11 @@ pm_status pm_async_open(pm_store *store, uint64_t interval)
     async->every = store->media.trace ? pm_trace_sync_every(store->media.trace) : 0;
     store->async = async;
     pm_status status = pm_unsettled_open(region);
-    if (status == PM_OK && !async->every) status = start(store);
+    if (status == PM_OK && !async->every) {
+        errno = pm_thread_start(&async->thread, background, store);
+        async->threaded = !errno;
+        if (errno) status = pm_fail_errno("cannot start the thread that syncs commits");
+    }
     if (status != PM_OK) {
         if (region->unsettled) region->home = region->unsettled->settled;
         pm_unsettled_close(region);

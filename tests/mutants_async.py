@@ -156,6 +156,6 @@ MUTANTS = [
         "PM_TRY(pm_async_settle(store));",
         ";",
         "commits are forgotten at a checkpoint",
-        within="PM_TRY(pm_async_settle(store));\n    if (!store->home_durable) PM_TRY(sync_home(store));",
+        within="PM_TRY(pm_async_settle(store));\n    if (!store->home_durable) PM_TRY(pm_home_sync(store));",
     ),
 ]

@@ -7,30 +7,54 @@ from __future__ import annotations
 from tests.mutants_build import Mutant, part
 
 RECOVERY, TRANSACTION, DIRECT = "csrc/recovery.c", "csrc/transaction.c", "csrc/transaction_direct.c"
-STORE, REGION = "csrc/store.c", "csrc/region.c"
+STORE, REGION, HOME = "csrc/store.c", "csrc/region.c", "csrc/transaction_home.c"
 
 COMMIT = [
     Mutant(
         "home-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
-        "if (!spill && pm_writer_body(writer)) PM_TRY(failed(store, apply_home(store, body, length)));"
-        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "if (!spill && pm_writer_body(writer)) PM_TRY(pm_home_follow(store, (pm_home_job){body, length, before}, false));"
+        " PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "home is changed by a commit that is in no log",
     ),
     Mutant(
         "home-not-written",
         "P",
-        TRANSACTION,
-        "PM_TRY(failed(store, apply_home(store, body, length)));",
+        HOME,
+        "PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
         ";",
         "the next transaction begins from an old state",
     ),
     Mutant(
+        "home-behind-is-not-waited-for",
+        "P",
+        STORE,
+        "if (!store->closed) (void)pm_home_catch_up(store);",
+        ";",
+        "the next call finds an older state",
+    ),
+    Mutant(
+        "home-behind-is-forgotten-at-close",
+        "P",
+        STORE,
+        "if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);",
+        ";",
+        "a store that was closed in order opens without its last commit",
+    ),
+    Mutant(
+        "home-behind-fails-in-silence",
+        "M",
+        HOME,
+        "PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
+        "PM_TRY(apply(store, job.body, job.length));",
+        "a store whose home is torn goes on",
+    ),
+    Mutant(
         "home-without-last-item",
         "P",
-        TRANSACTION,
+        HOME,
         "PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));",
         "if (cursor < length || cursor < 200) PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));",
         "the last run of a commit never gets home",
@@ -38,15 +62,15 @@ COMMIT = [
     Mutant(
         "reset-before-home-is-durable",
         "R",
-        TRANSACTION,
-        "PM_TRY(failed(store, store->media.operations->fence(&store->media)));",
+        HOME,
+        "PM_TRY(pm_failed(store, store->media.operations->fence(&store->media)));",
         ";",
         "both copies gone",
     ),
     Mutant(
         "home-not-flushed",
         "R",
-        TRANSACTION,
+        HOME,
         "pm_home_flush(&store->region);",
         "store->region.flush_count = 0;",
         "both copies gone",
@@ -113,9 +137,9 @@ COMMIT = [
         "log-emptied-when-it-is-full-only-in-memory",
         "L",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_reset(&store->log, next)));",
+        "PM_TRY(pm_failed(store, pm_log_reset(&store->log, next)));",
         "if (next.log_size == store->log.header.log_size && store->log.head > 100000) store->log.head = 0;"
-        " else PM_TRY(failed(store, pm_log_reset(&store->log, next)));",
+        " else PM_TRY(pm_failed(store, pm_log_reset(&store->log, next)));",
         "records are overwritten under the same header",
     ),
     Mutant(
@@ -147,13 +171,13 @@ COMMIT = [
         "R",
         TRANSACTION,
         "PM_TRY(reset_log(store, next));",
-        "PM_TRY(failed(store, pm_log_reset(&store->log, next)));",
+        "PM_TRY(pm_failed(store, pm_log_reset(&store->log, next)));",
         "the log is emptied by growth alone",
     ),
     Mutant(
         "home-taken-for-durable",
         "R",
-        TRANSACTION,
+        HOME,
         "store->home_durable = false;",
         ";",
         "the log is emptied though home was written since it was synced",
@@ -170,15 +194,15 @@ COMMIT = [
         "spill-without-checkpoint",
         "CL",
         TRANSACTION,
-        "return spill ? pm_transaction_checkpoint(store, false) : prepare_checkpoint(store, before);",
-        "return PM_OK;",
+        "if (next.spill) PM_TRY(pm_transaction_checkpoint(store, false));",
+        ";",
         "the next commit overwrites a spilled body",
     ),
     Mutant(
         "spill-not-finished",
         "P",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_writer_finish(writer)));",
+        "PM_TRY(pm_failed(store, pm_writer_finish(writer)));",
         ";",
         "the end of a spilled body is not written",
     ),

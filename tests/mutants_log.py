@@ -251,9 +251,9 @@ RECORDS = [
         "witness-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "(void)pm_log_witness(&store->log, store->log.sequence + 1);"
-        " PM_TRY(failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        " PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "a torn commit is taken for lost data",
     ),
     Mutant(
@@ -269,7 +269,7 @@ RECORDS = [
         "witness-missing",
         "D",
         TRANSACTION,
-        "PM_TRY(failed(store, pm_log_witness(&store->log, store->log.sequence)));",
+        "PM_TRY(pm_failed(store, pm_log_witness(&store->log, store->log.sequence)));",
         ";",
         "the last commit rots and nobody says so",
     ),

@@ -457,9 +457,9 @@ CONTROLS = [
     Mutant(
         "control-home-written-twice",
         "-",
-        "csrc/transaction.c",
-        "PM_TRY(failed(store, apply_home(store, body, length)));",
-        "PM_TRY(failed(store, apply_home(store, body, length))); PM_TRY(failed(store, apply_home(store, body, length)));",
+        "csrc/transaction_home.c",
+        "PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
+        "PM_TRY(apply(store, job.body, job.length)); PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
         "",
     ),
 ]

@@ -1,0 +1,237 @@
+/*
+ * Home behind the log (D13).
+ *
+ * When a record is durable, home is brought up to date with it (I3). For a small record the commit does it. A large one costs about as
+ * much again as its log, so the commit may return, and the job is put up:
+ *
+ *   commit ── record durable ── job put up ──▶ the program goes on
+ *                                  ├── the thread takes it, and does it beside the program; whoever enters the store meanwhile waits
+ *                                  └── whoever enters the store first takes it, and does it before anything else
+ *
+ * So whoever has entered finds home as the last commit left it (I2), and nothing else has to know of this. Only pm_holds enters without:
+ * it looks at buffers, which no job touches. What programs see does not change: what a record carries is private memory.
+ *
+ * I1   The record is durable before the job is put up: killed before it is done, recovery replays the log.
+ * D7   If it fails, the next call says so; the log has everything.
+ *
+ * Stores under a trace have no thread, so that each run does the same: every second record waits for the next call.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+#include "transaction.h"
+
+enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM = 256 << 10, THREAD_STACK = 512 << 10 };
+
+typedef struct {
+    uint64_t from, length;
+} file_range;
+
+/* ---- home ------------------------------------------------------------------------------------------------------- */
+
+/* durable: home → then: a header that empties the log. Without this fence a crash finds neither the records nor what they had
+ * changed (I3). */
+pm_status pm_home_sync(pm_store *store)
+{
+    pm_home_flush(&store->region);
+    PM_TRY(pm_failed(store, store->media.operations->fence(&store->media)));
+    store->home_durable = true;
+    store->home_from = store->home_to = 0;
+    return PM_OK;
+}
+
+static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
+{
+    enum { AHEAD = 2 * PM_PAGE };
+    pm_log_item item;
+    store->home_durable = false;
+    /* On disks home is lazy: what is streamed would be waited for by the next record. */
+    bool stream = store->media.kind == PM_MEDIA_MEMORY && length >= STREAM_HOME_FROM;
+    pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
+    for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
+        if (item.kind != PM_ITEM_RUN) continue;
+        /* A body that large comes from memory, not from a cache: ask for it while home is written. */
+        for (uint64_t at = 0; how == PM_WRITE_STREAM && at < item.length && at < PM_PAGE; at += PM_LINE)
+            __builtin_prefetch(item.bytes + AHEAD + at);
+        PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));
+        uint64_t from = PM_REGION_START + item.offset, to = from + item.length;
+        if (!store->home_to || from < store->home_from) store->home_from = from;
+        if (to > store->home_to) store->home_to = to;
+        store->statistics.bytes_home += item.length;
+    }
+    return PM_OK;
+}
+
+/* Does the job. */
+static pm_status take_home(pm_store *store)
+{
+    pm_home_job job = store->behind.job;
+    store->behind.job.body = NULL;
+    PM_TRY(pm_failed(store, apply(store, job.body, job.length)));
+    store->home_torn = false;
+    /* The next commit like this one has to write the header twice: home is waited for here. */
+    return store->last_body > pm_log_room(&store->log) ? pm_home_sync(store) : PM_OK;
+}
+
+/* ---- on its way to the disk, so that a checkpoint has less to wait for ---------------------------------------------- */
+
+/* The first bytes of what was written home and not asked to be written back, in the file. */
+static file_range part_of_home(pm_store *store, uint64_t most)
+{
+    file_range part = {store->home_from, store->home_to - store->home_from};
+    if (part.length > most) part.length = most;
+    store->home_from += part.length;
+    if (store->home_from == store->home_to) store->home_from = store->home_to = 0;
+    return part;
+}
+
+static pm_status begin_write_back(pm_store *store, file_range part)
+{
+    return part.length ? store->media.operations->write_back(&store->media, part.from, part.length) : PM_OK;
+}
+
+/* Behind a small record: all of it, whenever the log has grown by so much. */
+static pm_status begin_now_and_then(pm_store *store, uint64_t before)
+{
+    enum { PART = 1 << 20 };
+    /* No more pages than a disk's queue takes: beyond, asking for it waits for the disk too. */
+    if (before / PART == store->log.head / PART || store->log.head - before > PART) return PM_OK;
+    return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));
+}
+
+/* Behind a large one: a part, once the log is getting full. Until then it waits for the program to leave the disk alone for a while. */
+static file_range part_behind_large(pm_store *store)
+{
+    enum { PARTS = 4, PART_LEAST = 4 << 20 };
+    if (store->log.head <= store->log.header.log_size / 8 * 5) return (file_range){0, 0};
+    uint64_t part = (store->home_to - store->home_from) / PARTS / PM_PAGE * PM_PAGE;
+    return part_of_home(store, part < PART_LEAST ? PART_LEAST : part);
+}
+
+pm_status pm_home_catch_up(pm_store *store)
+{
+    while (store->behind.busy) pthread_cond_wait(&store->behind.done, &store->mutex);
+    if (!store->behind.job.body || store->failed) return PM_OK;
+    uint64_t before = store->behind.job.before;
+    PM_TRY(take_home(store));
+    return begin_now_and_then(store, before);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------------------------- */
+
+/* Until something is put up, or the store has been left alone for a while with home not on its way to the disk. True: the latter. */
+static bool wait_for_work(pm_store *store)
+{
+    enum { A_WHILE = 2000000 /* ns */ };
+    pm_behind *behind = &store->behind;
+    if (store->media.kind == PM_MEDIA_MEMORY || !store->home_to) {
+        pthread_cond_wait(&behind->put_up, &store->mutex);
+        return false;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += A_WHILE;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    uint64_t sequence = store->log.sequence;
+    return pthread_cond_timedwait(&behind->put_up, &store->mutex, &until) == ETIMEDOUT && store->log.sequence == sequence;
+}
+
+/* Home is its own meanwhile, without the mutex. */
+static pm_status take_home_alone(pm_store *store)
+{
+    store->behind.busy = true;
+    pthread_mutex_unlock(&store->mutex);
+    pm_status status = take_home(store);
+    /* What it streamed is ordered by a fence of its own: none of another thread's would. */
+    if (status == PM_OK && store->media.kind == PM_MEDIA_MEMORY) status = pm_failed(store, store->media.operations->fence(&store->media));
+    pthread_mutex_lock(&store->mutex);
+    store->behind.busy = false;
+    pthread_cond_broadcast(&store->behind.done);
+    return status;
+}
+
+static void *keep_up(void *argument)
+{
+    pm_store *store = argument;
+    pm_behind *behind = &store->behind;
+    pthread_mutex_lock(&store->mutex);
+    while (!behind->stop && !store->failed) {
+        file_range part = {0, 0};
+        pm_status status = PM_OK;
+        if (behind->job.body) {
+            status = take_home_alone(store);
+            part = part_behind_large(store);
+        } else if (wait_for_work(store)) {
+            part = part_of_home(store, UINT64_MAX);
+        }
+        if (status == PM_OK && part.length) {
+            /* Beside what the program does: home is whole, and this changes nothing. */
+            pthread_mutex_unlock(&store->mutex);
+            status = begin_write_back(store, part);
+            pthread_mutex_lock(&store->mutex);
+            (void)pm_failed(store, status);
+        }
+    }
+    pthread_mutex_unlock(&store->mutex);
+    return NULL;
+}
+
+/* It takes no signals: they are for the threads of the program. */
+int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
+{
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, THREAD_STACK);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(thread, &attributes, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+/* Whether this job is left for later. The thread is started when the first one is: most stores never have a commit that large. */
+static bool waits(pm_store *store, const pm_home_job *job)
+{
+    pm_behind *behind = &store->behind;
+    if (store->media.trace) return store->log.sequence % 2;
+    if (job->length < WAIT_FROM || behind->alone) return false;
+    if (!behind->threaded) {
+        behind->threaded = !pm_thread_start(&behind->thread, keep_up, store);
+        behind->alone = !behind->threaded;
+    }
+    return behind->threaded;
+}
+
+pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait)
+{
+    store->behind.job = job;
+    if (!may_wait || !waits(store, &job)) return pm_home_catch_up(store);
+    if (store->behind.threaded) pthread_cond_signal(&store->behind.put_up);
+    return PM_OK;
+}
+
+void pm_home_open(pm_store *store)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&store->behind.put_up, &clock);
+    pthread_cond_init(&store->behind.done, NULL);
+    pthread_condattr_destroy(&clock);
+}
+
+void pm_home_stop(pm_store *store)
+{
+    if (!store->behind.threaded) return;
+    pthread_mutex_lock(&store->mutex);
+    store->behind.stop = true;
+    pthread_cond_signal(&store->behind.put_up);
+    pthread_mutex_unlock(&store->mutex);
+    pthread_join(store->behind.thread, NULL);
+    store->behind.threaded = false;
+    store->behind.alone = true;
+}

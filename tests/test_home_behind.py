@@ -1,0 +1,181 @@
+"""D13: home is brought up to date behind a large commit, by a thread or by the next call. Nobody may see it lag."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+from . import shim as shims
+from .conftest import Medium
+from .shim import ONCE, Fault, faults
+from .test_threads_fork import run_threads
+
+# float64: 2 MiB in rows of a page. A commit of every third row logs 700 KB, which is more than what is brought home at once, and
+# too little for the whole array to be written.
+ROWS, COLUMNS = 512, 512
+
+Array = np.ndarray[Any, Any]
+Opener = Callable[..., pmstore.Store]
+
+
+def sparse(store: pmstore.Store) -> Array:
+    w: Array = store.create_array("w", (ROWS, COLUMNS), "f8")
+    store.commit()
+    return w
+
+
+def change(w: Array, value: int) -> None:
+    w[value % 3 :: 3] = value
+
+
+def after(value: int) -> Array:
+    w = np.zeros((ROWS, COLUMNS))
+    for each in range(1, value + 1):
+        change(w, each)
+    return w
+
+
+def test_I2_whatever_comes_next_finds_the_last_commit(open_store: Opener) -> None:
+    store = open_store()
+    w = sparse(store)
+    nexts: list[Callable[[], Any]] = [
+        store.rollback,
+        lambda: store.release("w"),
+        lambda: store.update(value=1),
+        store._catalog.core.checkpoint,
+        store.check,
+        store.stats,
+        lambda: None,
+    ]
+    for value in range(1, 22):
+        change(w, value)
+        store.commit()
+        nexts[value % len(nexts)]()
+        w[:] = -1
+        store.rollback()
+        np.testing.assert_array_equal(w, after(value))
+    assert store.check().ok
+
+
+def test_a_store_that_is_closed_at_once_has_it_all(open_store: Opener) -> None:
+    for value in range(1, 4):
+        store = open_store()
+        w = store["w"] if "w" in store else sparse(store)
+        change(w, value)
+        store.commit()
+        store.close()
+        np.testing.assert_array_equal(w, after(value))
+    store = open_store(mode="r", verify=True)
+    assert store.check().ok
+    np.testing.assert_array_equal(store["w"], after(3))
+
+
+def test_I1_killed_while_home_is_behind(medium: Medium) -> None:
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x", media=medium.name) as store:
+        sparse(store)
+    for value in range(1, 13):
+        child = os.fork()
+        if not child:
+            store = pmstore.open(path, "r+", media=medium.name)
+            change(store["w"], value)
+            store.commit()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        with pmstore.open(path, "r", media=medium.name, verify=True) as store:
+            np.testing.assert_array_equal(store["w"], after(value))
+
+
+def test_a_fork_while_home_is_behind(open_store: Opener) -> None:
+    store = open_store()
+    w = sparse(store)
+    for value in range(1, 9):
+        change(w, value)
+        store.commit()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                assert np.array_equal(w, after(value))
+                with pytest.raises(pmstore.Error):
+                    store.commit()
+                store.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    assert store.check().ok
+
+
+def test_threads_beside_it(open_store: Opener) -> None:
+    store = open_store()
+    w = sparse(store)
+
+    def commits() -> None:
+        for value in range(1, 40):
+            change(w, value)
+            store.commit()
+
+    def others(name: str) -> None:
+        for i in range(60):
+            with store.transaction():
+                store[name] = np.full(300, i)
+            with store.transaction(only=[w[:2]]):
+                pass
+            assert store[name][-1] == i
+            store.stats()
+
+    run_threads(commits, lambda: others("a"), lambda: others("b"))
+    store.commit()
+    w[:] = -1
+    store.rollback()
+    np.testing.assert_array_equal(w, after(39))
+    assert store.check().ok
+
+
+def failing(directory: str, how: str) -> None:
+    """In another process, under the shim: home can't be written behind a commit."""
+    path = Path(directory) / "store.pm"
+    store = pmstore.open(path, "x", media="file")
+    w = sparse(store)
+    for value in range(1, 4):  # the log grows
+        change(w, value)
+        store.commit()
+    store.stats()
+    change(w, 4)
+    with faults(Fault("pwrite", ONCE, errno.EIO, 5), path):  # the first is the witness
+        store.commit()
+        if how == "close":
+            with pytest.raises(pmstore.Error, match="refuses to go on"):
+                store.close()
+        else:
+            for refused in (store.stats, store.commit, store.rollback):
+                with pytest.raises(pmstore.FailedStoreError):
+                    refused()
+            np.testing.assert_array_equal(w, after(4))
+            store._drop()
+    with pmstore.open(path, "r+", media="file", verify=True) as store:
+        np.testing.assert_array_equal(store["w"], after(4))
+        change(store["w"], 5)
+        store.commit()
+        assert store.check().ok
+    print("told")
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+@pytest.mark.parametrize("how", ["call", "close"])
+def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, how: str) -> None:
+    library = shims.build(tmp_path)
+    if library is None:
+        pytest.skip("no C compiler")
+    call = f"from tests.test_home_behind import failing; failing({str(tmp_path)!r}, {how!r})"
+    assert shims.run(library, "-c", call) == "told\n"

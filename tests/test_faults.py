@@ -215,7 +215,7 @@ class Run:
         try:
             self.store.rollback()
         except pmstore.FailedStoreError:
-            return  # a commit was durable, and could not be brought home: the running one, or the one that was acknowledged last
+            return  # home of a durable commit could not be written: of the running one, or of the last one, behind it
         possible = self.states[self.acknowledged : self.begun + 1]
         arrays = {
             name: array.tobytes()

@@ -19,8 +19,8 @@ from .conftest import Medium
 from .shim import ONCE, Fault, faults
 from .test_threads_fork import run_threads
 
-# float64: 2 MiB in rows of a page. A commit of every third row logs 700 KB, which is more than what is brought home at once, and
-# too little for the whole array to be written.
+# float64: 2 MiB in rows of a page. A commit of every third row logs 700 KB, which is more than what is brought home at
+# once, and too little for the whole array to be written.
 ROWS, COLUMNS = 512, 512
 
 Array = np.ndarray[Any, Any]

@@ -86,7 +86,9 @@ static pm_status sync_failed(void)
 
 /* ---- what was streamed -------------------------------------------------------------------------------------- */
 
-enum { BEGIN_WRITEBACK = 1 << 19 }; /* bytes that are worth a call of their own */
+/* Bytes that are worth a call of their own; and what is better left to the call that waits, for it is one request then: 1 MiB takes 1.17 times
+ * the floor, and 1.29 in two parts. From 2 MiB on it is the other way round. */
+enum { BEGIN_WRITEBACK = 1 << 19, AT_ONCE = (1 << 20) + (1 << 17) };
 
 /* sync_file_range that tells the trace what it waited for: only then has the disk got it. */
 static pm_status write_back(pm_media *media, uint64_t from, uint64_t to, unsigned how)
@@ -146,20 +148,26 @@ static pm_status wait_for_streamed(pm_media *media)
     return PM_OK;
 }
 
+/* The disk works while the next part is copied, or gathered: it is told of every `part` bytes. */
+static pm_status stream(pm_media *media, uint64_t offset, const uint8_t *source, size_t length, size_t part)
+{
+    if (!media->durable_range) return write_all(media, offset, source, length, 0);
+    while (length) {
+        size_t some = length < part ? length : part;
+        pm_streamed *range = note_streamed(media, offset, some);
+        PM_TRY(write_all(media, offset, source, some, 0));
+        if (range) PM_TRY(begin_writeback(media, range, part));
+        source += some, offset += some, length -= some;
+    }
+    return PM_OK;
+}
+
 static pm_status file_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
     PM_CHECK(offset + length <= media->size);
-    if (how == PM_WRITE_CACHED) media->lazy += pm_round_up(offset % PM_PAGE + length, PM_PAGE);
-    if (how == PM_WRITE_CACHED || !media->durable_range) return write_all(media, offset, source, length, 0);
-    for (const char *from = source; length;) {
-        /* The disk works while the next part is copied, or gathered. */
-        size_t part = length < BEGIN_WRITEBACK ? length : BEGIN_WRITEBACK;
-        pm_streamed *range = note_streamed(media, offset, part);
-        PM_TRY(write_all(media, offset, from, part, 0));
-        if (range) PM_TRY(begin_writeback(media, range, BEGIN_WRITEBACK));
-        from += part, offset += part, length -= part;
-    }
-    return PM_OK;
+    if (how == PM_WRITE_STREAM) return stream(media, offset, source, length, BEGIN_WRITEBACK);
+    media->lazy += pm_round_up(offset % PM_PAGE + length, PM_PAGE);
+    return write_all(media, offset, source, length, 0);
 }
 
 static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
@@ -167,11 +175,12 @@ static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8
     enum { PAGES_AT_ONCE = 64 /* they stay in the cache until they are written */ };
     uint8_t copy[PAGES_AT_ONCE * PM_PAGE] __attribute__((aligned(PM_LINE)));
     PM_CHECK(offset + pages * PM_PAGE <= media->size);
+    size_t part = pages * PM_PAGE <= AT_ONCE ? SIZE_MAX : BEGIN_WRITEBACK;
     while (pages) {
         uint64_t some = pages < PAGES_AT_ONCE ? pages : PAGES_AT_ONCE;
         for (uint64_t page = 0; page < some; page++)
             hashes[page] = pm_hash64_copy_page(copy + page * PM_PAGE, source + page * PM_PAGE);
-        PM_TRY(file_write(media, offset, copy, some * PM_PAGE, PM_WRITE_STREAM));
+        PM_TRY(stream(media, offset, copy, some * PM_PAGE, part));
         offset += some * PM_PAGE, source += some * PM_PAGE, hashes += some, pages -= some;
     }
     return PM_OK;

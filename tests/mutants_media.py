@@ -124,7 +124,7 @@ FILE_MEDIUM = [
         "streamed-not-noted",
         "R",
         FILE,
-        "note_streamed(media, offset, part)",
+        "note_streamed(media, offset, some)",
         "NULL",
         "a record vouches for contents that a power cut takes",
     ),

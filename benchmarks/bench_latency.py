@@ -1,5 +1,5 @@
 """How long the longest commits take, and how much a commit writes: percentiles over thousands of commits of one store,
-from its first one on, so that the growth of the log and every checkpoint are among them; and 50 commits of 49 MB.
+from its first one on, so that the growth of the log and every checkpoint are among them; and of commits of 49 MB.
 
 Blocks of the floor and blocks of commits take turns: a floor after each commit would give the disk time to do what
 that one left.
@@ -7,6 +7,9 @@ that one left.
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +34,7 @@ from _common import (
     scratch,
     seconds,
 )
+from _targets import written
 
 import pmstore
 
@@ -41,6 +45,35 @@ WRITTEN = ("bytes_logged", "bytes_home", "bytes_direct", "checkpoints", "syncs",
 def spent(before: pmstore.Stats, after: pmstore.Stats) -> dict[str, int]:
     """What the store did in between."""
     return {name: getattr(after, name) - getattr(before, name) for name in WRITTEN}
+
+
+class Sent:
+    """Bytes that reached the disk while a store committed, without those of the floors in between.
+
+    By the kernel's count of the whole disk, so nothing else should write to it. `store.stats()` counts bytes that go
+    home time and again before the kernel writes their page back once.
+    """
+
+    def __init__(self, medium: str, directory: Path) -> None:
+        self.bytes = self.committed = 0
+        number = os.stat(directory).st_dev
+        counts = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+        self.counts = counts if medium == "disk" and counts.exists() else None
+
+    def so_far(self) -> int:
+        return int(self.counts.read_text().split()[6]) * 512 if self.counts else 0
+
+    @contextlib.contextmanager
+    def commits(self, store: pmstore.Store, committed: int) -> Iterator[None]:
+        """A block of commits of so many bytes."""
+        before = self.so_far()
+        yield
+        store.stats()  # waits until home is up to date
+        self.bytes += self.so_far() - before
+        self.committed += committed
+
+    def raw(self) -> dict[str, int]:
+        return {"sent": self.bytes, "sent for": self.committed} if self.counts else {}
 
 
 def series(directory: Path, medium: str, size: int, count: int, *, block: int = BLOCK) -> dict[str, Any]:
@@ -56,21 +89,32 @@ def series(directory: Path, medium: str, size: int, count: int, *, block: int = 
         with no_collection():
             for _ in range(3):
                 floor(source)
+            sent = Sent(medium, directory)
             while len(times) < count:
                 for _ in range(block):
                     source += 1
                     floors.append(floor(source))
-                for _ in range(block):
-                    array += 1
-                    start = perf_counter()
-                    store.commit()
-                    times.append(perf_counter() - start)
+                if len(times) < count // 2:
+                    sent = Sent(medium, directory)  # what growth wrote once is not counted
+                with sent.commits(store, size * block):
+                    for _ in range(block):
+                        array += 1
+                        start = perf_counter()
+                        store.commit()
+                        times.append(perf_counter() - start)
         after = store.stats()
     with pmstore.open(directory / "store.pm", "r") as store:
         if not (store["array"] == len(times)).all():
             raise SystemExit(f"{medium}, {size} bytes: what was read back isn't what was committed")
     log = {"log before": log_before, "log after": after.log_size}
-    return {"times": times, "floors": floors, "committed": size * len(times), **spent(before, after), **log}
+    return {
+        "times": times,
+        "floors": floors,
+        "committed": size * len(times),
+        **spent(before, after),
+        **sent.raw(),
+        **log,
+    }
 
 
 def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
@@ -90,24 +134,35 @@ def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
             return {}
         before, log_before = store.stats(), store.stats().log_size
         with no_collection():
+            sent = Sent(medium, directory)
             while len(times) < count:
+                if len(times) < count // 2:
+                    sent = Sent(medium, directory)
                 rows = random.integers(ROWS, size=BLOCK)
                 for row in rows:
                     floors.append(floor.rows(np.array([row]), values))
-                for row in rows.tolist():
-                    values += 1
-                    start = perf_counter()
-                    view = array[row]
-                    with transaction(only=[view]):
-                        view[...] = values[0]
-                    times.append(perf_counter() - start)
-                    expected[row] = values[0]
+                with sent.commits(store, ROW_BYTES * BLOCK):
+                    for row in rows.tolist():
+                        values += 1
+                        start = perf_counter()
+                        view = array[row]
+                        with transaction(only=[view]):
+                            view[...] = values[0]
+                        times.append(perf_counter() - start)
+                        expected[row] = values[0]
         after = store.stats()
     with pmstore.open(directory / "store.pm", "r") as store:
         if not np.array_equal(store["array"], expected):
             raise SystemExit(f"{medium}, rows: what was read back isn't what was committed")
     log = {"log before": log_before, "log after": after.log_size}
-    return {"times": times, "floors": floors, "committed": ROW_BYTES * len(times), **spent(before, after), **log}
+    return {
+        "times": times,
+        "floors": floors,
+        "committed": ROW_BYTES * len(times),
+        **spent(before, after),
+        **sent.raw(),
+        **log,
+    }
 
 
 def report(name: str, cell: dict[str, Any]) -> None:
@@ -115,8 +170,7 @@ def report(name: str, cell: dict[str, Any]) -> None:
     for who, values in (("pmstore", cell["times"]), ("floor", cell["floors"])):
         print(f"  {name:12}{who:10}" + "".join(f"{seconds(percentile(values, share)):>11}" for share in shares), end="")
         if who == "pmstore":
-            written = (cell["bytes_logged"] + cell["bytes_home"] + cell["bytes_direct"]) / cell["committed"]
-            print(f"{written:9.3f} written per byte, {cell['checkpoints']} checkpoints", end="")
+            print(f"{written(cell):9.3f} written per byte, {cell['checkpoints']} checkpoints", end="")
         print(flush=True)
 
 
@@ -145,9 +199,9 @@ def main() -> None:
             cells.append({"medium": medium, "workload": workload, "kind": "latency", **cell})
             report(workload, cells[-1])
         with scratch(parent(options, medium)) as directory:
-            cell = series(directory, medium, SIZES["49 MB"], 50 if options.scale >= 1 else 10)
+            cell = series(directory, medium, SIZES["49 MB"], 100 if options.scale >= 1 else 10)
             cells.append({"medium": medium, "workload": "49 MB", "kind": "sustained", **cell})
-            report("49 MB, 50 ×", cells[-1])
+            report("49 MB, 50 in a row", cells[-1])
     raw = {"priority": priority, "quick": options.quick, "cells": cells, "skipped": skipped}
     save(options.raw, "latency", raw)
 

@@ -91,7 +91,7 @@ def of_commits(raw: Raw, medium: str) -> Iterator[Target]:
 
 
 def written(cell: Raw) -> float:
-    """Bytes that went to the medium for each byte that was committed; on disks in the second half, when growth is over."""
+    """Bytes that went to the medium for each byte committed; on disks in the second half, when growth is over."""
     if "sent" in cell:
         return float(cell["sent"] / cell["sent for"])
     return float((cell["bytes_logged"] + cell["bytes_home"] + cell["bytes_direct"]) / cell["committed"])

@@ -95,9 +95,11 @@ static pm_status begin_write_back(pm_store *store, file_range part)
 /* Behind a small record: all of it, whenever the log has grown by so much. */
 static pm_status begin_now_and_then(pm_store *store, uint64_t before)
 {
-    enum { PART = 1 << 20 };
+    enum { FEW = 1 << 20, MANY = 128 << 10 };
+    /* Pages far apart are a request each: asked for often, they are never so many that a commit waits behind them. */
+    uint64_t part = store->home_to - store->home_from < FEW ? FEW : MANY;
     /* No more pages than a disk's queue takes: beyond, asking for it waits for the disk too. */
-    if (before / PART == store->log.head / PART || store->log.head - before > PART) return PM_OK;
+    if (before / part == store->log.head / part || store->log.head - before > FEW) return PM_OK;
     return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));
 }
 

@@ -171,8 +171,8 @@ static void *keep_up(void *argument)
             pthread_mutex_unlock(&store->mutex);
             status = begin_write_back(store, part);
             pthread_mutex_lock(&store->mutex);
-            (void)pm_failed(store, status);
         }
+        if (pm_failed(store, status) != PM_OK) store->untold = true;
     }
     pthread_mutex_unlock(&store->mutex);
     return NULL;

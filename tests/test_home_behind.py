@@ -19,9 +19,9 @@ from .conftest import Medium
 from .shim import ONCE, Fault, faults
 from .test_threads_fork import run_threads
 
-# float64: 2 MiB in rows of a page. A commit of every third row logs 700 KB, which is more than what is brought home at
+# float64: 4 MiB in rows of a page. A commit of every third row logs 1.4 MB, which is more than what is brought home at
 # once, and too little for the whole array to be written.
-ROWS, COLUMNS = 512, 512
+ROWS, COLUMNS = 1024, 512
 
 Array = np.ndarray[Any, Any]
 Opener = Callable[..., pmstore.Store]
@@ -79,6 +79,21 @@ def test_a_store_that_is_closed_at_once_has_it_all(open_store: Opener) -> None:
             np.testing.assert_array_equal(reader["w"], after(value))
     store = open_store(mode="r", verify=True)
     assert store.check().ok
+
+
+def test_its_thread_takes_no_signals_and_most_stores_have_none(open_store: Opener) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    store = open_store()
+    w = sparse(store)
+    w[:20] = 1
+    store.commit()
+    assert set(os.listdir("/proc/self/task")) <= before
+    change(w, 1)
+    store.commit()
+    (thread,) = set(os.listdir("/proc/self/task")) - before
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    (blocked,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
 
 
 def test_I1_killed_while_home_is_behind(medium: Medium) -> None:

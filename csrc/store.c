@@ -77,6 +77,12 @@ static void free_store(pm_store *store)
     free(store);
 }
 
+static pm_status tell_failed(pm_store *store)
+{
+    store->untold = false;
+    return pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
+}
+
 static void release_reference(pm_store *store)
 {
     if (atomic_fetch_sub(&store->references, 1) == 1) free_store(store);
@@ -129,6 +135,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
         pthread_mutex_lock(&store->mutex);
         /* Who discards leaves the file as a crash would. */
         if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);
+        if (store->untold && !(flags & PM_CLOSE_DISCARD)) status = tell_failed(store);
         bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
         if (!(flags & PM_CLOSE_DISCARD) && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
         pm_region_close(&store->region, !(flags & PM_CLOSE_EXITING));
@@ -155,10 +162,9 @@ static pm_status enter_even(pm_store *store, bool also_failed)
         return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
     pthread_mutex_lock(&store->mutex);
     pm_status status = PM_OK;
-    if (!store->closed) (void)pm_home_catch_up(store); /* if it fails, the store has */
+    if (!store->closed && pm_home_catch_up(store) != PM_OK) store->untold = true; /* and the store has failed */
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
-    else if (store->failed && !(also_failed && !store->home_torn))
-        status = pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
+    else if (store->failed && !(also_failed && !store->home_torn)) status = tell_failed(store);
     if (status != PM_OK) pthread_mutex_unlock(&store->mutex);
     return status;
 }

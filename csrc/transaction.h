@@ -51,6 +51,7 @@ struct pm_store {
     atomic_int references; /* living buffers, and one for the open store */
     bool closed, forked;
     bool failed;    /* a write or a sync failed: nothing more is written (D7) */
+    bool untold;    /* it was behind a call's back, and none has said so yet */
     bool home_torn; /* home is not the last commit: it waits to be brought up to date, or that failed */
     pm_media media;
     pm_log log;

@@ -204,7 +204,7 @@ static void step_under_trace(pm_store *store)
     pm_async *async = store->async;
     if (store->failed) return;
     if (async->running && async->done) {
-        (void)finish(store);
+        store->untold = finish(store) != PM_OK;
     } else if (async->running) {
         make_durable(store);
     } else if (++async->commits >= async->every && pending(store)) {
@@ -247,7 +247,8 @@ static void sync_in_background(pm_store *store)
     if (!mine) return;
     make_durable(store);
     pthread_mutex_lock(&store->mutex);
-    if (async->running) (void)finish(store); /* otherwise another one has, who could not wait */
+    /* Otherwise another one has, who could not wait. */
+    if (async->running && !store->failed) store->untold = finish(store) != PM_OK;
     pthread_mutex_unlock(&store->mutex);
 }
 

@@ -10,6 +10,15 @@ COMMITS = "csrc/transaction_slots.c"
 
 MUTANTS = [
     Mutant(
+        "a-background-sync-s-failure-is-kept-from-close",
+        "M",
+        ASYNC,
+        "store->untold = finish(store) != PM_OK;",
+        "(void)finish(store);",
+        "a store closes as if all were durable, though a sync has failed",
+        within="if (async->running && async->done) {\n        store->untold = finish(store) != PM_OK;",
+    ),
+    Mutant(
         "home-before-the-background-sync",
         "R",
         ASYNC,

@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,13 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes, crashes_slots, test_turns
+from tests import crashes, crashes_slots, test_async, test_home_behind, test_turns
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
 BUDGET = 500
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns")
+PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind")
 
 
 class Caught(NamedTuple):
@@ -384,6 +385,14 @@ def turns(directory: Path) -> None:
             test_turns.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
 
 
+def behind(directory: Path) -> None:
+    """What threads of the core's do, which stores under a trace have none of; and what one did in vain."""
+    for medium in ("memory", "file"):
+        opener = partial(pmstore.open, directory / f"behind-{medium}.pm", media=medium)  # type: ignore[call-arg,arg-type]
+        test_home_behind.test_a_store_that_is_closed_at_once_has_it_all(opener)
+    test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
+
+
 # ---- the process
 
 
@@ -398,6 +407,7 @@ def run(parts: tuple[str, ...]) -> Caught | None:
         "faults": faults,
         "large": large,
         "turns": turns,
+        "behind": behind,
     }
     try:
         for name in parts:

@@ -312,6 +312,28 @@ def test_D7_a_background_sync_that_fails_is_told_by_the_next_call(tmp_path: Path
         assert (store["x"] == n - 1).all(), "the process did not die: what it committed is in the page cache"
 
 
+def test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(tmp_path: Path) -> None:
+    for commits, number in itertools.product(range(1, 9), (1, 2, 3)):
+        with Recorder(tmp_path / f"{commits}-{number}.pm", "file") as recorder:
+            store = pmstore.open(recorder.path, durability="async")
+            x = store.create_array("x", 3000, "f8")
+            store.commit()
+            recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
+            told = False
+            try:
+                for i in range(commits):
+                    x[i] = 1
+                    store.commit()
+                x[-1] = 1
+                store.close()
+            except OSError:
+                told = True
+            assert told == bool(recorder.trace.operations()[1]), (commits, number)
+            recorder.trace.fail(0, 0, 0)
+            if not store.closed:
+                store._drop(discard=True)
+
+
 def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
     with Recorder(tmp_path / "s.pm", "file") as recorder:
         recorder.trace.sync_after(1000)

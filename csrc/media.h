@@ -36,7 +36,8 @@ typedef struct {
      * Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. */
     pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes);
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
-    /* File: what was written here begins its way to the disk, so that a fence has less to wait for. No more than a hint. */
+    /* File: what was written here begins its way to the disk, so that a fence has less to wait for. No more than a hint. May be called
+     * beside other operations, by another thread. */
     pm_status (*write_back)(pm_media *media, uint64_t offset, uint64_t length);
     /* What was streamed or flushed (memory), or written (file), is durable when it returns. */
     pm_status (*fence)(pm_media *media);
@@ -60,7 +61,7 @@ struct pm_media {
     uint64_t mapped;    /* bytes of it that show the file */
     bool lent;          /* the view is the trace's */
     uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it */
-    bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else */
+    atomic_bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back, too */
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */

@@ -159,9 +159,14 @@ void pm_writer_free(pm_writer *writer)
 void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, bool large)
 {
     enum { IN_CACHE = 4 * PM_PIECE, AT_ONCE = 512 << 10 };
-    *writer = (pm_writer){.media = writer->media, .stage = writer->stage, .stage_size = writer->stage_size,
-                          .stage_room = !large ? writer->stage_size : writer->early ? IN_CACHE : AT_ONCE,
-                          .early = writer->early, .place = place, .capacity = capacity, .key = key};
+    /* One by one: compilers zero a struct of this size by `rep stos`, and loads of what that has stored wait until all stores before it have left
+     * the store buffer: 0.2 µs, if the last 60 KB of them were streamed. */
+    writer->stage_room = !large ? writer->stage_size : writer->early ? IN_CACHE : AT_ONCE;
+    writer->place = place, writer->capacity = capacity, writer->key = key;
+    writer->base = writer->written = writer->hash = writer->last_end = writer->payload = 0;
+    writer->used = writer->last_run = 0;
+    writer->counting = writer->overflow = false;
+    writer->status = PM_OK;
 }
 
 void pm_writer_count(pm_writer *writer)

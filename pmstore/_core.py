@@ -198,13 +198,6 @@ class Core:
         self.gone: type[_errors.Error] | None = None
         self._store = out[0]
 
-    def __getattr__(self, name: str) -> Any:
-        # Reached when `_store` is unset: no call gets past it, and open stores pay nothing for the check.
-        if name == "_store":
-            why = self.gone or _errors.ClosedStoreError
-            raise why(_GONE[why])
-        raise AttributeError(name)
-
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own."""
         store = self._store
@@ -221,6 +214,7 @@ class Core:
     def forget(self, why: type[_errors.Error]) -> None:
         """From now on every call raises `why`."""
         self.gone = why
+        self.__class__ = _Gone
         del self._store
 
     @property
@@ -443,3 +437,17 @@ class Core:
         if status:
             raise error(status)
         return int(out[0])
+
+
+class _Gone(Core):
+    """One that was closed: `_store` is unset, so that no call gets past it. A class of its own, as a ``__getattr__``
+    makes every attribute slow, also those that are there.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_store":
+            why = self.gone or _errors.ClosedStoreError
+            raise why(_GONE[why])
+        raise AttributeError(name)

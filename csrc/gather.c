@@ -62,14 +62,14 @@ static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_HALF, PAGE_WHOLE } page_change; /* HALF: about half of its lines or more */
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
- * offset: of its home. unseen: take it without comparing it with home. */
-static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset, bool unseen, uint64_t *hash)
+ * offset: of its home. next: the page that will follow. unseen: take it without comparing it with home. */
+static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset, bool unseen, uint64_t *hash)
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
     compose_flush(c);
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
-    uint64_t page_hash = pm_hash64_copy_page(room, live);
+    uint64_t page_hash = pm_hash64_copy_page_of(room, live, next);
     uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, region->home + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
@@ -128,14 +128,15 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
      * wait for home's. The first one is always compared: a commit without changes carries nothing. */
     unsigned uncompared = 0;
     bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
-    for (uint64_t block = 0; (block = next_block(region, extent, unseen, block)) < blocks; block++) {
+    for (uint64_t block = next_block(region, extent, unseen, 0), next; block < blocks; block = next) {
+        next = next_block(region, extent, unseen, block + 1);
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
         if ((!copy_first || bytes < PM_PAGE) && !fresh && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
         if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, live, at, unseen || uncompared, &hash);
+            page_change change = gather_page(c, live, live + (next - block) * PM_PAGE, at, unseen || uncompared, &hash);
             if (uncompared) uncompared--;
             else if (extent->look >= PM_LOOK_CHANGED && change >= PAGE_HALF) uncompared = UNCOMPARED;
             whole += change == PAGE_WHOLE;
@@ -233,7 +234,7 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, si
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);
-            gather_page(&c, live, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
+            gather_page(&c, live, live, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
             break;
         case PM_META_SLAB:
             pm_page_seal(region, live);

@@ -59,17 +59,35 @@ static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
     return changed;
 }
 
-typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_HALF, PAGE_WHOLE } page_change; /* HALF: about half of its lines or more */
+/* Lines of a page that tell of it. No two are as far apart as two others: changes at regular distances meet few of them. */
+static const uint8_t sample[] = {3, 8, 18, 26, 35, 42, 55, 61};
+enum { SAMPLED = sizeof sample, SAMPLED_HALF = 3 };
+
+static void ask_for_sample(const uint8_t *page)
+{
+    for (int i = 0; i < SAMPLED; i++) __builtin_prefetch(page + sample[i] * PM_LINE);
+}
+
+/* True if about half of a page differs, or more, as far as its sample tells. False if nothing does. */
+static bool sample_differs(const uint8_t *a, const uint8_t *b)
+{
+    int changed = 0;
+    for (int i = 0; i < SAMPLED; i++) changed += memcmp(a + sample[i] * PM_LINE, b + sample[i] * PM_LINE, PM_LINE) != 0;
+    return changed >= SAMPLED_HALF;
+}
+
+typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
- * offset: of its home. unseen: take it without comparing it with home. */
-static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset, bool unseen, uint64_t *hash)
+ * offset: of its home. next: the page that will follow. unseen: take it without comparing it with home. */
+static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset, bool unseen, uint64_t *hash)
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
     compose_flush(c);
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
-    uint64_t page_hash = pm_hash64_copy_page(room, live);
+    for (unsigned at = 0; !unseen && at < PM_PAGE; at += PM_LINE) __builtin_prefetch(region->home + offset + at);
+    uint64_t page_hash = pm_hash64_copy_page_of(room, live, next);
     uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, region->home + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
@@ -85,7 +103,7 @@ static page_change gather_page(composer *c, const uint8_t *live, uint64_t offset
         pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
         changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
     }
-    return lines_changed >= 24 ? PAGE_HALF : PAGE_SPARSE;
+    return PAGE_SPARSE;
 }
 
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length)
@@ -124,20 +142,24 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
         uint64_t block, hash;
     } few[64], *hashes = few;
     uint64_t room = sizeof few / sizeof *few;
-    /* Pages that were written and of which much changed, as one in eight of them says, are taken whole: to compare them would be to
-     * wait for home's. The first one is always compared: a commit without changes carries nothing. */
+    /* Pages that were written and of which much changed, as a sample of one in eight of them says, are taken whole: to compare them would
+     * be to wait for home's. The first one is always looked at: a commit without changes carries nothing. */
+    bool sampled = !unseen && extent->look >= PM_LOOK_CHANGED;
     unsigned uncompared = 0;
     bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
-    for (uint64_t block = 0; (block = next_block(region, extent, unseen, block)) < blocks; block++) {
+    for (uint64_t block = next_block(region, extent, unseen, 0), next; block < blocks; block = next) {
+        next = next_block(region, extent, unseen, block + 1);
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
         if ((!copy_first || bytes < PM_PAGE) && !fresh && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
+        __builtin_prefetch(region->home + offset + pm_extent_table(length) + 8 * block); /* read when all are gathered */
         if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, live, at, unseen || uncompared, &hash);
+            if (sampled && !uncompared && sample_differs(live, region->home + at)) uncompared = 1 + UNCOMPARED;
+            if (sampled && uncompared <= 1) ask_for_sample(region->home + offset + next * PM_PAGE);
+            page_change change = gather_page(c, live, live + (next - block) * PM_PAGE, at, unseen || uncompared, &hash);
             if (uncompared) uncompared--;
-            else if (extent->look >= PM_LOOK_CHANGED && change >= PAGE_HALF) uncompared = UNCOMPARED;
             whole += change == PAGE_WHOLE;
             if (change == PAGE_EQUAL) continue;
         } else {
@@ -233,7 +255,7 @@ pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, si
             break;
         case PM_META_PAGE:
             pm_page_seal(region, live);
-            gather_page(&c, live, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
+            gather_page(&c, live, live, next->offset, gather_term(&c, next->offset, false) != PM_PAGE_META, NULL);
             break;
         case PM_META_SLAB:
             pm_page_seal(region, live);

@@ -234,8 +234,8 @@ static ALWAYS_INLINE void stripe_portable(uint64_t accumulators[8], const uint8_
     }
 }
 
-/* A page, every stripe of which is loaded once. */
-typedef pm_hash64_page_function copy_page_function;
+/* A page, every stripe of which is loaded once. next: what will be copied after it; no more than a hint. */
+typedef uint64_t copy_page_function(uint8_t *to, const uint8_t *bytes, const uint8_t *next);
 enum { COPY_PAGE = 4096 };
 
 static uint64_t hash_long_portable(const uint8_t *bytes, size_t length, const uint8_t *secret)
@@ -258,8 +258,9 @@ static uint64_t hash_long_portable(const uint8_t *bytes, size_t length, const ui
     return merge(accumulators, length, secret);
 }
 
-static uint64_t copy_page_portable(uint8_t *to, const uint8_t *bytes)
+static uint64_t copy_page_portable(uint8_t *to, const uint8_t *bytes, const uint8_t *next)
 {
+    (void)next;
     memcpy(to, bytes, COPY_PAGE);
     return hash_long_portable(to, COPY_PAGE, default_secret);
 }
@@ -341,8 +342,9 @@ AVX2 static uint64_t hash_long_avx2(const uint8_t *bytes, size_t length, const u
     return long_avx2(bytes, length, secret, NULL, false);
 }
 
-AVX2 static uint64_t copy_page_avx2(uint8_t *to, const uint8_t *bytes)
+AVX2 static uint64_t copy_page_avx2(uint8_t *to, const uint8_t *bytes, const uint8_t *next)
 {
+    (void)next;
     return long_avx2(bytes, COPY_PAGE, default_secret, to, false);
 }
 
@@ -355,13 +357,15 @@ typedef struct {
     __m512i products, lanes;
 } whole;
 
-AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream)
+/* ahead: bytes from here to what is asked for meanwhile, if there is a copy. */
+AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream,
+                                                ptrdiff_t ahead)
 {
     __m512i lane = _mm512_loadu_si512(bytes);
     if (copy) {
         if (stream) _mm512_stream_si512((void *)copy, lane);
         else _mm512_storeu_si512(copy, lane);
-        _mm_prefetch(bytes + COPY_PAGE, _MM_HINT_T0);
+        _mm_prefetch(bytes + ahead, _MM_HINT_T0);
     }
     __m512i key = _mm512_xor_si512(lane, _mm512_loadu_si512(secret));
     __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
@@ -383,7 +387,7 @@ AVX512 static ALWAYS_INLINE whole scramble_avx512(whole sum, const uint8_t *secr
 }
 
 AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy,
-                                                 bool stream)
+                                                 bool stream, ptrdiff_t ahead)
 {
     const uint8_t *start = bytes, *last_stripe = bytes + length - STRIPE;
     size_t left = length;
@@ -392,14 +396,14 @@ AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t le
 #pragma GCC unroll 16
         for (size_t n = 0; n < STRIPES; n++)
             sum = stripe_avx512(sum, bytes + n * STRIPE, secret + n * SECRET_STEP,
-                                copy ? copy + (bytes - start) + n * STRIPE : NULL, stream);
+                                copy ? copy + (bytes - start) + n * STRIPE : NULL, stream, ahead);
         sum = scramble_avx512(sum, secret + AT_SCRAMBLE);
     }
 #pragma GCC unroll 16
     for (size_t n = 0; n < (left - 1) / STRIPE; n++)
         sum = stripe_avx512(sum, bytes + n * STRIPE, secret + n * SECRET_STEP,
-                            copy ? copy + (bytes - start) + n * STRIPE : NULL, stream);
-    sum = stripe_avx512(sum, last_stripe, secret + AT_LAST_STRIPE, copy ? copy + length - STRIPE : NULL, stream);
+                            copy ? copy + (bytes - start) + n * STRIPE : NULL, stream, ahead);
+    sum = stripe_avx512(sum, last_stripe, secret + AT_LAST_STRIPE, copy ? copy + length - STRIPE : NULL, stream, ahead);
 
     uint64_t accumulators[8] __attribute__((aligned(64)));
     _mm512_store_si512(accumulators, cross_avx512(sum));
@@ -408,28 +412,33 @@ AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t le
 
 AVX512 static uint64_t hash_long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret)
 {
-    return long_avx512(bytes, length, secret, NULL, false);
+    return long_avx512(bytes, length, secret, NULL, false, 0);
 }
 
-AVX512 static uint64_t copy_page_avx512(uint8_t *to, const uint8_t *bytes)
+AVX512 static uint64_t copy_page_avx512(uint8_t *to, const uint8_t *bytes, const uint8_t *next)
 {
-    return long_avx512(bytes, COPY_PAGE, default_secret, to, false);
+    return long_avx512(bytes, COPY_PAGE, default_secret, to, false, next - bytes);
 }
 
 AVX512 static uint64_t stream_page_avx512(uint8_t *to, const uint8_t *bytes)
 {
-    return long_avx512(bytes, COPY_PAGE, default_secret, to, true);
+    return long_avx512(bytes, COPY_PAGE, default_secret, to, true, COPY_PAGE);
 }
 
 #endif /* PM_X86 */
 
 static hash_long_function *hash_long = hash_long_portable;
 static copy_page_function *copy_page = copy_page_portable;
-static copy_page_function *stream_page;
+static pm_hash64_page_function *stream_page;
 
 uint64_t pm_hash64_copy_page(void *to, const void *bytes)
 {
-    return copy_page(to, bytes);
+    return pm_hash64_copy_page_of(to, bytes, (const uint8_t *)bytes + COPY_PAGE);
+}
+
+uint64_t pm_hash64_copy_page_of(void *to, const void *bytes, const void *next)
+{
+    return copy_page(to, bytes, next);
 }
 
 pm_hash64_page_function *pm_hash64_stream_page(void)

@@ -17,6 +17,9 @@ uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
  * the source. */
 uint64_t pm_hash64_copy_page(void *to, const void *bytes);
 
+/* The same of one page of several that lie apart: the processor is told where the next one is, for it guesses only what follows. */
+uint64_t pm_hash64_copy_page_of(void *to, const void *bytes, const void *next);
+
 /* The same with non-temporal stores into a page, which a fence must follow. NULL if the processor has none that are wide enough to
  * gain by it. */
 typedef uint64_t pm_hash64_page_function(uint8_t *to, const uint8_t *bytes);

@@ -131,4 +131,12 @@ typedef struct {
 /* Steps through a body. False at its end; *cursor is then its length, unless the items are malformed. */
 bool pm_log_next(const uint8_t *body, uint64_t length, uint64_t *cursor, pm_log_item *item);
 
+/* Where the item at the cursor goes, unchecked: for a hint. */
+static inline uint64_t pm_log_place(const uint8_t *body, uint64_t cursor)
+{
+    uint64_t offset;
+    memcpy(&offset, body + cursor + offsetof(pm_item, offset), sizeof offset);
+    return offset;
+}
+
 #endif

@@ -45,7 +45,6 @@ pm_status pm_home_sync(pm_store *store)
 
 static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
 {
-    enum { AHEAD = 2 * PM_PAGE };
     pm_log_item item;
     store->home_durable = false;
     /* On disks home is lazy: what is streamed would be waited for by the next record. */
@@ -53,9 +52,8 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
     pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
         if (item.kind != PM_ITEM_RUN) continue;
-        /* A body that large comes from memory, not from a cache: ask for it while home is written. */
-        for (uint64_t at = 0; how == PM_WRITE_STREAM && at < item.length && at < PM_PAGE; at += PM_LINE)
-            __builtin_prefetch(item.bytes + AHEAD + at);
+        /* The body comes in order, which the processor sees by itself; where the next run goes it can't: one line brings its translation. */
+        if (cursor < length) __builtin_prefetch(store->region.home + pm_log_place(body, cursor));
         PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));
         uint64_t from = PM_REGION_START + item.offset, to = from + item.length;
         if (!store->home_to || from < store->home_from) store->home_from = from;

@@ -38,8 +38,8 @@ GATHERING = [
         "change-in-the-last-block-missed",
         "P",
         GATHER,
-        "(block = next_block(region, extent, unseen, block)) < blocks",
-        "(block = next_block(region, extent, unseen, block)) + (blocks > 1) < blocks",
+        "next; block < blocks; block = next",
+        "next; block + (blocks > 1) < blocks; block = next",
         "a change in an array's last block is lost",
     ),
     Mutant(

@@ -69,7 +69,7 @@ def recordings(directory: Path) -> Iterator[Recording]:
         failed = crashes.record_failed_sync(directory / f"failed-{number}.pm", crashes.reuse, number)
         if failed is not None:
             yield failed
-    for number in (6, 15, 21, 24):
+    for number in (6, 14, 18, 22):
         failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes_slots.flips, number)
         if failed is not None:
             yield failed

@@ -6,7 +6,7 @@
 
 /* What things cost, in nanoseconds a page; benchmarks/bench_trackers.py shows whether what follows from them is right. */
 enum {
-    FAULT = 800,   /* the first store into an armed page, and protecting it again */
+    FAULT = 1100,  /* the first store into an armed page, and protecting it again */
     ARM = 60,      /* protecting a private page for the first time */
     DISARM = 80,
     ASK_MOST = 40, /* to be told whether a page is private: the kernel looks at what it knows of each that is in memory */
@@ -26,7 +26,7 @@ enum {
 /* To compare a page that is equal: it and home come from a cache, or from memory. */
 static int64_t cost_of_looking(uint64_t pages)
 {
-    return pages <= 1024 ? 80 : pages <= 4096 ? 200 : 350;
+    return pages <= 1024 ? 80 : pages <= 4096 ? 150 : 190;
 }
 
 static int64_t now(void)

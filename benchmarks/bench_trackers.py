@@ -42,15 +42,19 @@ def stores(directory: Path, names: tuple[str, ...]) -> Iterator[dict[str, pmstor
         yield opened
 
 
-def in_turns(steps: dict[str, Step], repetitions: int, warm_up: int) -> dict[str, list[float]]:
+def in_turns(
+    steps: dict[str, Step], opened: dict[str, pmstore.Store], repetitions: int, warm_up: int
+) -> dict[str, list[float]]:
     """Seconds of each, taken in turn, in an order drawn each time, as whoever follows one that reads 100 MB finds cold
-    caches. What was warming up is dropped.
+    caches. What was warming up is dropped; so is the time in which a store brings home up to date behind a commit.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(1)
     for number in range(warm_up + repetitions):
         for name in order.sample(list(steps), len(steps)):
             time = steps[name]()
+            if name in opened:
+                opened[name].stats()
             if number >= warm_up:
                 times[name].append(time)
     return times
@@ -115,10 +119,10 @@ def sparse_rows(directory: Path, scale: float) -> dict[str, Any]:
                     store["w"][:] = 2.0
                     store.commit()
                 repetitions = int(scale * (400 if rows == 1 else 120 if rows < 100 else 30))
-                times = in_turns({"commit": step, "floor": floor}, repetitions, 30)
+                times = in_turns({"learned": step, "floor": floor}, opened, repetitions, 30)
             raw[f"{label}, {state}"] = times
-            ratio = statistics.median(c / f for c, f in zip(times["commit"], times["floor"], strict=True))
-            c = sorted(times["commit"])
+            ratio = statistics.median(c / f for c, f in zip(times["learned"], times["floor"], strict=True))
+            c = sorted(times["learned"])
             print(
                 f"{label:16}{state:18}{seconds(statistics.median(c)):>11}{seconds(statistics.median(times['floor'])):>11}"
                 f"{ratio:8.1f}{seconds(c[int(len(c) * 0.99)]):>11}{wanted:8}"
@@ -133,7 +137,7 @@ def sparse_rows(directory: Path, scale: float) -> dict[str, Any]:
 def pages_step(store: pmstore.Store, pages: int, changed: int, seed: int) -> Step:
     rng = np.random.default_rng(seed)
     w = store["w"]
-    values = np.ones(512)
+    values = np.full(512, float(seed))  # another seed, other values: writing what is there is no change
 
     def step() -> float:
         chosen = rng.choice(pages, changed, replace=False) if changed < pages else slice(None)
@@ -162,7 +166,7 @@ def choices(directory: Path, scale: float) -> dict[str, Any]:
                     store.commit()
                 steps = {tracker: pages_step(store, pages, changed, 1) for tracker, store in opened.items()}
                 repetitions = int(scale * max(10, min(200, 20_000 // (20 + changed + pages // 10))))
-                times = in_turns(steps, repetitions, 20)
+                times = in_turns(steps, opened, repetitions, 20)
             raw[f"{name}, {label}"] = times
             medians = {tracker: statistics.median(values) for tracker, values in times.items()}
             learned = medians.pop("learned")

@@ -2,11 +2,14 @@
 
 #include <stdlib.h>
 
+#include "compare.h"
 #include "hash.h"
+#include "sieve.h"
 
 /* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that differ. */
 typedef struct {
     pm_region *region;
+    pm_helper *helper;
     pm_writer *writer;
     pm_digest changed; /* by what the state's digest differs */
     uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
@@ -45,20 +48,6 @@ static void compose(composer *c, uint64_t offset, const void *source, size_t len
     }
 }
 
-/* One bit for each line of a page that differs. */
-static uint64_t changed_lines(const uint8_t *a, const uint8_t *b)
-{
-    uint64_t changed = 0;
-    for (unsigned line = 0; line < PM_PAGE / PM_LINE; line++) {
-        uint64_t x[8], y[8], difference = 0;
-        memcpy(x, a + line * PM_LINE, sizeof x);
-        memcpy(y, b + line * PM_LINE, sizeof y);
-        for (int i = 0; i < 8; i++) difference |= x[i] ^ y[i];
-        changed |= (uint64_t)(difference != 0) << line;
-    }
-    return changed;
-}
-
 /* Lines of a page that tell of it. No two are as far apart as two others: changes at regular distances meet few of them. */
 static const uint8_t sample[] = {3, 8, 18, 26, 35, 42, 55, 61};
 enum { SAMPLED = sizeof sample, SAMPLED_HALF = 3 };
@@ -88,7 +77,7 @@ static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
     for (unsigned at = 0; !unseen && at < PM_PAGE; at += PM_LINE) __builtin_prefetch(region->home + offset + at);
     uint64_t page_hash = pm_hash64_copy_page_of(room, live, next);
-    uint64_t changed = unseen ? UINT64_MAX : changed_lines(room, region->home + offset);
+    uint64_t changed = unseen ? UINT64_MAX : pm_page_changed_lines(room, region->home + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_seal(page_hash, offset, region->store_id);
     int lines_changed = __builtin_popcountll(changed);
@@ -119,25 +108,32 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
     return seen && changed >= seen - seen / 4;
 }
 
+/* Which blocks of an extent are gathered. */
+typedef struct {
+    const pm_candidate *extent;
+    bool all;
+    pm_sieve *sieve; /* NULL: it is in sets what may differ */
+} choice;
+
 /* The next block, from this one on, that may differ from home. */
-static uint64_t next_block(const pm_region *region, const pm_candidate *extent, bool all, uint64_t block)
+static uint64_t next_block(const pm_region *region, choice of, uint64_t block)
 {
-    if (all || extent->look == PM_LOOK_ALL) return block;
+    const pm_candidate *extent = of.extent;
+    if (of.all || extent->look == PM_LOOK_ALL) return block;
     const pm_page_set *set = extent->look == PM_LOOK_ONLY ? &region->watches.only : &region->watches.dirty;
-    uint64_t first = extent->offset / PM_PAGE;
-    return pm_page_next(set, first + block, first + pm_extent_blocks(extent->length)) - first;
+    uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
+    return (of.sieve ? pm_sieve_next(of.sieve, first + block, end) : pm_page_next(set, first + block, end)) - first;
 }
 
 enum { UNCOMPARED = 7 };
 
-/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. *dense: learned, most of
- * it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
-static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bool *dense)
+/* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. */
+static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, bool fresh, bool *dense)
 {
     pm_region *region = c->region;
     uint64_t offset = extent->home, length = extent->length;
     uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
-    bool unseen = *dense && extent->look != PM_LOOK_ONLY && pm_gather_mostly_changed(region, extent->offset, offset, length);
+    bool unseen = of.all;
     struct block_hash {
         uint64_t block, hash;
     } few[64], *hashes = few;
@@ -147,8 +143,8 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
     bool sampled = !unseen && extent->look >= PM_LOOK_CHANGED;
     unsigned uncompared = 0;
     bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
-    for (uint64_t block = next_block(region, extent, unseen, 0), next; block < blocks; block = next) {
-        next = next_block(region, extent, unseen, block + 1);
+    for (uint64_t block = next_block(region, of, 0), next; block < blocks; block = next) {
+        next = next_block(region, of, block + 1);
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
@@ -192,6 +188,21 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
     return PM_OK;
 }
 
+/* *dense: learned, most of it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
+static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bool *dense)
+{
+    pm_region *region = c->region;
+    bool all = *dense && extent->look != PM_LOOK_ONLY && pm_gather_mostly_changed(region, extent->offset, extent->home, extent->length);
+    if (all || !extent->shared) return gather_blocks(c, extent, (choice){extent, all, NULL}, fresh, dense);
+    pm_sieve sieve;
+    pm_sieve_begin(&sieve, region, c->helper, extent->offset, extent->home, extent->length, extent->look == PM_LOOK_ALL);
+    extent->look = PM_LOOK_CHANGED;
+    extent->shared = false; /* who gathers it again finds all in the set */
+    pm_status status = gather_blocks(c, extent, (choice){extent, false, &sieve}, fresh, dense);
+    pm_sieve_end(&sieve);
+    return status;
+}
+
 /* The page's old term goes, if it was metadata at the last commit. Returns what it was then. */
 static unsigned gather_term(composer *c, uint64_t offset, bool gone)
 {
@@ -216,7 +227,7 @@ void pm_gather_sort(pm_candidate *list, size_t count)
 static bool differs(const pm_region *region, const pm_candidate *extent)
 {
     uint64_t blocks = pm_extent_blocks(extent->length);
-    for (uint64_t block = 0; (block = next_block(region, extent, false, block)) < blocks; block++) {
+    for (uint64_t block = 0; (block = next_block(region, (choice){extent, false, NULL}, block)) < blocks; block++) {
         uint64_t at = block * PM_PAGE, left = extent->length - at;
         if (memcmp(region->live + extent->offset + at, region->home + extent->home + at, left < PM_PAGE ? left : PM_PAGE)) return true;
     }
@@ -233,10 +244,11 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
 /* Home is the committed image only where the committed state owns it (I2). In free space it shows what was there before, or direct writes
  * that no record declares: recovery brings none of that back, and applies older records there. So what takes free space goes into
  * the record whole, also where it equals home. */
-pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest)
+pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest)
 {
     composer c;
     c.region = region;
+    c.helper = helper;
     c.writer = writer;
     c.changed = (pm_digest){0};
     c.offset = UINT64_MAX;

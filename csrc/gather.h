@@ -10,6 +10,7 @@
 
 #include "catalog.h"
 #include "log.h"
+#include "thread.h"
 
 typedef struct {
     uint64_t offset, length;
@@ -18,6 +19,7 @@ typedef struct {
     pm_buffer *buffer; /* PM_EXTENT: over it */
     uint64_t home;     /* extents: where its committed bytes are, and runs go */
     pm_look look;      /* PM_EXTENT: which of its blocks may differ */
+    bool shared;       /* PM_EXTENT: so many that two threads compare them. See sieve.h */
     uint64_t changed;  /* PM_EXTENT: how many did, when it was last gathered */
 } pm_candidate;
 
@@ -32,6 +34,6 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
  * *digest: by what the state's digest changes. */
-pm_status pm_gather(pm_region *region, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest);
+pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest);
 
 #endif

@@ -19,7 +19,7 @@
 
 #include "pmstore.h" /* so that the two declarations are compared */
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PM_PORTABLE) /* which tests define; or PM_NO_AVX512: to try every version */
 #include <immintrin.h>
 #define PM_X86 1
 #endif
@@ -513,7 +513,12 @@ uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc)
 __attribute__((constructor)) static void choose_versions(void)
 {
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f"))
+#ifndef PM_NO_AVX512
+    bool avx512 = __builtin_cpu_supports("avx512f");
+#else
+    bool avx512 = false;
+#endif
+    if (avx512)
         hash_long = hash_long_avx512, copy_page = copy_page_avx512, stream_page = stream_page_avx512;
     else if (__builtin_cpu_supports("avx2"))
         hash_long = hash_long_avx2, copy_page = copy_page_avx2, stream_page = stream_page_avx2;

@@ -113,6 +113,7 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
     }
     pthread_mutex_init(&store->mutex, NULL);
     pm_home_open(store);
+    pm_helper_init(&store->helper);
     atomic_store(&store->references, 1);
     store->max_size = max_size;
     store->media.fd = fd;
@@ -133,6 +134,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
         pm_async_stop(store);
         pm_home_stop(store);
         pthread_mutex_lock(&store->mutex);
+        pm_helper_stop(&store->helper);
         /* Who discards leaves the file as a crash would. */
         if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);
         if (store->untold && !(flags & PM_CLOSE_DISCARD)) status = tell_failed(store);

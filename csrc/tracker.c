@@ -95,6 +95,15 @@ uint64_t pm_page_next(const pm_page_set *set, uint64_t page, uint64_t end)
     return end;
 }
 
+uint64_t pm_page_count(const pm_page_set *set, uint64_t page, uint64_t end)
+{
+    uint64_t count = 0;
+    for (; page < end && page % 64; page++) count += pm_page_in(set, page);
+    for (; page + 64 <= end; page += 64) count += (uint64_t)__builtin_popcountll(set->bits[page / 64]);
+    for (; page < end; page++) count += pm_page_in(set, page);
+    return count;
+}
+
 /* ---- asking the kernel --------------------------------------------------------------------------------------------- */
 
 /* Pages of a range that have all of `mask` (in `inverted`: that don't) and any of `any`. set: NULL if nobody wants to know. */

@@ -50,6 +50,7 @@ static inline bool pm_page_in(const pm_page_set *set, uint64_t page)
 
 /* The first page in [page, end) that is in the set; end if none is. */
 uint64_t pm_page_next(const pm_page_set *set, uint64_t page, uint64_t end);
+uint64_t pm_page_count(const pm_page_set *set, uint64_t page, uint64_t end);
 void pm_page_add(pm_page_set *set, uint64_t page, uint64_t end);
 void pm_page_clear(pm_page_set *set, uint64_t page, uint64_t end);
 

@@ -209,13 +209,13 @@ static size_t list_few(pm_store *store, pm_candidate *few)
     size_t n = 0;
     for (size_t i = 0; i < region->edited_count; i++) {
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
-        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0, PM_LOOK_ALL, 0};
-        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0, PM_LOOK_ALL, 0};
-        else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0, PM_LOOK_ALL, 0};
+        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0, PM_LOOK_ALL, false, 0};
+        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0, PM_LOOK_ALL, false, 0};
+        else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0, PM_LOOK_ALL, false, 0};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
-            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, store->fresh[i].offset, PM_LOOK_ALL, 0};
+            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, store->fresh[i].offset, PM_LOOK_ALL, false, 0};
     pm_gather_sort(few, n);
     return n;
 }
@@ -242,7 +242,7 @@ static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list
         if (dense && dense->written) continue;
         while (next < few_count && few[next].offset <= buffer->offset) all[n++] = few[next++];
         uint64_t home = dense ? dense->slot[dense->home] : buffer->offset;
-        all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer, home, PM_LOOK_ALL, 0};
+        all[n++] = (pm_candidate){buffer->offset, buffer->length, PM_EXTENT, buffer, home, PM_LOOK_ALL, false, 0};
     }
     while (next < few_count) all[n++] = few[next++];
     *list = all;
@@ -256,14 +256,28 @@ static bool is_watchable(const pm_candidate *list, size_t i)
     return list[i].what == PM_EXTENT && list[i].offset % PM_PAGE == 0;
 }
 
+/* Whether two threads compare an extent. Stores under a trace have small extents and one thread: every second record, so that
+ * both ways are tried. */
+static bool is_shared(pm_store *store, const pm_candidate *extent)
+{
+    if (extent->look >= PM_LOOK_CHANGED) return false;
+    if (store->media.trace) return store->log.sequence % 2;
+    pm_watches *watches = &store->region.watches;
+    uint64_t pages = extent->length / PM_PAGE, first = extent->offset / PM_PAGE;
+    if (pages < PM_SHARED_FROM || !(watches->shared = pm_can_share(&store->helper))) return false;
+    return extent->look == PM_LOOK_ALL || pm_page_count(&watches->dirty, first, first + pages) >= PM_SHARED_FROM;
+}
+
 /* Lists, and protects, what may have been written, before any of it is copied. */
 static void look(pm_store *store, bool only, pm_candidate *list, size_t count)
 {
+    pm_watches *watches = &store->region.watches;
     for (size_t i = 0; i < count; i++) {
         if (!is_watchable(list, i)) continue;
         if (only && !list[i].buffer->only_all) list[i].look = PM_LOOK_ONLY;
         else if (i && list[i - 1].offset == list[i].offset) list[i].look = list[i - 1].look;
-        else list[i].look = pm_watch_look(&store->region.watches, list[i].offset, pm_extent_blocks(list[i].length));
+        else list[i].look = pm_watch_look(watches, list[i].offset, pm_extent_blocks(list[i].length));
+        list[i].shared = is_shared(store, &list[i]);
     }
 }
 
@@ -325,7 +339,7 @@ static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, 
     declare_directs(store, &next->digest);
     pm_transaction_declare_slots(store, &next->digest);
     pm_digest changed;
-    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->writer, list, count, &changed)));
+    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
     next->digest = pm_digest_plus(next->digest, changed);
     if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
     return PM_OK;
@@ -335,7 +349,7 @@ static pm_status count_bytes(pm_store *store, pm_candidate *list, size_t count, 
 {
     pm_digest changed;
     pm_writer_count(&store->writer);
-    PM_TRY(pm_gather(&store->region, &store->writer, list, count, &changed));
+    PM_TRY(pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed));
     *bytes = pm_writer_length(&store->writer) + 32 * (store->fresh_count + store->region.dense_count);
     return PM_OK;
 }

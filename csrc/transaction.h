@@ -12,10 +12,9 @@
 #ifndef PM_TRANSACTION_H
 #define PM_TRANSACTION_H
 
-#include <pthread.h>
-
 #include "gather.h"
 #include "slots.h"
+#include "thread.h"
 
 typedef struct pm_async pm_async;
 
@@ -67,6 +66,7 @@ struct pm_store {
     bool home_durable;            /* nothing was written home since it was synced */
     uint64_t home_from, home_to;  /* file offsets: between them home was written, and not asked to be written back */
     pm_behind behind;
+    pm_helper helper;
     pm_async *async; /* NULL: every commit is durable when it returns */
     pm_statistics statistics;
     pm_store *next; /* list of open stores, for forks */
@@ -129,9 +129,6 @@ pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait);
 pm_status pm_home_catch_up(pm_store *store); /* home shows the last commit when it returns PM_OK (I2) */
 pm_status pm_home_sync(pm_store *store);     /* and is durable */
 void pm_home_stop(pm_store *store);          /* no thread is left; without the store's mutex */
-
-/* A thread that takes no signals. Not 0: an errno. */
-int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /* Commits that are durable some time after they returned (D11), from now on. interval: nanoseconds. */
 pm_status pm_async_open(pm_store *store, uint64_t interval);

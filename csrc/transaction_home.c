@@ -18,13 +18,12 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <signal.h>
 #include <time.h>
 
 #include "transaction.h"
 
 /* A thread takes some 20 us to wake: on memory that is as much as bringing 512 KiB home. */
-enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 1 << 20, WAIT_FROM_FILE = 256 << 10, THREAD_STACK = 512 << 10 };
+enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 1 << 20, WAIT_FROM_FILE = 256 << 10 };
 
 typedef struct {
     uint64_t from, length;
@@ -177,21 +176,6 @@ static void *keep_up(void *argument)
     }
     pthread_mutex_unlock(&store->mutex);
     return NULL;
-}
-
-/* It takes no signals: they are for the threads of the program. */
-int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
-{
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, THREAD_STACK);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, &attributes, run, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return error;
 }
 
 /* Whether this job is left for later. The thread is started when the first one is: most stores never have a commit that large. */

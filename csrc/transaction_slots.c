@@ -160,6 +160,7 @@ void pm_transaction_flip_slots(pm_store *store)
     for (size_t i = 0; i < store->region.dense_count; i++) {
         pm_dense *dense = store->region.dense[i];
         if (!dense->written) continue;
+        pm_watch_carried_whole(&store->region.watches, dense->slot[dense->seat]);
         dense->written = false;
         dense->sparse = 0;
         dense->home = 1 - dense->home;

@@ -7,6 +7,7 @@
 /* What things cost, in nanoseconds a page; benchmarks/bench_trackers.py shows whether what follows from them is right. */
 enum {
     FAULT = 1100,  /* the first store into an armed page, and protecting it again */
+    FAULT_NEXT = 500, /* the same if most pages are written: what the kernel needs for one is at hand for the next */
     ARM = 60,      /* protecting a private page for the first time */
     DISARM = 80,
     ASK_MOST = 40, /* to be told whether a page is private: the kernel looks at what it knows of each that is in memory */
@@ -17,6 +18,7 @@ enum {
 enum {
     WATCH_LEAST = 64,   /* pages: to compare fewer takes no longer than to ask the kernel */
     ARMED_MOST = 1024,  /* each splits the mapping, and the system limits how often */
+    PATIENCE_LEAST = 2,
     PATIENCE_MOST = 64,
     REWARDED_ENOUGH = 16,
     BLIND_FOR = 15,
@@ -24,9 +26,10 @@ enum {
 };
 
 /* To compare a page that is equal: it and home come from a cache, or from memory. */
-static int64_t cost_of_looking(uint64_t pages)
+static int64_t cost_of_looking(const pm_watches *watches, uint64_t pages)
 {
-    return pages <= 1024 ? 80 : pages <= 4096 ? 150 : 190;
+    int64_t alone = pages <= 1024 ? 80 : pages <= 4096 ? 150 : 190;
+    return watches->shared && pages >= PM_SHARED_FROM ? alone / 2 : alone;
 }
 
 static int64_t now(void)
@@ -79,7 +82,7 @@ static pm_watch *find_or_add(pm_watches *watches, uint64_t offset, uint64_t page
     size_t at = first_from(watches, offset);
     memmove(&watches->list[at + 1], &watches->list[at], (watches->count - at) * sizeof *watches->list);
     watches->count++;
-    watches->list[at] = (pm_watch){.offset = offset, .pages = pages, .patience = 1};
+    watches->list[at] = (pm_watch){.offset = offset, .pages = pages, .patience = PATIENCE_LEAST};
     return &watches->list[at];
 }
 
@@ -182,7 +185,8 @@ static void disarm_if_regretted(pm_watches *watches, pm_watch *watch)
 
 static void learn(pm_watches *watches, pm_watch *watch, uint64_t changed)
 {
-    int64_t looking = cost_of_looking(watch->pages), faults = (int64_t)watch->looked * FAULT;
+    int64_t looking = cost_of_looking(watches, watch->pages);
+    int64_t faults = (int64_t)watch->looked * (watch->looked > watch->pages / 2 ? FAULT_NEXT : FAULT);
     if (!watch->armed) {
         uint64_t in_vain = watch->looked > changed ? watch->looked - changed : 0;
         watch->regret += watch->asking + (int64_t)in_vain * looking - (int64_t)changed * FAULT - COLLECT - (int64_t)watch->pages;
@@ -190,7 +194,7 @@ static void learn(pm_watches *watches, pm_watch *watch, uint64_t changed)
         watch->resident = watch->resident + watch->looked < watch->pages ? watch->resident + watch->looked : watch->pages;
         watch->regret += faults - (int64_t)watch->resident * looking - watch->asking;
         watch->rewarded = watch->regret > 0 ? 0 : watch->rewarded + 1;
-        if (watch->rewarded == REWARDED_ENOUGH) watch->patience = 1;
+        if (watch->rewarded == REWARDED_ENOUGH) watch->patience = PATIENCE_LEAST;
     }
     /* What arming has saved is its credit: one commit that changes everything need not end it. */
     int64_t least = watch->armed ? -CREDIT * (CHANGE + (int64_t)watch->pages * DISARM) : 0;
@@ -200,9 +204,9 @@ static void learn(pm_watches *watches, pm_watch *watch, uint64_t changed)
 
 void pm_watch_carried(pm_watches *watches, uint64_t offset, uint64_t pages, uint64_t changed)
 {
+    pm_page_clear(&watches->dirty, offset / PM_PAGE, offset / PM_PAGE + pages);
     pm_watch *watch = find(watches, offset);
     if (!watch) return;
-    pm_page_clear(&watches->dirty, offset / PM_PAGE, offset / PM_PAGE + pages);
     if (!watches->tracker.forced) learn(watches, watch, changed);
 }
 
@@ -213,6 +217,16 @@ void pm_watch_carried_only(pm_watches *watches, uint64_t offset, uint64_t looked
     /* Unarmed, they would have been written without faults, and nobody would have asked. */
     watch->regret += (int64_t)looked * FAULT;
     disarm_if_regretted(watches, watch);
+}
+
+void pm_watch_carried_whole(pm_watches *watches, uint64_t offset)
+{
+    pm_watch *watch = find(watches, offset);
+    /* Of an armed one the next look lists the pages that it cost. */
+    if (!watch || watch->armed || watches->tracker.forced) return;
+    watch->resident = watch->pages;
+    watch->regret -= (int64_t)watch->pages * FAULT_NEXT;
+    if (watch->regret < 0) watch->regret = 0;
 }
 
 /* ---- rollback and reuse -------------------------------------------------------------------------------------------- */

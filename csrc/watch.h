@@ -44,8 +44,11 @@ typedef struct {
     unsigned blind;     /* commits left that don't ask which pages are private, for most are */
 } pm_watch;
 
+enum { PM_SHARED_FROM = 1024 /* pages: fewer are compared sooner than a second thread wakes */ };
+
 typedef struct {
     pm_tracker tracker;
+    bool shared;       /* two threads compare extents of so many pages and more */
     bool known;        /* the tracker was opened; that waits until it is needed */
     int fd;
     uint64_t fd_start; /* where in the file the region begins */
@@ -70,6 +73,9 @@ void pm_watch_carried(pm_watches *watches, uint64_t offset, uint64_t pages, uint
 
 /* The same of a commit that looked at so many pages only, because of a promise. Others stay as they were. */
 void pm_watch_carried_only(pm_watches *watches, uint64_t offset, uint64_t looked);
+
+/* The commit that has succeeded took all of it, without a look. */
+void pm_watch_carried_whole(pm_watches *watches, uint64_t offset);
 
 /* A rollback: true if `dirty` has all that must be dropped, false if that may be any page. */
 bool pm_watch_restore(pm_watches *watches, uint64_t offset, uint64_t pages);

@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.mutants_build import Mutant, part
 
 GATHER, HEAP, REGION = "csrc/gather.c", "csrc/heap.c", "csrc/region.c"
+COMPARE, SIEVE = "csrc/compare.c", "csrc/sieve.c"
 CATALOG, STORE, VERIFY = "csrc/catalog.c", "csrc/store.c", "csrc/verify.c"
 
 GATHERING = [
@@ -19,27 +20,75 @@ GATHERING = [
         "a change in a block's last byte is lost",
     ),
     Mutant(
-        "change-in-a-line-end-missed",
+        "change-in-a-line-missed",
         "P",
-        GATHER,
-        "for (int i = 0; i < 8; i++) difference |= x[i] ^ y[i];",
-        "for (int i = 0; i < 7; i++) difference |= x[i] ^ y[i];",
-        "a change in a line's last bytes is lost",
+        COMPARE,
+        "return changed_lines(a, b);",
+        "return changed_lines(a, b) & ~(UINT64_C(1) << 7);",
+        "a change in one of a page's lines is lost",
     ),
     Mutant(
         "change-in-a-page-end-missed",
         "P",
-        GATHER,
-        "line < PM_PAGE / PM_LINE",
-        "line < PM_PAGE / PM_LINE - 1",
+        COMPARE,
+        "return changed_lines(a, b);",
+        "return changed_lines(a, b) & UINT64_MAX >> 1;",
         "a change in a page's last line is lost",
+    ),
+    Mutant(
+        "page-with-another-half-is-equal",
+        "P",
+        COMPARE,
+        "return equal(a, b);",
+        "return !memcmp(a, b, PM_PAGE / 2);",
+        "a change in the second half of a page of a large array is lost",
+    ),
+    Mutant(
+        "sieve-misses-the-first-page",
+        "P",
+        SIEVE,
+        "own &= ~UINT64_C(0) << (s->from - start);",
+        "own &= ~UINT64_C(1) << (s->from - start);",
+        "a change in the first page of a large array is lost",
+    ),
+    Mutant(
+        "sieve-misses-the-last-page",
+        "P",
+        SIEVE,
+        "own &= ~UINT64_C(0) >> (start + WORD - s->to);",
+        "own &= ~UINT64_C(0) >> (start + WORD + 1 - s->to);",
+        "a change in the last page of a large array is lost",
+    ),
+    Mutant(
+        "sieve-passes-over-a-part-of-a-page",
+        "P",
+        SIEVE,
+        "if (length % PM_PAGE) pm_page_add(&set, s->to, s->to + 1);",
+        "(void)set;",
+        "a change at the end of a large array is lost",
+    ),
+    Mutant(
+        "sieve-sorts-out-where-it-has-not-looked",
+        "P",
+        SIEVE,
+        "*bits = (*bits & ~own) | differing(s, s->all ? own : *bits & own, word);",
+        "*bits = (*bits & ~own) | differing(s, *bits & own, word);",
+        "changes are lost that nothing has listed",
+    ),
+    Mutant(
+        "sieve-believed-too-early",
+        "P",
+        SIEVE,
+        "while (!s->compared[part])\n            if (!compare_next(s)) pm_withdraw(s->helper);",
+        ";",
+        "changes are lost that the other thread had still to find",
     ),
     Mutant(
         "change-in-the-last-block-missed",
         "P",
         GATHER,
-        "next = next_block(region, extent, unseen, block + 1);",
-        "next = next_block(region, extent, unseen, block + 1), next += next + 1 == blocks;",
+        "next = next_block(region, of, block + 1);",
+        "next = next_block(region, of, block + 1), next += next + 1 == blocks;",
         "a change in an array's last block is lost",
     ),
     Mutant(

@@ -10,6 +10,7 @@ What could lose a write, and the test that would notice:
 - a fork shares all private pages: `test_a_fork_changes_nothing`
 - the kernel writes for the program (read(2)): `test_every_kind_of_write_is_seen`
 - an array dies before the commit: random walks
+- two threads compare what is large, and one of them is not done, or not awake: `LARGE` in most of these, and tests/test_sieve.py
 - somebody maps something else over an extent that is watched: `test_another_mapping_is_noticed`
 """
 
@@ -31,6 +32,7 @@ import pmstore
 from .conftest import Medium
 
 PAGE = 4096
+LARGE = 1100  # pages: two threads compare so many
 Open = Callable[..., pmstore.Store]
 
 
@@ -149,13 +151,13 @@ def test_every_kind_of_write_is_seen(open_store: Open, tracker: str, tmp_path: P
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     """Every word that a writer wrote before it stopped is in the commit after that, at the latest."""
     store = open_store()
-    w = settled(store, shape=(600, 512))
+    w = settled(store, shape=(LARGE, 512))
     stop = threading.Event()
 
     def write(k: int) -> None:
         rng = np.random.default_rng(k)
         while not stop.is_set():
-            rows = rng.integers(0, 300, 5) * 2 + k
+            rows = rng.integers(0, LARGE // 2, 5) * 2 + k
             for row in rows:
                 w[row, rng.integers(0, 512)] += 1
                 w[row, :8] = rng.random(8)
@@ -180,8 +182,8 @@ def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
 
 
 def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker: str) -> None:
-    store = open_store(max_size=8 << 20)
-    w = settled(store, shape=(700, 512))  # 2.8 MB
+    store = open_store(max_size=13 << 20)
+    w = settled(store, shape=(LARGE, 512))  # 4.5 MB
     old = w.copy()
     for _ in range(3):
         w[:] = -old  # more than the log and what is free can hold
@@ -204,8 +206,8 @@ def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker
 
 
 def test_I10_a_failed_commit_then_a_rollback(open_store: Open, tracker: str) -> None:
-    store = open_store(max_size=8 << 20)
-    w = settled(store, shape=(700, 512))
+    store = open_store(max_size=13 << 20)
+    w = settled(store, shape=(LARGE, 512))
     old = w.copy()
     for k in range(3):
         w[:] = -1 - k
@@ -248,7 +250,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
         name = rng.choice("abcd")
         action = rng.random()
         if name not in pending:
-            pages = rng.choice([1, 3, 70, 90, 200])
+            pages = rng.choice([1, 3, 70, 90, 200, LARGE])
             created = store.create_array(name, pages * 512 + rng.choice([0, 1, 100]), "f8", fill_value=rng.random())
             pending[name] = created.copy()
         elif action < 0.55:

@@ -17,7 +17,7 @@
 enum { ARRAYS = 6, ROUNDS = 400 };
 
 static pm_store *store;
-static uint64_t lengths[ARRAYS] = {64, 1500, 5000, 60000, 300000, 1200000};
+static uint64_t lengths[ARRAYS] = {64, 1500, 5000, 60000, 300000, 5000000};
 static uint64_t offsets[ARRAYS];
 static pm_buffer *buffers[ARRAYS];
 static atomic_int left;

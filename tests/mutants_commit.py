@@ -52,6 +52,22 @@ COMMIT = [
         "a store whose home is torn goes on",
     ),
     Mutant(
+        "write-back-fails-in-silence",
+        "M",
+        HOME,
+        "return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));",
+        "begin_write_back(store, part_of_home(store, UINT64_MAX)); return PM_OK;",
+        "a sync failed, and nobody is told",
+    ),
+    Mutant(
+        "store-goes-on-after-a-failed-write-back",
+        "M",
+        HOME,
+        "return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));",
+        "return begin_write_back(store, part_of_home(store, UINT64_MAX));",
+        "a sync failed, and the store goes on",
+    ),
+    Mutant(
         "home-behind-is-lost-with-the-thread",
         "P",
         HOME,

@@ -179,6 +179,7 @@ class Run:
             except pmstore.Error as raised:
                 error = raised
         if error is None:
+            assert not hits() or fault.call == "pwrite", "a sync failed, and nobody was told"
             self.is_state(self.begun, snapshot(self.store))
         elif isinstance(error, pmstore.OutOfSpaceError):
             assert fault.errno == errno.ENOSPC, f"{error!r} for another reason"

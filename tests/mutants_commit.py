@@ -39,7 +39,7 @@ COMMIT = [
         "home-behind-is-forgotten-at-close",
         "P",
         STORE,
-        "if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);",
+        "status = pm_home_catch_up(store);",
         ";",
         "a store that was closed in order opens without its last commit",
     ),

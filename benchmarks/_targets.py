@@ -105,7 +105,8 @@ def of_latency(raw: Raw, medium: str) -> Iterator[Target]:
     for cell in cells:
         if cell["kind"] == "latency":
             value = percentile(cell["times"], 0.999) / percentile(cell["floors"], 0.999)
-            yield at_most(medium, f"{cell['workload']}: p99.9 ÷ the floor's p99.9", value, 2)
+            what = f"{cell['workload']}: p99.9 of {len(cell['times']):,} commits ÷ that of as many floors"
+            yield at_most(medium, what, value, 2)
 
 
 def of_opening(raw: Raw, medium: str) -> Iterator[Target]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -39,6 +39,7 @@ from _targets import written
 import pmstore
 
 BLOCK = 50
+COUNTS = {"memory": 20_000, "disk": 10_000}  # ten and more commits are longer than p99.9: it is no single accident
 WRITTEN = ("bytes_logged", "bytes_home", "bytes_direct", "checkpoints", "syncs", "fences")
 
 
@@ -76,54 +77,85 @@ class Sent:
         return {"sent": self.bytes, "sent for": self.committed} if self.counts else {}
 
 
-def series(directory: Path, medium: str, size: int, count: int, *, block: int = BLOCK) -> dict[str, Any]:
-    """`count` commits of an array that changes as a whole, and as many floors."""
-    floor, source = floor_of(medium, directory, size), padded(size // 8)
-    block = min(block, count)
+def in_turns(
+    store: pmstore.Store,
+    medium: str,
+    size: int,
+    count: int,
+    floor: Callable[[], float],
+    commit: Callable[[], float],
+) -> dict[str, Any]:
+    """`count` commits of `size` bytes each, and as many floors."""
+    block = min(BLOCK, count)
     times: list[float] = []
     floors: list[float] = []
-    with pmstore.open(directory / "store.pm", "w", media=MEDIA[medium]) as store:
-        array = store.create_array("array", size // 8, "f8")
-        store.commit()
-        before, log_before = store.stats(), store.stats().log_size
-        with no_collection():
-            for _ in range(3):
-                floor(source)
-            sent = Sent(medium, directory)
-            while len(times) < count:
-                for _ in range(block):
-                    source += 1
-                    floors.append(floor(source))
-                if len(times) < count // 2:
-                    sent = Sent(medium, directory)  # what growth wrote once is not counted
-                with sent.commits(store, size * block):
-                    for _ in range(block):
-                        array += 1
-                        start = perf_counter()
-                        store.commit()
-                        times.append(perf_counter() - start)
-        after = store.stats()
-    with pmstore.open(directory / "store.pm", "r") as store:
-        if not (store["array"] == len(times)).all():
-            raise SystemExit(f"{medium}, {size} bytes: what was read back isn't what was committed")
-    log = {"log before": log_before, "log after": after.log_size}
+    before = store.stats()
+    with no_collection():
+        while len(times) < count:
+            floors += [floor() for _ in range(block)]
+            if len(times) <= count // 2:
+                sent = Sent(medium, Path(store.path).parent)  # what growth wrote once is not counted
+            with sent.commits(store, size * block):
+                times += [commit() for _ in range(block)]
+    after = store.stats()
     return {
         "times": times,
         "floors": floors,
         "committed": size * len(times),
         **spent(before, after),
         **sent.raw(),
-        **log,
+        "log before": before.log_size,
+        "log after": after.log_size,
     }
 
 
+def series(directory: Path, medium: str, size: int, count: int) -> dict[str, Any]:
+    """An array that changes as a whole."""
+    floor, source = floor_of(medium, directory, size), padded(size // 8)
+
+    def one_floor() -> float:
+        source.__iadd__(1.0)
+        return floor(source)
+
+    def one_commit() -> float:
+        array.__iadd__(1.0)
+        start = perf_counter()
+        store.commit()
+        return perf_counter() - start
+
+    with pmstore.open(directory / "store.pm", "w", media=MEDIA[medium]) as store:
+        array = store.create_array("array", size // 8, "f8")
+        store.commit()
+        for _ in range(3):
+            one_floor()
+        cell = in_turns(store, medium, size, count, one_floor, one_commit)
+    with pmstore.open(directory / "store.pm", "r") as store:
+        if not (store["array"] == len(cell["times"])).all():
+            raise SystemExit(f"{medium}, {size} bytes: what was read back isn't what was committed")
+    return cell
+
+
 def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
-    """`count` commits of one random row each, of 51 MB, with only= if there is such a thing."""
+    """One random row each, of 51 MB, with only= if there is such a thing."""
     size = ROWS * ROW_BYTES if medium == "memory" else ROW_BYTES
-    floor, values, random = floor_of(medium, directory, size), np.zeros((1, COLUMNS)), np.random.default_rng(1)
+    floor, values = floor_of(medium, directory, size), np.zeros((1, COLUMNS))
     expected = np.zeros((ROWS, COLUMNS))
-    times: list[float] = []
-    floors: list[float] = []
+    rows_of_floors, rows_of_commits = (np.random.default_rng(1) for _ in range(2))  # the same rows
+
+    def one_floor() -> float:
+        return floor.rows(np.array([rows_of_floors.integers(ROWS)]), values)
+
+    def one_commit() -> float:
+        row = int(rows_of_commits.integers(ROWS))
+        values.__iadd__(1.0)
+        start = perf_counter()
+        view = array[row]
+        with transaction(only=[view]):
+            view[...] = values[0]
+        taken = perf_counter() - start
+        expected[row] = values[0]
+        return taken
+
     with pmstore.open(directory / "store.pm", "w", media=MEDIA[medium]) as store:
         array = store.create_array("array", (ROWS, COLUMNS), "f8")
         store.commit()
@@ -132,43 +164,18 @@ def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
             transaction(only=[array[:1]])
         except TypeError:
             return {}
-        before, log_before = store.stats(), store.stats().log_size
-        with no_collection():
-            sent = Sent(medium, directory)
-            while len(times) < count:
-                if len(times) < count // 2:
-                    sent = Sent(medium, directory)
-                rows = random.integers(ROWS, size=BLOCK)
-                for row in rows:
-                    floors.append(floor.rows(np.array([row]), values))
-                with sent.commits(store, ROW_BYTES * BLOCK):
-                    for row in rows.tolist():
-                        values += 1
-                        start = perf_counter()
-                        view = array[row]
-                        with transaction(only=[view]):
-                            view[...] = values[0]
-                        times.append(perf_counter() - start)
-                        expected[row] = values[0]
-        after = store.stats()
+        cell = in_turns(store, medium, ROW_BYTES, count, one_floor, one_commit)
     with pmstore.open(directory / "store.pm", "r") as store:
         if not np.array_equal(store["array"], expected):
             raise SystemExit(f"{medium}, rows: what was read back isn't what was committed")
-    log = {"log before": log_before, "log after": after.log_size}
-    return {
-        "times": times,
-        "floors": floors,
-        "committed": ROW_BYTES * len(times),
-        **spent(before, after),
-        **sent.raw(),
-        **log,
-    }
+    return cell
 
 
 def report(name: str, cell: dict[str, Any]) -> None:
     shares = (0.5, 0.99, 0.999, 1.0)
     for who, values in (("pmstore", cell["times"]), ("floor", cell["floors"])):
-        print(f"  {name:12}{who:10}" + "".join(f"{seconds(percentile(values, share)):>11}" for share in shares), end="")
+        figures = "".join(f"{seconds(percentile(values, share)):>11}" for share in shares)
+        print(f"  {name:20}{who:10}{len(values):8,}{figures}", end="")
         if who == "pmstore":
             print(f"{written(cell):9.3f} written per byte, {cell['checkpoints']} checkpoints", end="")
         print(flush=True)
@@ -178,19 +185,19 @@ def main() -> None:
     """Measure, print, and keep what was measured."""
     options = parser(__doc__ or "").parse_args()
     priority = real_time()
-    print(f"{machine()}; {priority}\n\n  {'':22}" + "".join(f"{name:>11}" for name in ("p50", "p99", "p99.9", "max")))
+    head = "".join(f"{name:>11}" for name in ("p50", "p99", "p99.9", "max"))
+    print(f"{machine()}; {priority}\n\n  {'':30}{'commits':>8}{head}")
     cells, skipped = [], []
     for medium in options.media:
         print(f"{medium}: {parent(options, medium)}, {file_system(parent(options, medium))}", flush=True)
-        counts = {"memory": 3000, "disk": 300} if options.quick else {"memory": 20_000, "disk": 2000}
+        counts = {"memory": 3000, "disk": 300} if options.quick else COUNTS
         count = int(options.scale * counts[medium])
         for workload in ("8 B", "62,720 B", "1 MiB", "1 row"):
             with scratch(parent(options, medium)) as directory:
-                wanted = count if workload != "1 MiB" else max(300, count // 4)
                 cell = (
-                    series(directory, medium, SIZES[workload], wanted)
+                    series(directory, medium, SIZES[workload], count)
                     if workload in SIZES
-                    else row_series(directory, medium, wanted)
+                    else row_series(directory, medium, count)
                 )
             if not cell:
                 skipped.append({"who": "pmstore, with only=", "where": medium, "why": "no transaction(only=…) here"})

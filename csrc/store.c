@@ -135,11 +135,12 @@ pm_status pm_close(pm_store *store, unsigned flags)
         pm_home_stop(store);
         pthread_mutex_lock(&store->mutex);
         pm_helper_stop(&store->helper);
-        /* Who discards leaves the file as a crash would. */
-        if (!(flags & PM_CLOSE_DISCARD)) status = pm_home_catch_up(store);
-        if (store->untold && !(flags & PM_CLOSE_DISCARD)) status = tell_failed(store);
-        bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
-        if (!(flags & PM_CLOSE_DISCARD) && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+        if (!(flags & PM_CLOSE_DISCARD)) { /* who discards leaves the file as a crash would */
+            status = pm_home_catch_up(store);
+            if (store->untold) status = tell_failed(store);
+            bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
+            if (!store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+        }
         pm_region_close(&store->region, !(flags & PM_CLOSE_EXITING));
         pm_media_close(&store->media);
         store->closed = true;

@@ -196,7 +196,7 @@ pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait)
 {
     store->behind.job = job;
     if (!may_wait || !waits(store, &job)) return pm_home_catch_up(store);
-    if (store->behind.threaded) pthread_cond_signal(&store->behind.put_up);
+    pthread_cond_signal(&store->behind.put_up); /* under a trace there is no thread that waits for it */
     return PM_OK;
 }
 

@@ -390,6 +390,8 @@ def behind(directory: Path) -> None:
     for medium in ("memory", "file"):
         opener = partial(pmstore.open, directory / f"behind-{medium}.pm", media=medium)  # type: ignore[call-arg,arg-type]
         test_home_behind.test_a_store_that_is_closed_at_once_has_it_all(opener)
+    for commits in (7, 8):
+        test_home_behind.test_D7_a_sync_that_fails_behind_a_small_commit_is_told(directory, commits)
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
 
 

@@ -82,6 +82,7 @@ def test_the_report_compares_what_was_measured_with_what_was_asked_for(benchmark
     assert "| memory | 8 B, through `with`: time | ≤ 1.5 µs | 1 µs | yes |" in text
     assert "| memory | 8 B, pmstore, with: ahead of LMDB, writemap | less | 1 against 2 | yes |" in text
     assert "| memory | 62,720 B: bytes written per byte | ≤ 1.05 | 2 | no |" in text
+    assert "| memory | 62,720 B: p99.9 of 1,000 commits ÷ that of as many floors | ≤ 2 | 1 | yes |" in text
     assert "| disk | 49 MB, pmstore: × floor | ≤ 1.15 | not measured | — |" in text
 
 
@@ -136,6 +137,25 @@ def test_cells_measure_and_read_back(
             rows = bench_commit.some_rows(kind, directory / "rows", medium, 2, limits)
             for cell in (whole, rows):
                 assert cell["verified"] and len(cell["times"]) == len(cell["floors"]) == 2
+
+
+@pytest.mark.no_sanitizer
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_as_many_floors_as_commits(
+    benchmarks: None, tmp_path: Path, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bench_latency
+
+    monkeypatch.setattr(bench_latency, "ROWS", 16)
+    monkeypatch.setattr(bench_latency, "BLOCK", 3)
+    for medium, directory in (("memory", tmpfs), ("disk", tmp_path)):
+        for cell, size in (
+            (bench_latency.series(directory, medium, 4096, 12), 4096),
+            (bench_latency.row_series(directory, medium, 12), bench_latency.ROW_BYTES),
+        ):
+            assert len(cell["times"]) == len(cell["floors"]) == 12
+            assert cell["committed"] == 12 * size
+            assert cell.get("sent for", 6 * size) == 6 * size  # the first half has growth
 
 
 @pytest.mark.no_sanitizer

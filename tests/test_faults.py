@@ -179,13 +179,14 @@ class Run:
             except pmstore.Error as raised:
                 error = raised
         if error is None:
+            assert not hits() or fault.call == "pwrite", "a sync failed, and nobody was told"
             self.is_state(self.begun, snapshot(self.store))
         elif isinstance(error, pmstore.OutOfSpaceError):
             assert fault.errno == errno.ENOSPC, f"{error!r} for another reason"
             self.goes_on(workload, commit_again=fault.at % 2 == 1)
         else:
             assert isinstance(error, pmstore.StoreIOError | pmstore.FailedStoreError), repr(error)
-            self.refuses(held)
+            self.refuses(held, fault)
         self.store._drop(discard=fault.at % 3 == 0)
         self.opens_again()
         return hits() > 0
@@ -208,14 +209,16 @@ class Run:
             self.is_state(self.begun, snapshot(self.store))
             assert self.begun == len(self.states) - 1
 
-    def refuses(self, held: dict[str, np.ndarray]) -> None:
+    def refuses(self, held: dict[str, np.ndarray], fault: Fault) -> None:
         for refused in (self.store.commit, lambda: self.store.create_array("x", 3), lambda: self.store["small"]):
             with pytest.raises(pmstore.FailedStoreError):
                 refused()
         try:
             self.store.rollback()
         except pmstore.FailedStoreError:
-            return  # home of a durable commit could not be written: of the running one, or of the last one, behind it
+            # Home of a durable commit could not be written: of the running one, or of the last one, behind it.
+            assert fault.call == "pwrite", "no write to home failed"
+            return
         possible = self.states[self.acknowledged : self.begun + 1]
         arrays = {
             name: array.tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._core import lib
+from pmstore.testing._recording import Recorder
 
 from . import shim as shims
 from .conftest import Medium
@@ -208,3 +211,52 @@ def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, how: str) -> None:
         pytest.skip("no C compiler")
     call = f"from tests.test_home_behind import failing; failing({str(tmp_path)!r}, {how!r})"
     assert shims.run(library, "-c", call) == "told\n"
+
+
+def few(w: Array, value: int) -> None:
+    w[value::40] = value  # 26 pages, far apart
+
+
+@pytest.mark.parametrize("commits", [7, 8])  # under a trace every second one leaves home to the next call
+def test_D7_a_sync_that_fails_behind_a_small_commit_is_told(tmp_path: Path, commits: int) -> None:
+    """Home is sent on its way to the disk now and then. That this failed, no later sync would say."""
+    expected = [np.zeros((ROWS, COLUMNS))]
+    for value in range(1, commits + 1):
+        expected.append(expected[-1].copy())
+        few(expected[-1], value)
+    tellers = set()
+    for number in itertools.count(1):
+        error, acknowledged = None, 0
+        with Recorder(tmp_path / f"behind-{commits}-{number}.pm", "file") as recorder:
+            recorder.trace.sync_ranges(True)
+            store = pmstore.open(recorder.path)
+            w = sparse(store)
+            recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
+            try:
+                for value in range(1, commits + 1):
+                    few(w, value)
+                    store.commit()
+                    acknowledged = value
+                store.close()
+            except pmstore.Error as raised:
+                error = raised
+            failed = recorder.trace.operations()[1]
+            assert bool(failed) == (error is not None), f"sync {number}"
+            if error is None:
+                break
+            recorder.trace.fail(0, 0, 0)
+            if not store.closed:
+                for refused in (store.stats, store.commit):
+                    with pytest.raises(pmstore.FailedStoreError):
+                        refused()
+                store._drop(discard=True)
+        events = map(recorder.recording.event, range(len(recorder.recording)))
+        if any(e.kind == lib.PM_EVENT_SYNC_FAILED and e.length > w.nbytes // 2 for e in events):  # home
+            tellers.add((type(error), acknowledged))
+        with pmstore.open(recorder.path, "r+", verify=True) as store:
+            found = next(k for k in range(commits + 1) if np.array_equal(store["w"], expected[k]))
+            assert acknowledged <= found <= acknowledged + 1
+            assert store.check().ok
+    # The commit behind which it was, or the next call; of the last commit, itself or close().
+    assert {teller for teller, _ in tellers} == {pmstore.StoreIOError, pmstore.FailedStoreError}
+    assert max(acknowledged for _, acknowledged in tellers) == (6 if commits == 7 else 8)

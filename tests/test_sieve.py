@@ -1,4 +1,4 @@
-"""Large arrays that nothing watches are compared by two threads (csrc/sieve.h): all that changed is found, and nothing else."""
+"""Two threads compare large arrays that nothing watches (csrc/sieve.h): all that changed is found, and nothing else."""
 
 from __future__ import annotations
 

@@ -174,6 +174,42 @@ def test_I11_a_rollback_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         explore_faults(some, medium="file")
 
 
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_I11_a_rollback_that_is_refused_for_no_reason(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """Planted: after any failure. Accepted is only what the store refuses by itself, as home is not the last commit."""
+    honest = _core.Core.rollback
+    refused: list[int] = []
+
+    def noting(self: _core.Core) -> None:
+        try:
+            honest(self)
+        except pmstore.FailedStoreError:
+            refused.append(number)
+            raise
+
+    def refusing(self: _core.Core) -> None:
+        honest(self)
+        self.stats()  # raises, after a failure
+
+    reported = []
+    report = explore_faults(some, medium="file")
+    for number in range(1, report.by_operation[operation] // len(MANNERS[operation]) + 1):
+        fault = Fault(operation, number, "EIO")
+        monkeypatch.setattr(_core.Core, "rollback", noting)
+        outcomes = explore_faults(some, medium="file", only=fault).outcomes
+        monkeypatch.setattr(_core.Core, "rollback", refusing)
+        try:
+            explore_faults(some, medium="file", only=fault)
+        except CrashFailure as failure:
+            assert "refuses to roll back, though home is commit" in str(failure)
+            assert "refused" in outcomes
+            reported.append(number)
+        else:
+            assert number in refused or "refused" not in outcomes
+    assert not set(reported) & set(refused)
+    assert len(reported) > 5 and bool(refused) == (operation == "write")
+
+
 def test_other_contents_without_a_word() -> None:
     """Planted: the workload itself does something else under the fault."""
     runs: list[int] = []

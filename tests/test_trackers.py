@@ -10,7 +10,7 @@ What could lose a write, and the test that would notice:
 - a fork shares all private pages: `test_a_fork_changes_nothing`
 - the kernel writes for the program (read(2)): `test_every_kind_of_write_is_seen`
 - an array dies before the commit: random walks
-- two threads compare what is large, and one of them is not done, or not awake: `LARGE` in most of these, and tests/test_sieve.py
+- two threads compare what is large, and one of them is late: `LARGE` in most of these, and tests/test_sieve.py
 - somebody maps something else over an extent that is watched: `test_another_mapping_is_noticed`
 """
 

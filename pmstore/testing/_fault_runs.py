@@ -18,7 +18,7 @@ from pmstore.testing._check import CheckRunner
 from pmstore.testing._engine import Options, Schedule
 from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._fault import MANNERS, OPERATIONS, SHORT, Fault
-from pmstore.testing._marks import Marks, beginning_at, first_difference
+from pmstore.testing._marks import Marks, beginning_at, first_difference, home_may_lag
 from pmstore.testing._recording import Recorder, Recording
 from pmstore.testing._workload import raised, require_change, require_commits
 
@@ -70,9 +70,14 @@ def _kinds(errors: Sequence[Exception]) -> list[type[Exception]]:
     return [type(error) for error in errors]
 
 
+def _recording(recorder: Recorder) -> Recording:
+    """What was recorded so far, without what there was before."""
+    return Recording(recorder.medium, b"", *recorder.trace.raw())
+
+
 def _marks(recorder: Recorder) -> Marks:
     """What is known of commits so far."""
-    return Marks(Recording(recorder.medium, b"", *recorder.trace.raw()))
+    return Marks(_recording(recorder))
 
 
 def _nothing(store: pmstore.Store) -> None:
@@ -276,7 +281,7 @@ class Runs:
         try:
             core.stats()
         except pmstore.FailedStoreError:
-            self._judge_refusal(store, _marks(recorder))
+            self._judge_refusal(store, fault, recorder)
             return "refused"
         if fault.operation == "sync" and fault.error != "EINTR":  # one that was interrupted has dropped nothing
             raise Wrong("the store went on, though after a failed sync nothing is known of what was written (D7)")
@@ -294,7 +299,7 @@ class Runs:
                 + (f", and not at commit {end.sequence}" if sequence != end.sequence else " with other contents")
             )
 
-    def _judge_refusal(self, store: pmstore.Store, marks: Marks) -> None:
+    def _judge_refusal(self, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
         calls: tuple[Callable[[], Any], ...] = (store.commit, lambda: store.create_array(PROBE, 9), lambda: list(store))
         for call in calls:
             try:
@@ -306,9 +311,11 @@ class Runs:
             store.rollback()
         except pmstore.FailedStoreError:
             # Home could not be written: that of a commit under way, or of the last one, behind it (D13).
-            if not marks.started:
-                raise Wrong("the store can't roll back, though nothing was ever committed (I11)") from None
+            sequence = store._catalog.core.sequence
+            if fault.operation != "write" or not home_may_lag(_recording(recorder), sequence):
+                raise Wrong(f"the store refuses to roll back, though home is commit {sequence} (I11)") from None
             return
+        marks = _marks(recorder)
         hash = store._catalog.core.state_hash()
         if not any(hash in marks.hashes.get(k, ()) for k in range(marks.acknowledged, marks.started + 1)):
             raise Wrong(f"a rollback did not take the arrays back to commit {marks.acknowledged} (I11)")

@@ -40,6 +40,10 @@ def explore_faults(
     Either the commit that was under way is wholly absent and the store goes on, or the store refuses to go on. Nothing
     that was acknowledged is lost: not in the process, not for whoever opens the file next, and not by a crash.
 
+    A store that refuses to go on has to roll back all the same. Only where a write to home may have failed, behind a
+    record that is durable, it need not, for home is not the last commit then. From outside, a write of a new array that
+    follows those of home, with no sync between them, can't be told from them: there a refusal passes, even if wrong.
+
     Parameters
     ----------
     workload : callable, or sequence of callables

@@ -11,7 +11,7 @@ from pmstore.testing import _engine
 from pmstore.testing._engine import Options, Schedule
 from pmstore.testing._recording import Recording
 
-__all__ = ["Marks", "beginning_at", "first_difference"]
+__all__ = ["Marks", "beginning_at", "first_difference", "home_may_lag"]
 
 EVENT = np.dtype([("offset", "<u8"), ("length", "<u8"), ("kind", "<u4"), ("has_data", "<u4"), ("data", "<u8")])
 
@@ -45,6 +45,26 @@ class Marks:
         return isinstance(other, Marks) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def home_may_lag(recording: Recording, sequence: int) -> bool:
+    """Whether home may not show commit `sequence`, the last whose record is durable, if a write failed where the
+    recording ends (I3).
+
+    A synced record is followed by writes alone, of its witness and then of home, within the commit or behind it (D13).
+    A write before the next event of another kind, of a new array or, behind a spilled commit, of a header, is taken for
+    one of home's.
+    """
+    events = events_of(recording)
+    kinds, write = events["kind"], lib.PM_EVENT_WRITE
+    marks = np.flatnonzero((kinds >= lib.PM_EVENT_COMMIT_BEGIN) & (kinds != lib.PM_EVENT_DURABLE))
+    if not len(marks) or events["offset"][marks[-1]] != sequence:
+        return False  # the record of the commit that was under way is not durable
+    last = int(marks[-1])
+    if kinds[last] != lib.PM_EVENT_COMMIT_END:
+        return bool(kinds[last] == lib.PM_EVENT_COMMIT_BEGIN)
+    behind = kinds[last - 1] == write and kinds[last - 2] != write  # the witness alone came before it was acknowledged
+    return bool(behind and (kinds[last + 1 :] == write).all())
 
 
 def first_difference(one: Recording, other: Recording) -> int:

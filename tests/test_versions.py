@@ -1,4 +1,4 @@
-"""csrc/hash.c and csrc/compare.c exist once for each kind of processor: every version gives what the one that runs here does."""
+"""csrc/hash.c and csrc/compare.c have a version for each kind of processor: all of them give what the one in use does."""
 
 from __future__ import annotations
 

@@ -71,6 +71,12 @@ def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
         assert report.outcomes["refused"] or report.judged < 30  # few may all be harmless
 
 
+def test_arrays_of_a_workload_that_failed_keep_no_space() -> None:
+    """Its frames hang on the error. What it had taken would be too much for a store of this size."""
+    report = explore_faults(spill, medium="file", max_size=2_800_000, only=Fault("write", 14, "ENOSPC", False))
+    assert report.outcomes == {"went on": 1}
+
+
 def test_I4_faults_in_the_recoveries_of_several_lives(medium: Medium) -> None:
     def again(store: pmstore.Store) -> None:
         store["x"] *= 2

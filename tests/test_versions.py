@@ -1,4 +1,4 @@
-"""csrc/hash.c and csrc/compare.c have a version for each kind of processor: all of them give what the one in use does."""
+"""csrc/hash.c and csrc/compare.c have a version for each kind of processor: all of them give what this one gives."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -182,6 +183,8 @@ class Runs:
                     store._catalog.core.stats()  # home may be behind the last commit: whoever comes next brings it home
             except Exception as error:
                 if not isinstance(error, CrashTestError):
+                    # Arrays that the workload had would keep their space from whatever comes next.
+                    traceback.clear_frames(error.__traceback__)
                     return _Life(number, store, error, told)
                 self._kill(store)
                 raise

@@ -83,7 +83,7 @@ enum { PM_RECORD_COMMIT = 1, PM_RECORD_PREPARE = 2, PM_RECORD_RESOLVE = 3 };
 typedef struct {
     uint32_t magic;
     uint16_t kind;
-    uint16_t reserved;
+    uint16_t pages; /* 1: runs are whole pages, but that one may end where its extent does: what follows in that page means nothing */
     uint64_t sequence;
     uint64_t salt;
     uint32_t length; /* of the record with header and padding; a multiple of 64 */

@@ -17,13 +17,15 @@ typedef struct {
     uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
 } composer;
 
-static void compose_flush(composer *c)
+/* end: of an extent that has its pages to itself, if one was composed: what follows there means nothing, and is left out. */
+static void compose_flush(composer *c, uint64_t end)
 {
-    uint64_t granule = c->region->media->granule;
-    if (c->offset != UINT64_MAX && (c->taken || memcmp(c->bytes, c->region->home + c->offset, granule))) {
-        uint8_t *room = pm_writer_room(c->writer, c->offset, granule);
-        memcpy(room, c->bytes, granule);
-        pm_writer_keep(c->writer, c->offset, room, granule);
+    uint64_t length = c->region->media->granule;
+    if (end - c->offset < length) length = pm_round_up(end - c->offset, PM_LINE);
+    if (c->offset != UINT64_MAX && (c->taken || memcmp(c->bytes, c->region->home + c->offset, length))) {
+        uint8_t *room = pm_writer_room(c->writer, c->offset, length);
+        memcpy(room, c->bytes, length);
+        pm_writer_keep(c->writer, c->offset, room, length);
     }
     c->offset = UINT64_MAX;
     c->taken = false;
@@ -38,7 +40,7 @@ static void compose(composer *c, uint64_t offset, const void *source, size_t len
         uint64_t base = offset / granule * granule;
         size_t part = base + granule - offset < length ? base + granule - offset : length;
         if (base != c->offset) {
-            compose_flush(c);
+            compose_flush(c, UINT64_MAX);
             memcpy(c->bytes, c->region->home + base, granule);
             c->offset = base;
         }
@@ -73,7 +75,7 @@ static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
-    compose_flush(c);
+    compose_flush(c, UINT64_MAX);
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
     for (unsigned at = 0; !unseen && at < PM_PAGE; at += PM_LINE) __builtin_prefetch(region->home + offset + at);
     uint64_t page_hash = pm_hash64_copy_page_of(room, live, next);
@@ -182,6 +184,7 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
         pm_digest_add(&c->changed, at, pm_digest_term(at, hashes[i].hash) - (fresh ? 0 : pm_digest_term(at, old)));
         compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, fresh);
     }
+    if (!pm_extent_is_small(length)) compose_flush(c, offset + pm_extent_size(length));
     if (hashes != few) free(hashes);
     extent->changed = dirty;
     if (dirty && extent->look != PM_LOOK_ONLY) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
@@ -279,7 +282,7 @@ pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_
             break;
         }
     }
-    compose_flush(&c);
+    compose_flush(&c, UINT64_MAX);
     *digest = c.changed;
     return writer->status;
 }

@@ -1,6 +1,6 @@
 /*
  * What a commit carries: the changed bytes of extents and of metadata, found by comparing them with home, as runs of whole
- * granules in a writer.
+ * granules in a writer; the last one of an extent that has its pages to itself may end with it.
  *
  * I6   A page is copied once; its copy is compared, hashed and written.
  * I12  Each term of the digest that changes is exchanged where the hash changes.

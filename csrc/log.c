@@ -306,7 +306,8 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool l
     uint64_t body = pm_writer_length(writer);
     uint64_t place = log->header.log_offset + log->head;
     uint64_t length = pm_round_up(sizeof(pm_record) + body, media->granule);
-    pm_record record = {.magic = PM_RECORD_MAGIC, .kind = PM_RECORD_COMMIT, .sequence = log->sequence + 1,
+    pm_record record = {.magic = PM_RECORD_MAGIC, .kind = PM_RECORD_COMMIT, .pages = media->granule == PM_PAGE,
+                        .sequence = log->sequence + 1,
                         .salt = log->header.salt, .length = (uint32_t)length, .body = (uint32_t)body,
                         .hash = writer_hash(writer), .digest = digest,
                         .behind = (uint32_t)(log->sequence + 1 - log->durable)};

@@ -54,7 +54,7 @@ struct pm_media {
     pm_media_kind kind;
     int fd;
     bool read_only;
-    uint64_t granule;   /* bytes that a run is a multiple of: a cache line, or a page (torn sectors) */
+    uint64_t granule;   /* what runs are made of: cache lines, or pages (torn sectors); the last one may end where its extent does */
     size_t stage;       /* bytes of a record that are worth gathering before the first write */
     uint64_t size;      /* of the file */
     uint64_t reserved;  /* bytes of address range behind view */

@@ -9,6 +9,7 @@ typedef struct {
     uint64_t spill;         /* file offset of the body, if it does not stand in the record */
     pm_digest digest; /* of the state after it */
     uint64_t sequence;
+    bool pages; /* its runs are whole pages, or end with an extent */
 } found_body;
 
 typedef struct {
@@ -89,7 +90,7 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
     }
     found->bodies[found->count++] = (found_body){.body = (const uint8_t *)(record + 1), .length = record->body,
                                                  .place = place, .record = record->length, .digest = record->digest,
-                                                 .sequence = record->sequence};
+                                                 .sequence = record->sequence, .pages = record->pages == 1};
     uint64_t knows = record->sequence - record->behind;
     if (knows > found->recorded) found->recorded = knows;
     if (knows > found->durable) found->durable = knows;
@@ -247,26 +248,36 @@ enum { GROUP = PM_PAGE / sizeof(uint8_t *) }; /* pages whose places in `newest` 
 /* Where each page's newest bytes stand: calloc gives memory to the groups that have any, and only they are looked through. */
 typedef struct {
     const uint8_t **newest;
+    uint16_t *cut; /* how many there are, where an extent ends before its page does; 0: all */
     bool *groups;
 } found_pages;
 
-/* Runs of whole pages, as disks have them. False: others are in the log, too. */
+/* Runs of pages, as disks have them. False: others are in the log, too. */
 static bool newest_pages(const found_log *found, found_pages *pages)
 {
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
             if (item.kind != PM_ITEM_RUN) continue;
-            if (item.offset % PM_PAGE || item.length % PM_PAGE) return false;
+            if (item.offset % PM_PAGE || (item.length % PM_PAGE && !found->bodies[i].pages)) return false;
             for (uint64_t at = 0; at < item.length; at += PM_PAGE) {
                 uint64_t page = (item.offset + at) / PM_PAGE;
                 if (!applies_to(found, i, page)) continue;
                 pages->newest[page] = item.bytes + at;
+                pages->cut[page] = (uint16_t)(item.length - at < PM_PAGE ? item.length - at : 0);
                 pages->groups[page / GROUP] = true;
             }
         }
     }
     return true;
+}
+
+/* A page that is cut is written whole all the same: the disk may be unable to read what a crash has left of it. */
+static pm_status apply_cut(pm_store *store, const found_pages *pages, uint64_t page)
+{
+    uint8_t whole[PM_PAGE] = {0};
+    memcpy(whole, pages->newest[page], pages->cut[page]);
+    return pm_home_write(&store->region, page * PM_PAGE, whole, PM_PAGE, PM_WRITE_CACHED);
 }
 
 /* A disk gets each page once, in the file's order, and works while the next ones are copied. */
@@ -283,8 +294,12 @@ static pm_status apply_pages(pm_store *store, const found_pages *pages)
             continue;
         }
         uint64_t end = page + 1, most = page + BEGIN_WRITEBACK / PM_PAGE;
-        while (end < count && end < most && newest[end] == newest[page] + (end - page) * PM_PAGE) end++;
-        PM_TRY(pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
+        if (pages->cut[page]) {
+            PM_TRY(apply_cut(store, pages, page));
+        } else {
+            while (end < count && end < most && newest[end] == newest[page] + (end - page) * PM_PAGE && !pages->cut[end]) end++;
+            PM_TRY(pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
+        }
         page = end;
         if (page * PM_PAGE - begun < BEGIN_WRITEBACK) continue;
         PM_TRY(media->operations->write_back(media, PM_REGION_START + begun, page * PM_PAGE - begun));
@@ -299,11 +314,13 @@ static pm_status apply(pm_store *store, const found_log *found)
     uint64_t count = store->region.size / PM_PAGE;
     if (store->media.granule == PM_PAGE && !store->media.read_only && found->count) {
         pages.newest = calloc(count, sizeof *pages.newest); /* NULL: the slower way does it too */
+        pages.cut = calloc(count, sizeof *pages.cut);
         pages.groups = calloc(count / GROUP + 1, sizeof *pages.groups);
     }
-    bool once = pages.newest && pages.groups && newest_pages(found, &pages);
+    bool once = pages.newest && pages.cut && pages.groups && newest_pages(found, &pages);
     pm_status status = once ? apply_pages(store, &pages) : apply_records(store, found);
     free(pages.newest);
+    free(pages.cut);
     free(pages.groups);
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;

@@ -67,9 +67,9 @@ pm_status pm_unsettled_extend(pm_region *region, uint64_t size)
 
 void pm_unsettled_run(pm_region *region, uint64_t offset, const void *source, uint64_t length)
 {
-    PM_CHECK(offset % PM_PAGE == 0 && length % PM_PAGE == 0 && offset + length <= region->size);
+    PM_CHECK(offset % PM_PAGE == 0 && offset + length <= region->size);
     memcpy(region->unsettled->image + offset, source, length);
-    pm_page_add(&region->unsettled->since, offset / PM_PAGE, (offset + length) / PM_PAGE);
+    pm_unsettled_direct(region, offset, length);
 }
 
 void pm_unsettled_direct(pm_region *region, uint64_t offset, uint64_t length)
@@ -88,15 +88,16 @@ pm_status pm_unsettled_settle(pm_region *region, uint64_t offset, const uint8_t 
 {
     pm_unsettled *unsettled = region->unsettled;
     pm_page_set *before = &unsettled->before;
-    uint64_t end = (offset + length) / PM_PAGE;
+    uint64_t end = pm_round_up(offset + length, PM_PAGE) / PM_PAGE;
     for (uint64_t page = pm_page_next(before, offset / PM_PAGE, end); page < end; page = pm_page_next(before, page, end)) {
         uint64_t first = page;
         bool again = pm_page_in(&unsettled->since, first);
         while (page < end && pm_page_in(before, page) && pm_page_in(&unsettled->since, page) == again) page++;
         uint64_t at = first * PM_PAGE, bytes = (page - first) * PM_PAGE;
-        PM_TRY(pm_home_write(region, at, source + (at - offset), bytes, PM_WRITE_CACHED));
+        uint64_t logged = page == end ? offset + length - at : bytes; /* an extent may end before its page */
+        PM_TRY(pm_home_write(region, at, source + (at - offset), logged, PM_WRITE_CACHED));
         pm_page_clear(before, first, page);
-        *written += bytes;
+        *written += logged;
         /* The file has the same bytes now. Dropped before, home would have shown an older state for a moment (I2). */
         if (!again) PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);
     }

@@ -29,7 +29,7 @@ pm_status pm_unsettled_open(pm_region *region);
 void pm_unsettled_close(pm_region *region);
 pm_status pm_unsettled_extend(pm_region *region, uint64_t size); /* after the media have grown, as pm_region_extend */
 
-/* The last commit logged this run, of whole pages; or declared this range. */
+/* The last commit logged this run, of pages, of which the last may be cut; or declared this range. */
 void pm_unsettled_run(pm_region *region, uint64_t offset, const void *source, uint64_t length);
 void pm_unsettled_direct(pm_region *region, uint64_t offset, uint64_t length);
 

@@ -25,6 +25,9 @@
 /* A thread takes some 20 us to wake: on memory that is as much as bringing 512 KiB home. */
 enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 1 << 20, WAIT_FROM_FILE = 256 << 10 };
 
+/* What spreads over less is not worth beginning early: it is soon written again, and a checkpoint has no more than this to wait for. */
+enum { SPREAD_LEAST = 1 << 20 };
+
 typedef struct {
     uint64_t from, length;
 } file_range;
@@ -75,6 +78,12 @@ static pm_status take_home(pm_store *store)
 
 /* ---- on its way to the disk, so that a checkpoint has less to wait for ---------------------------------------------- */
 
+/* Whether it is begun before the checkpoint. */
+static bool is_spread(const pm_store *store)
+{
+    return store->home_to - store->home_from >= SPREAD_LEAST;
+}
+
 /* The first bytes of what was written home and not asked to be written back, in the file. */
 static file_range part_of_home(pm_store *store, uint64_t most)
 {
@@ -93,11 +102,10 @@ static pm_status begin_write_back(pm_store *store, file_range part)
 /* Behind a small record: all of it, whenever the log has grown by so much. */
 static pm_status begin_now_and_then(pm_store *store, uint64_t before)
 {
-    enum { FEW = 1 << 20, MANY = 128 << 10 };
-    /* Pages far apart are a request each: asked for often, they are never so many that a commit waits behind them. */
-    uint64_t part = store->home_to - store->home_from < FEW ? FEW : MANY;
-    /* No more pages than a disk's queue takes: beyond, asking for it waits for the disk too. */
-    if (before / part == store->log.head / part || store->log.head - before > FEW) return PM_OK;
+    /* Pages far apart are a request each: asked for often, they are never so many that a commit waits behind them. No more of them than
+     * a disk's queue takes: beyond, asking for it waits for the disk too. */
+    enum { PART = 128 << 10, MOST = 1 << 20 };
+    if (!is_spread(store) || before / PART == store->log.head / PART || store->log.head - before > MOST) return PM_OK;
     return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));
 }
 
@@ -105,7 +113,7 @@ static pm_status begin_now_and_then(pm_store *store, uint64_t before)
 static file_range part_behind_large(pm_store *store)
 {
     enum { PARTS = 4, PART_LEAST = 4 << 20 };
-    if (store->log.head <= store->log.header.log_size / 8 * 5) return (file_range){0, 0};
+    if (!is_spread(store) || store->log.head <= store->log.header.log_size / 8 * 5) return (file_range){0, 0};
     uint64_t part = (store->home_to - store->home_from) / PARTS / PM_PAGE * PM_PAGE;
     return part_of_home(store, part < PART_LEAST ? PART_LEAST : part);
 }
@@ -121,12 +129,12 @@ pm_status pm_home_catch_up(pm_store *store)
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */
 
-/* Until something is put up, or the store has been left alone for a while with home not on its way to the disk. True: the latter. */
+/* Until something is put up, or the store has been left alone for a while with much of home not on its way to the disk. True: the latter. */
 static bool wait_for_work(pm_store *store)
 {
     enum { A_WHILE = 2000000 /* ns */ };
     pm_behind *behind = &store->behind;
-    if (store->media.kind == PM_MEDIA_MEMORY || !store->home_to) {
+    if (store->media.kind == PM_MEDIA_MEMORY || !is_spread(store)) {
         pthread_cond_wait(&behind->put_up, &store->mutex);
         return false;
     }

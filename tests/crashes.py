@@ -421,6 +421,34 @@ def edges(store: pmstore.Store) -> None:
             store.commit()
 
 
+def ends(store: pmstore.Store) -> None:
+    """Arrays that end inside a page, where on disks the log leaves out the rest; and a page that is such an end, then
+    one of small arrays, then such an end again, all in one log.
+    """
+    x = store.create_array("x", 1300, "f8")
+    store.commit()
+    for i in range(1, 4):
+        y = store.create_array("y", 300, "f8")
+        store.commit()
+        y += i
+        x[1200:] += i
+        store.commit()
+        y[-1] = x[-1] = -i
+        store.rollback()
+        del y, store["y"]
+        store.commit()
+        store.sync()  # the space is free only then, if commits are durable later
+        for j in range(30):
+            store[f"small{j}"] = np.full(15, 10.0 * i)  # to the end of their page
+        store.commit()
+        store["small29"] += i
+        store.commit()
+        for j in range(30):
+            del store[f"small{j}"]
+        store.commit()
+        store.sync()
+
+
 WORKLOADS = [
     arrays,
     names,
@@ -431,6 +459,7 @@ WORKLOADS = [
     undone,
     laps,
     edges,
+    ends,
     growth,
     scattered,
     full,

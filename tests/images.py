@@ -88,6 +88,20 @@ class Image:
         head += struct.pack("<I", crc32c(head, place & 0xFFFFFFFF))
         self.bytes[place : place + 64 + len(items)] = head + items
 
+    def items(self) -> Iterator[tuple[int, int, int]]:
+        """Of all records of the log: kind, offset, length."""
+        at, sequence = self.log_offset, self.word(HEADER["sequence"])
+        while self.bytes[at + 8 : at + 24] == struct.pack("<QQ", sequence + 1, self.word(HEADER["salt"])):
+            length, left = struct.unpack_from("<II", self.bytes, at + 24)
+            cursor = at + 64
+            while left:
+                offset, kind = struct.unpack_from("<QQ", self.bytes, cursor)
+                kind, size = kind >> 56, kind & ~(0xFF << 56)
+                yield kind, offset, size
+                whole = 16 + (size if kind == RUN else 16)
+                cursor, left = cursor + whole, left - whole
+            at, sequence = at + length, sequence + 1
+
     # ---- pages
 
     def get(self, page: int, at: int, form: str = "Q") -> int:

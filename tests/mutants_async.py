@@ -127,6 +127,15 @@ MUTANTS = [
         within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    for",
     ),
     Mutant(
+        "settled-without-the-end",
+        "P",
+        UNSETTLED,
+        "pm_round_up(offset + length, PM_PAGE) / PM_PAGE",
+        "(offset + length) / PM_PAGE",
+        "the last page of an array does not get home",
+        within="uint64_t end = pm_round_up(offset + length, PM_PAGE) / PM_PAGE",
+    ),
+    Mutant(
         "only-the-newest-is-verified",
         "R",
         RECOVERY,

@@ -441,6 +441,14 @@ RECOVER = [
         "older bytes win, on disks",
     ),
     Mutant(
+        "replay-of-pages-cuts-what-was-an-end-before",
+        "P",
+        RECOVERY,
+        "item.length - at < PM_PAGE ? item.length - at : 0",
+        "item.length - at < PM_PAGE ? item.length - at : pages->cut[page]",
+        "small arrays lose what stands behind the end of one that had their page before",
+    ),
+    Mutant(
         "replay-of-pages-takes-neighbours-along",
         "P",
         RECOVERY,

@@ -74,6 +74,22 @@ def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_
         assert kinds.index(lib.PM_EVENT_SYNC_RANGE) == 2  # after the commit's beginning and a single write
 
 
+def test_what_follows_an_array_in_its_last_page_is_not_logged(medium: Medium, open_store: OpenStore) -> None:
+    """So that 62,720 bytes with their hashes, and the record's header, are sixteen pages."""
+    store = open_store(media=f"trace:{medium.name}")
+    array = store.create_array("x", 7840)
+    store["n"] = 0
+    store.commit()
+    store.stats()  # home is up to date
+    store._catalog.core.trace.clear()
+    array += 1
+    store.commit()
+    assert store.stats().dirty_bytes == 62_720 + 16 * 8
+    if medium.name == "file":
+        record = next(event for event in events_of(store) if event.kind == lib.PM_EVENT_WRITE)
+        assert record.length == 16 * 4096
+
+
 def test_only_what_changed_is_logged(medium: Medium, open_store: OpenStore) -> None:
     store = open_store()
     array = store.create_array("x", (4000, 64))  # 2 MB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 import pmstore
 
+from .conftest import Medium
+from .crashes import ends
 from .images import PAGE, REGION, RUN, SLOT, SPILL, Image, body_hash, item
+from .snapshots import snapshot
 from .test_hostile import run_in_child
 
 OpenStore = Callable[..., pmstore.Store]
@@ -44,6 +48,73 @@ def test_pages_that_home_has_lost_come_back_from_the_log(medium, open_store: Ope
     for mode in ("r", "r+"):
         with pmstore.open(image.path, mode, media="file") as again:
             assert (again["w"] == wanted).all() and again.check().ok
+
+
+def lost(image: Image) -> dict[int, list[int]]:
+    """Fills pages that the log can bring back with noise. For each that it names, how many bytes it has, in order."""
+    pages: dict[int, list[int]] = {}
+    for kind, offset, length in image.items():
+        size = length if kind == RUN else (length + 7 & ~7) + 8 * -(-length // PAGE)
+        for at in range(0, size, PAGE):
+            pages.setdefault(offset + at, []).append(min(PAGE, size - at) if kind == RUN else 0)
+    for page, found in pages.items():
+        if found[-1]:
+            image.bytes[REGION + page : REGION + page + PAGE] = b"\xa5" * PAGE
+    return pages
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_pages_that_end_with_their_extent(tmp_path: Path, durability: str) -> None:
+    """Their ends are not in the log, and mean nothing; but that of what uses such a page before or afterwards does."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        for length in (252, 300, 511, 512, 1022, 1023, 7840):  # one page with its hash, and about whole ones
+            store[f"a{length}"] = np.zeros(length)
+    store = pmstore.open(path, "r+", media="file", durability=durability)  # type: ignore[call-overload]
+    arrays = list(store.values())
+    store["n"] = 0  # the log begins
+    for _ in range(2):
+        for array in arrays:
+            array += 1
+        arrays[-1][::600] -= 1
+        store.commit()
+    ends(store)
+    for array in arrays:
+        array[-1] = 7
+    store.commit()
+    wanted = snapshot(store)
+    store._drop(discard=True)
+    image = Image(path)
+    pages = lost(image)
+    runs = [[size < PAGE for size in found if size] for found in pages.values()]
+    roles = {pair for ends_ in runs for pair in itertools.pairwise(ends_)}
+    assert roles == set(itertools.product((False, True), repeat=2)), "no page is an end, then none, and an end again"
+    image.save()
+    for mode in ("r", "r+"):
+        with pmstore.open(path, mode, media="file") as again:
+            assert snapshot(again) == wanted and again.check().ok
+    whole = path.read_bytes()
+    for page, found in pages.items():
+        if 0 < found[-1] < PAGE:  # written whole, and so not read first
+            assert not any(whole[REGION + page + found[-1] : REGION + page + PAGE])
+
+
+def test_lines_at_the_beginning_of_pages_are_no_ends(medium: Medium) -> None:
+    """As the log of a memory store has them: on a disk, what follows them stays."""
+    path = medium.directory / "store.pm"
+    store = pmstore.open(path, "x", media=medium.name)
+    w = store.create_array("w", 2 * PAGE // 8)
+    w[:] = np.arange(w.size)
+    store.commit()
+    store._catalog.core.checkpoint()
+    w[0] = -1
+    store.commit()
+    wanted = w.copy()
+    store._drop(discard=True)
+    runs = {(offset % PAGE, length) for _, offset, length in Image(path).items()}
+    assert runs == {(0, 64)} or medium.name == "file"
+    with pmstore.open(path, "r+", media="file") as again:
+        assert (again["w"] == wanted).all() and again.check().ok
 
 
 def a_spill_over_itself(path: Path, then: bytes, size: int) -> None:

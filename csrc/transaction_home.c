@@ -22,8 +22,9 @@
 
 #include "transaction.h"
 
-/* A thread takes some 20 us to wake: on memory that is as much as bringing 512 KiB home. */
-enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 1 << 20, WAIT_FROM_FILE = 256 << 10 };
+/* A thread takes some 20 us to wake. To bring 384 KiB home takes less on memory, but the commit that wakes it does not wait: 1 % of 50 MB in rows,
+ * 0.6 MB, takes 265 us instead of 285, and one right behind another as long as before. */
+enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 384 << 10, WAIT_FROM_FILE = 256 << 10 };
 
 /* What spreads over less is not worth beginning early: it is soon written again, and a checkpoint has no more than this to wait for. */
 enum { SPREAD_LEAST = 1 << 20 };

@@ -123,9 +123,9 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 static uint64_t next_block(const pm_region *region, const pm_candidate *extent, bool all, uint64_t block)
 {
     if (all || extent->look == PM_LOOK_ALL) return block;
-    const pm_page_set *set = extent->look == PM_LOOK_ONLY ? &region->watches.only : &region->watches.dirty;
-    uint64_t first = extent->offset / PM_PAGE;
-    return pm_page_next(set, first + block, first + pm_extent_blocks(extent->length)) - first;
+    uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
+    if (extent->look == PM_LOOK_ONLY) return pm_watch_promised(&region->watches, first + block, end) - first;
+    return pm_page_next(&region->watches.dirty, first + block, end) - first;
 }
 
 enum { UNCOMPARED = 7 };

@@ -76,6 +76,14 @@ static bool sample_differs(const uint8_t *a, const uint8_t *b)
     return changed >= SAMPLED_HALF;
 }
 
+void pm_gather_expect(const pm_region *region, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes)
+{
+    enum { FIRST = 4 };
+    uint64_t block = at / PM_PAGE, end = pm_extent_blocks(at + bytes);
+    __builtin_prefetch(region->home + home + pm_extent_table(length) + 8 * block);
+    for (uint64_t i = block; i < end && i < block + FIRST; i++) ask_for_sample(region->home + home + i * PM_PAGE);
+}
+
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).

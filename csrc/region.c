@@ -407,7 +407,7 @@ static pm_buffer *owner(const pm_region *region, const uint8_t *address, uint64_
     return NULL;
 }
 
-bool pm_region_owns(const pm_region *region, const void *address, uint64_t length)
+const pm_buffer *pm_region_owner(const pm_region *region, const void *address, uint64_t length)
 {
     size_t i = 0;
     return owner(region, address, length, &i);

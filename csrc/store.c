@@ -521,7 +521,7 @@ int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *ra
 {
     if (store->forked) return 0;
     pthread_mutex_lock(&store->mutex);
-    bool holds = !store->closed && pm_region_owns(&store->region, address, length);
+    bool holds = !store->closed && pm_transaction_holds(store, address, length);
     pthread_mutex_unlock(&store->mutex);
     if (holds) ranges[i] = (pm_range){(uint64_t)(uintptr_t)address, length};
     return holds;

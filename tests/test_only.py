@@ -168,21 +168,21 @@ def test_I10_what_a_failed_promise_named_is_in_the_next_commit(open_store: Open)
     """Pages named by several promises, far apart, until a commit has carried them; and no longer."""
     store = open_store(max_size=1 << 22)
     w, x = settled(store, shape=(150, 512)), settled(store, "x", shape=(150, 512))
-    with pytest.raises(pmstore.OutOfSpaceError), store.transaction(only=[w[3], w[140]]):
-        w[3] = w[140] = 0.25
+    with pytest.raises(pmstore.OutOfSpaceError), store.transaction(only=[w[140], w[3], w[70]]):
+        w[3] = w[70] = w[140] = 0.25
         for k in range(4000):
             store[f"filler/{k}"] = bytes(2500)
     store.group("filler").clear()
-    for k, promised in enumerate((x[149], x[0], x[70])):
-        with store.transaction(only=[promised]):
-            promised[...] = 0.5
+    for k, row in enumerate((140, 20, 70)):
+        with store.transaction(only=[x[row]]):
+            x[row] = 0.5
         assert_committed(store)
-        w[3] = w[140] = x[20] = -1 - k
-        with store.transaction(only=[x[50]]):
-            x[50] = k
+        w[3] = w[140] = x[row] = -1 - k
+        with store.transaction(only=[x[149], x[0]]):
+            x[0] = x[149] = k
         left = committed(store)
-        assert (left["x"][50] == k).all() and (left["x"][20] != -1 - k).any()
-        assert (left["w"][[3, 140]] != -1 - k).any()
+        assert (left["x"][[0, 149]] == k).all() and (left["x"][row] != -1 - k).any()
+        assert (left["w"][3] != -1 - k).any() and (left["w"][140] != -1 - k).any()
         store.commit()
         assert_committed(store)
 

@@ -67,6 +67,14 @@ static bool sample_differs(const uint8_t *a, const uint8_t *b)
     return changed >= SAMPLED_HALF;
 }
 
+void pm_gather_expect(const pm_region *region, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes)
+{
+    enum { FIRST = 4 };
+    uint64_t block = at / PM_PAGE, end = pm_extent_blocks(at + bytes);
+    __builtin_prefetch(region->home + home + pm_extent_table(length) + 8 * block);
+    for (uint64_t i = block; i < end && i < block + FIRST; i++) ask_for_sample(region->home + home + i * PM_PAGE);
+}
+
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
@@ -114,7 +122,7 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 typedef struct {
     const pm_candidate *extent;
     bool all;
-    pm_sieve *sieve; /* NULL: it is in sets what may differ */
+    pm_sieve *sieve; /* NULL: what may differ is in a set */
 } choice;
 
 /* The next block, from this one on, that may differ from home. */
@@ -122,9 +130,9 @@ static uint64_t next_block(const pm_region *region, choice of, uint64_t block)
 {
     const pm_candidate *extent = of.extent;
     if (of.all || extent->look == PM_LOOK_ALL) return block;
-    const pm_page_set *set = extent->look == PM_LOOK_ONLY ? &region->watches.only : &region->watches.dirty;
     uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
-    return (of.sieve ? pm_sieve_next(of.sieve, first + block, end) : pm_page_next(set, first + block, end)) - first;
+    if (extent->look == PM_LOOK_ONLY) return pm_watch_promised(&region->watches, first + block, end) - first;
+    return (of.sieve ? pm_sieve_next(of.sieve, first + block, end) : pm_page_next(&region->watches.dirty, first + block, end)) - first;
 }
 
 enum { UNCOMPARED = 7 };

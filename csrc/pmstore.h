@@ -96,8 +96,8 @@ pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 /* The caller has changed an extent: the next commit looks at all of it, whatever it promises. */
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
 
-/* Whether a living array has all of a range; the range, if it has. */
-int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *out);
+/* Whether a living array has all of a range, which becomes ranges[i] if it has. */
+int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *ranges, size_t i);
 
 /* The first array that breaks a promise, and where: length 0 if none does. Compares everything. */
 typedef struct {

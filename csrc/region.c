@@ -407,7 +407,7 @@ static pm_buffer *owner(const pm_region *region, const uint8_t *address, uint64_
     return NULL;
 }
 
-bool pm_region_owns(const pm_region *region, const void *address, uint64_t length)
+const pm_buffer *pm_region_owner(const pm_region *region, const void *address, uint64_t length)
 {
     size_t i = 0;
     return owner(region, address, length, &i);
@@ -421,7 +421,7 @@ void pm_region_mark(pm_region *region, const void *address, uint64_t length)
         if (!buffer->writable) continue;
         buffer->only = true;
         buffer->only_all |= offset == buffer->offset && end == buffer->offset + buffer->length;
-        if (buffer->offset % PM_PAGE == 0) pm_page_add(&region->watches.only, offset / PM_PAGE, (end + PM_PAGE - 1) / PM_PAGE);
+        if (buffer->offset % PM_PAGE == 0) pm_watch_promise(&region->watches, offset / PM_PAGE, (end + PM_PAGE - 1) / PM_PAGE);
     }
 }
 
@@ -442,7 +442,7 @@ static void finish_transaction(pm_region *region)
         pm_buffer *buffer = region->buffers[i];
         if (buffer->only) {
             uint64_t first = buffer->offset / PM_PAGE;
-            if (buffer->offset % PM_PAGE == 0) pm_page_clear(&region->watches.only, first, first + pm_extent_blocks(buffer->length));
+            if (buffer->offset % PM_PAGE == 0) pm_watch_drop_promise(&region->watches, first, first + pm_extent_blocks(buffer->length));
             buffer->only = buffer->only_all = false;
         }
         /* One that was released meanwhile may have been written behind our back: it stays a candidate (I10). */
@@ -450,6 +450,7 @@ static void finish_transaction(pm_region *region)
         else free(buffer);
     }
     region->buffer_count = kept;
+    pm_watch_dropped(&region->watches);
     region->search_from = 0;
 }
 

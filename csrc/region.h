@@ -183,8 +183,8 @@ pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t 
 /* End of a living buffer that overlaps the range and does not belong to its owner any more; 0 if there is none. */
 uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length);
 void pm_region_detach(pm_region *region, uint64_t offset); /* the extent's owner is gone */
-/* Whether a buffer that is owned has all of a range. */
-bool pm_region_owns(const pm_region *region, const void *address, uint64_t length);
+/* A buffer that is owned and has all of a range; NULL if there is none. */
+const pm_buffer *pm_region_owner(const pm_region *region, const void *address, uint64_t length);
 /* What is written there belongs to the next commit, also to one under a promise. Nothing, if no owned buffer has all of it. */
 void pm_region_mark(pm_region *region, const void *address, uint64_t length);
 /* before a commit gathers, or a rollback restores. all: it looks at every buffer */

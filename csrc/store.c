@@ -520,13 +520,13 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int 
     return leave(store, status);
 }
 
-int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *out)
+int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *ranges, size_t i)
 {
     if (store->forked) return 0;
     pthread_mutex_lock(&store->mutex);
-    bool holds = !store->closed && pm_region_owns(&store->region, address, length);
+    bool holds = !store->closed && pm_transaction_holds(store, address, length);
     pthread_mutex_unlock(&store->mutex);
-    if (holds) *out = (pm_range){(uint64_t)(uintptr_t)address, length};
+    if (holds) ranges[i] = (pm_range){(uint64_t)(uintptr_t)address, length};
     return holds;
 }
 

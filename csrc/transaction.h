@@ -80,6 +80,9 @@ pm_status pm_transaction_commit(pm_store *store, bool only);
 /* See pm_commit_only: the ranges are marked, for the next commit. */
 void pm_transaction_promise(pm_store *store, const pm_range *ranges, size_t count);
 
+/* See pm_holds. */
+bool pm_transaction_holds(const pm_store *store, const void *address, uint64_t length);
+
 /* See pm_unpromised. */
 void pm_transaction_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
 

@@ -9,7 +9,7 @@
  *                                  └── whoever enters the store first takes it, and does it before anything else
  *
  * So whoever has entered finds home as the last commit left it (I2), and nothing else has to know of this. Only pm_holds enters without:
- * it looks at buffers, which no job touches. What programs see does not change: what a record carries is private memory.
+ * it looks at buffers, which no job touches, and reads nothing of home. What programs see does not change: what a record carries is private memory.
  *
  * I1   The record is durable before the job is put up: killed before it is done, recovery replays the log.
  * D7   If it fails, the next call says so; the log has everything.

@@ -1,6 +1,17 @@
 /* Promises that little has changed (pm_commit_only), and whether they were kept. */
 #include "transaction.h"
 
+bool pm_transaction_holds(const pm_store *store, const void *address, uint64_t length)
+{
+    const pm_region *region = &store->region;
+    const pm_buffer *buffer = pm_region_owner(region, address, length);
+    if (!buffer) return false;
+    /* It is asked before the program writes what it promises, and commits: memory has the time that both take. */
+    uint64_t home = pm_region_home(region, buffer->offset, buffer->length);
+    pm_gather_expect(region, home, buffer->length, (uint64_t)((const uint8_t *)address - (const uint8_t *)buffer->address), length);
+    return true;
+}
+
 void pm_transaction_promise(pm_store *store, const pm_range *ranges, size_t count)
 {
     for (size_t i = 0; i < count; i++)

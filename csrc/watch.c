@@ -229,6 +229,32 @@ void pm_watch_carried_whole(pm_watches *watches, uint64_t offset)
     if (watch->regret < 0) watch->regret = 0;
 }
 
+/* ---- promises --------------------------------------------------------------------------------------------------- */
+
+void pm_watch_promise(pm_watches *watches, uint64_t page, uint64_t end)
+{
+    pm_page_add(&watches->only, page, end);
+    if (!watches->only_end || page < watches->only_from) watches->only_from = page;
+    if (end > watches->only_end) watches->only_end = end;
+}
+
+uint64_t pm_watch_promised(const pm_watches *watches, uint64_t page, uint64_t end)
+{
+    uint64_t from = page > watches->only_from ? page : watches->only_from, to = end < watches->only_end ? end : watches->only_end;
+    uint64_t found = pm_page_next(&watches->only, from, to);
+    return found < to ? found : end;
+}
+
+void pm_watch_drop_promise(pm_watches *watches, uint64_t page, uint64_t end)
+{
+    pm_page_clear(&watches->only, page > watches->only_from ? page : watches->only_from, end < watches->only_end ? end : watches->only_end);
+}
+
+void pm_watch_dropped(pm_watches *watches)
+{
+    watches->only_from = watches->only_end = 0;
+}
+
 /* ---- rollback and reuse -------------------------------------------------------------------------------------------- */
 
 bool pm_watch_restore(pm_watches *watches, uint64_t offset, uint64_t pages)

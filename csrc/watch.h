@@ -54,6 +54,7 @@ typedef struct {
     uint64_t fd_start; /* where in the file the region begins */
     uint8_t *live;
     pm_page_set dirty, only;
+    uint64_t only_from, only_end; /* no page outside is in `only`; both 0: none is */
     pm_watch *list;    /* by offset */
     size_t count, room, armed;
 } pm_watches;
@@ -62,6 +63,13 @@ typedef struct {
 pm_status pm_watch_open(pm_watches *watches, uint8_t *live, uint64_t *dirty, uint64_t *only, int fd, uint64_t fd_start);
 void pm_watch_close(pm_watches *watches);
 pm_tracker_kind pm_watch_kind(pm_watches *watches); /* the best that there is */
+
+/* Pages that a promise names: `only`, until the extents that have them are told to drop theirs, and pm_watch_dropped. To look for them, and to drop
+ * them, takes as long as they are far apart, not as the extent is large. */
+void pm_watch_promise(pm_watches *watches, uint64_t page, uint64_t end);
+uint64_t pm_watch_promised(const pm_watches *watches, uint64_t page, uint64_t end); /* the first in [page, end); end if none is */
+void pm_watch_drop_promise(pm_watches *watches, uint64_t page, uint64_t end);
+void pm_watch_dropped(pm_watches *watches);
 
 /* The following take an extent with pages of its own, by its offset, and the number of pages that its contents touch. */
 

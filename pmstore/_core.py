@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pmstore import _errors
@@ -88,9 +88,11 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     return int(lib.pm_hash64(contents, len(contents), seed))
 
 
-def no_ranges(count: int) -> Any:
-    """Ranges of memory for `Core.holds` to fill in; those that it doesn't mean nothing."""
-    return ffi.new("pm_range[]", count)
+# For what a promise is of: functions of C's, for they are on the way of commits that take 4 µs.
+no_ranges: Callable[[int], Any] = functools.partial(ffi.new, ffi.typeof("pm_range[]"))
+"""So many ranges of memory for `Core.holds` to fill in; those that it doesn't mean nothing."""
+pointer_to: Callable[[Any], Any] = ffi.from_buffer
+"""A pointer to C-contiguous bytes, for `Core.holds`; ValueError, TypeError or BufferError if they are not that."""
 
 
 def all_ranges(one: Any, other: Any) -> Any:
@@ -99,11 +101,6 @@ def all_ranges(one: Any, other: Any) -> Any:
     ffi.memmove(both, one, ffi.sizeof(one))
     ffi.memmove(both + len(one), other, ffi.sizeof(other))
     return both
-
-
-def pointer_to(buffer: Any) -> Any:
-    """A pointer to C-contiguous bytes, for `Core.holds`; ValueError, TypeError or BufferError if they are not that."""
-    return ffi.from_buffer(buffer)
 
 
 def pointer_at(address: int) -> Any:
@@ -182,9 +179,11 @@ class Core:
 
     lock: to be held around calls that belong together; the core locks itself, but not against being closed while
     a call is on its way, so that callers hold it around every call (`scan` does so itself).
+    holds(place, length, ranges, i): whether a live array has all of a range, which becomes number i of ranges. place: a
+    pointer.
     """
 
-    __slots__ = ("_store", "gone", "lock", "trace")
+    __slots__ = ("_store", "gone", "holds", "lock", "trace")
 
     def __init__(self, fd: int, media: str, *, read_only: bool, trace: Trace | None, max_size: int) -> None:
         """Takes fd over in every case, also when it raises."""
@@ -197,6 +196,7 @@ class Core:
         self.lock = threading.RLock()
         self.gone: type[_errors.Error] | None = None
         self._store = out[0]
+        self.holds: Callable[[Any, int, Any, int], int] = functools.partial(_holds, out[0])
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own."""
@@ -215,7 +215,7 @@ class Core:
         """From now on every call raises `why`."""
         self.gone = why
         self.__class__ = _Gone
-        del self._store
+        del self._store, self.holds
 
     @property
     def media(self) -> str:
@@ -262,10 +262,6 @@ class Core:
         status = lib.pm_mark(self._store, offset, length)
         if status:
             raise error(status)
-
-    def holds(self, place: Any, length: int, ranges: Any, i: int) -> bool:
-        """Whether a live array has all of a range, which becomes number i of ranges. place: a pointer."""
-        return bool(_holds(self._store, place, length, ranges + i))
 
     def rollback(self) -> None:
         status = _rollback(self._store)
@@ -440,14 +436,14 @@ class Core:
 
 
 class _Gone(Core):
-    """One that was closed: `_store` is unset, so that no call gets past it. A class of its own, as a ``__getattr__``
-    makes every attribute slow, also those that are there.
+    """One that was closed: `_store` and `holds` are unset, so that no call gets past it. A class of its own, as a
+    ``__getattr__`` makes every attribute slow, also those that are there.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_store":
+        if name in ("_store", "holds"):
             why = self.gone or _errors.ClosedStoreError
             raise why(_GONE[why])
         raise AttributeError(name)

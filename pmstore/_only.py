@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from pmstore import _names
 from pmstore._array import read_layout
@@ -35,28 +36,41 @@ def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 def spans(catalog: Catalog, arrays: Iterable[Any]) -> Any:
     """The spans of views of live arrays, as the core takes them. TypeError, ValueError for anything else."""
-    if isinstance(arrays, np.ndarray):
+    if type(arrays) is list:
+        views = arrays
+    elif isinstance(arrays, ndarray):
         raise TypeError("only is a list of arrays of the store: only=[array]")
-    views = arrays if type(arrays) is list else list(arrays)
-    ranges = no_ranges(len(views))
-    with catalog.lock:
-        holds = catalog.core.holds
-        for i, array in enumerate(views):
-            if not isinstance(array, np.ndarray):
+    else:
+        views = list(arrays)
+    count = len(views)
+    ranges = no_ranges(count)
+    lock: Any = catalog.lock
+    i = 0
+    try:  # see _transaction.py for why this is not a with statement
+        lock.acquire()
+        core = catalog.core
+        while i < count:
+            array = views[i]
+            if not isinstance(array, ndarray):
                 raise TypeError(f"only is a list of arrays of the store, or views of them, not {type(array).__name__}")
             length = array.nbytes
-            if not length:
-                continue
-            try:
-                place = pointer_to(array)
-            except (TypeError, ValueError, BufferError):  # not C-contiguous, or of a dtype that buffers don't know
-                address, length = span(array)
-                place = pointer_at(address)
-            if not holds(place, length, ranges, i):
-                raise ValueError(
-                    f"only: an array of shape {array.shape} and dtype {array.dtype} is neither a live array of this "
-                    "store nor a view of one (a copy, as an index with a list of rows gives; or detached)"
-                )
+            if length:
+                try:
+                    place = pointer_to(array)
+                except (TypeError, ValueError, BufferError):  # not C-contiguous, or of a dtype that buffers don't know
+                    address, length = span(array)
+                    place = pointer_at(address)
+                if not core.holds(place, length, ranges, i):
+                    raise ValueError(
+                        f"only: an array of shape {array.shape} and dtype {array.dtype} is neither a live array of "
+                        "this store nor a view of one (a copy, as an index with a list of rows gives; or detached)"
+                    )
+            i += 1
+        lock.release()
+    except BaseException:
+        if lock._is_owned():
+            lock.release()
+        raise
     return ranges
 
 

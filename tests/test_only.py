@@ -164,6 +164,29 @@ def test_I10_a_promise_forgets_nothing_that_a_failed_commit_found(open_store: Op
     assert_committed(store)
 
 
+def test_I10_what_a_failed_promise_named_is_in_the_next_commit(open_store: Open) -> None:
+    """Pages named by several promises, far apart, until a commit has carried them; and no longer."""
+    store = open_store(max_size=1 << 22)
+    w, x = settled(store, shape=(150, 512)), settled(store, "x", shape=(150, 512))
+    with pytest.raises(pmstore.OutOfSpaceError), store.transaction(only=[w[140], w[3], w[70]]):
+        w[3] = w[70] = w[140] = 0.25
+        for k in range(4000):
+            store[f"filler/{k}"] = bytes(2500)
+    store.group("filler").clear()
+    for k, row in enumerate((140, 20, 70)):
+        with store.transaction(only=[x[row]]):
+            x[row] = 0.5
+        assert_committed(store)
+        w[3] = w[140] = x[row] = -1 - k
+        with store.transaction(only=[x[149], x[0]]):
+            x[0] = x[149] = k
+        left = committed(store)
+        assert (left["x"][[0, 149]] == k).all() and (left["x"][row] != -1 - k).any()
+        assert (left["w"][3] != -1 - k).any() and (left["w"][140] != -1 - k).any()
+        store.commit()
+        assert_committed(store)
+
+
 def test_what_may_be_promised(open_store: Open, tmp_path: object) -> None:
     store = open_store()
     w = settled(store)
@@ -185,6 +208,14 @@ def test_what_may_be_promised(open_store: Open, tmp_path: object) -> None:
         fresh[1] = 4
         w[7, 3] = 4
     assert_committed(store)
+    store.close()
+    with pytest.raises(pmstore.ClosedStoreError):
+        store.transaction(only=[w[3]])
+    with pytest.raises(TypeError, match="only is a list of arrays of the store, or views of them"):
+        store.transaction(only=["w"])
+    nothing = store.transaction(only=[w[0:0]])
+    with pytest.raises(pmstore.ClosedStoreError), nothing:
+        raise AssertionError
 
 
 def test_debugging_names_what_broke_the_promise(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,11 +408,13 @@ def interrupted_at(event_number, function):
     return raised
 
 
+@pytest.mark.parametrize("promised", [False, True])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("failing", [False, True])
-def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, failing):
+def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, failing, promised):
     w = store.create_array("w", 3)
     store.commit()
+    only = [w[::2], w] if promised else None
 
     def body():
         w[:] += 1
@@ -420,9 +422,9 @@ def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, faili
             raise Stop
 
     def run():
-        with contextlib.suppress(Stop), store.transaction():
+        with contextlib.suppress(Stop), store.transaction(only=only):
             if nested:
-                with store.transaction():
+                with store.transaction(only=only):
                     body()
             else:
                 body()
@@ -438,6 +440,9 @@ def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, faili
         thread, out = in_thread(store.rollback)  # its turn is free for others
         thread.join(10)
         assert out == [None]
+        thread, out = in_thread(lambda: "w" in store)  # and so are the names
+        thread.join(10)
+        assert out == [True]
     assert n > 5
     assert store.sequence > 1 or failing
 

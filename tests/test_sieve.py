@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,3 +120,34 @@ with pmstore.open(sys.argv[1]) as store:
 def test_on_one_processor_there_is_no_second_thread(medium: Medium) -> None:
     path = str(medium.directory / "alone.pm")
     subprocess.run([sys.executable, "-c", ALONE, path], check=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
+
+def blocked() -> dict[int, int]:
+    """The signals that each thread of this process blocks: bit 0 is signal 1."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        masks[int(task.name)] = int(lines["SigBlk"], 16)
+    return masks
+
+
+@pytest.mark.no_sanitizer  # whose own threads come and go
+def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store: Opener) -> None:
+    """What it blocked of them would end the process without a word, where the program's handler of SIGBUS says that the
+    file was cut short or can't be read.
+    """
+    before = blocked()
+    store = open_store()
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store.commit()
+    started = [1 << 31]
+    while any(mask >> 31 & 1 for mask in started):  # the C library's own: it has not begun
+        w[3::100] += 1
+        store.commit()
+        started = [mask for thread, mask in blocked().items() if thread not in before]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert started
+    own = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
+    for mask in started:
+        assert not any(mask >> number - 1 & 1 for number in own)
+        assert all(mask >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1))

@@ -37,6 +37,7 @@ def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @example(0, 1, [(PAGES, 1)])  # the last page, of which one word is used
 @example(1, 0, [(0, 1), (PAGES - 1, 1)])
+@example(0, 0, [(PAGES, 1), (0, 1)])  # behind the end, then not
 @example(3, 0, [])
 @example(3, 0, [(0, PAGES)])
 def test_what_changed_is_found(medium: Medium, before: int, rest: int, runs: list[tuple[int, int]]) -> None:
@@ -55,7 +56,7 @@ def test_what_changed_is_found(medium: Medium, before: int, rest: int, runs: lis
                 expected[at] += number
             changed = store.sequence
             store.commit()
-            assert store.sequence == changed + bool(runs and w[runs[0][0] * PAGE :].size)
+            assert store.sequence == changed + any(page * PAGE < w.size for page, _ in runs)
             copy = store.sequence
             store.commit()
             assert store.sequence == copy  # nothing is found that is not there

@@ -101,7 +101,8 @@ tsan: build
 	$(call instrumented,$(RACES),libtsan,libtsan2,$(THREAD_SANITIZER))
 	@cd $(RACES) && LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
 		PYTHONPATH=$(CURDIR)/$(RACES) timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider \
-		-m 'not slow and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py tests/test_home_behind.py $(ARGS)
+		-m 'not slow and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py tests/test_home_behind.py \
+		tests/test_sieve.py $(ARGS)
 
 # A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build

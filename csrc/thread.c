@@ -6,15 +6,24 @@
 
 enum { THREAD_STACK = 512 << 10 };
 
-/* Signals are for the threads of the program. */
+/* Signals are for the threads of the program. But not those of what this thread does itself: where they are blocked, a file that was cut short, or
+ * can't be read, ends the process without a word from whoever handles them. */
+static sigset_t signals_of_others(void)
+{
+    static const int own[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE};
+    sigset_t set;
+    sigfillset(&set);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&set, own[i]);
+    return set;
+}
+
 int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
 {
     pthread_attr_t attributes;
-    sigset_t all, before;
-    sigfillset(&all);
+    sigset_t others = signals_of_others(), before;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, THREAD_STACK);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     int error = pthread_create(thread, &attributes, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);

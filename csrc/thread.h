@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* A thread that takes no signals. Not 0: an errno. */
+/* A thread that takes no signals but those of its own faults. Not 0: an errno. */
 int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument);
 
 /*

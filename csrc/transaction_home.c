@@ -221,12 +221,12 @@ void pm_home_open(pm_store *store)
 
 void pm_home_stop(pm_store *store)
 {
-    if (!store->behind.threaded) return;
     pthread_mutex_lock(&store->mutex);
+    bool threaded = store->behind.threaded;
+    store->behind.alone = true; /* none is started from here on, and no job is left for this one */
+    store->behind.threaded = false;
     store->behind.stop = true;
     pthread_cond_signal(&store->behind.put_up);
     pthread_mutex_unlock(&store->mutex);
-    pthread_join(store->behind.thread, NULL);
-    store->behind.threaded = false;
-    store->behind.alone = true;
+    if (threaded) pthread_join(store->behind.thread, NULL);
 }

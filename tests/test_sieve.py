@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @example(0, 1, [(PAGES, 1)])  # the last page, of which one word is used
 @example(1, 0, [(0, 1), (PAGES - 1, 1)])
+@example(0, 0, [(PAGES, 1), (0, 1)])  # behind the end, then not
 @example(3, 0, [])
 @example(3, 0, [(0, PAGES)])
 def test_what_changed_is_found(medium: Medium, before: int, rest: int, runs: list[tuple[int, int]]) -> None:
@@ -51,11 +54,12 @@ def test_what_changed_is_found(medium: Medium, before: int, rest: int, runs: lis
                 at = slice(page * PAGE, (page + pages) * PAGE, 37)
                 w[at] += number
                 expected[at] += number
-            changed = any(page * PAGE < w.size for page, _ in runs)
-            before_it = store.sequence
+            changed = store.sequence
             store.commit()
-            store.commit()  # finds nothing: nothing is there
-            assert store.sequence == before_it + changed
+            assert store.sequence == changed + any(page * PAGE < w.size for page, _ in runs)
+            copy = store.sequence
+            store.commit()
+            assert store.sequence == copy  # nothing is found that is not there
     with pmstore.open(path, "r", verify=True) as store:
         np.testing.assert_array_equal(store["w"], expected)
         np.testing.assert_array_equal(store["behind"], np.arange(3.0 * PAGE))
@@ -117,3 +121,34 @@ with pmstore.open(sys.argv[1]) as store:
 def test_on_one_processor_there_is_no_second_thread(medium: Medium) -> None:
     path = str(medium.directory / "alone.pm")
     subprocess.run([sys.executable, "-c", ALONE, path], check=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
+
+def blocked() -> dict[int, int]:
+    """The signals that each thread of this process blocks: bit 0 is signal 1."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        masks[int(task.name)] = int(lines["SigBlk"], 16)
+    return masks
+
+
+@pytest.mark.no_sanitizer  # whose own threads come and go
+def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store: Opener) -> None:
+    """What it blocked of them would end the process without a word, where the program's handler of SIGBUS says that the
+    file was cut short or can't be read.
+    """
+    before = blocked()
+    store = open_store()
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store.commit()
+    started = [1 << 31]
+    while any(mask >> 31 & 1 for mask in started):  # the C library's own: it has not begun
+        w[3::100] += 1
+        store.commit()
+        started = [mask for thread, mask in blocked().items() if thread not in before]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert started
+    own = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
+    for mask in started:
+        assert not any(mask >> number - 1 & 1 for number in own)
+        assert all(mask >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1))

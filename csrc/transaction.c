@@ -5,11 +5,11 @@
 #include "region_unsettled.h"
 
 /* The log grows until it takes COMMITS_PER_LOG, so that home is written once for many commits, by LOG_STEP at most: each growth makes a
- * commit wait, but commits may turn out smaller than the first ones. Once a part of it (1 in LOG_EARNED) was logged by this process, it grows
- * until a checkpoint falls on less than one commit in 1000, and is not in the 99.9th percentile of their times; for that to no more than
+ * commit wait, but commits may turn out smaller than the first ones. Once a part of it (1 in LOG_EARNED) was taken by records of this process, it
+ * grows until a checkpoint falls on less than one commit in 1000, and is not in the 99.9th percentile of their times; for that to no more than
  * 16 MiB, whose space a disk writes once in some hundredths of a second (4 MiB on memory, where a checkpoint costs little). */
-enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, COMMITS_RARE = 1000, LOG_EARNED = 8, LOG_RARE = 16 << 20,
-       LOG_RARE_MEMORY = 4 << 20 };
+enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, LOG_EARNED = 8, LOG_RARE = 16 << 20, LOG_RARE_MEMORY = 4 << 20,
+       COMMITS_RARE = 1500 /* those that wait for the log to grow are among the longest, too */ };
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 #define SLOTS_GROWN ((uint64_t)8 << 20)
@@ -117,7 +117,7 @@ static uint64_t log_wanted(const pm_store *store)
     if (target > LOG_LARGEST) target = LOG_LARGEST;
     uint64_t most = store->media.kind == PM_MEDIA_MEMORY ? LOG_RARE_MEMORY : LOG_RARE;
     if (rare > most) rare = most;
-    if (rare > target && rare <= LOG_EARNED * store->statistics.bytes_logged) target = rare;
+    if (rare > target && rare <= LOG_EARNED * store->logged) target = rare;
     while (wanted < target) wanted *= 2;
     return wanted;
 }
@@ -414,6 +414,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
+    store->logged += store->log.head - before;
     store->statistics.dirty_bytes = payload;
     store->statistics.commits++;
     store->commits_since_reset++;

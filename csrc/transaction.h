@@ -63,6 +63,7 @@ struct pm_store {
     size_t list_room;
     pm_digest freed; /* terms of extents that the last commit has, and that nobody owns any more */
     uint64_t commits_since_reset, last_body;
+    uint64_t logged; /* bytes of the log that records have taken, with header and padding */
     bool home_durable;            /* nothing was written home since it was synced */
     uint64_t home_from, home_to;  /* file offsets: between them home was written, and not asked to be written back */
     pm_behind behind;

@@ -41,6 +41,7 @@ from .crashes_async import ASYNC, flipped_late, freed_late, lazily
 from .crashes_async import WORKLOADS as LATE
 from .crashes_slots import cooled, flips, slots, slots_again, slots_shut
 from .kills import CLASSES
+from .test_threads_fork import signals_blocked
 
 KILLS = int(os.environ.get("PMSTORE_KILLS", "250"))
 
@@ -421,9 +422,7 @@ def test_signals_reach_the_program(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/task"))
     with pmstore.open(tmp_path / "s.pm", durability="async"):
         (thread,) = set(os.listdir("/proc/self/task")) - before
-        status = Path(f"/proc/self/task/{thread}/status").read_text()
-        (blocked,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
-        assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+        assert signals_blocked()[int(thread)] >> signal.SIGINT - 1 & 1
     assert thread not in os.listdir("/proc/self/task"), "it ended with the store"
 
 

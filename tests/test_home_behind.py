@@ -20,7 +20,7 @@ from pmstore.testing._recording import Recorder
 from . import shim as shims
 from .conftest import Medium
 from .shim import ONCE, Fault, faults
-from .test_threads_fork import run_threads
+from .test_threads_fork import in_fork, run_threads, signals_blocked
 
 # float64: 4 MiB in rows of a page. A commit of every third row logs 1.4 MB, which is more than what is brought home at
 # once, and too little for the whole array to be written.
@@ -100,10 +100,8 @@ def test_its_threads_take_no_signals_and_most_stores_have_none(open_store: Opene
     store.commit()
     threads = set(os.listdir("/proc/self/task")) - before
     assert len(threads) == 1 + (len(os.sched_getaffinity(0)) > 1)  # home behind a commit, and comparing what is large
-    for thread in threads:
-        status = Path(f"/proc/self/task/{thread}/status").read_text()
-        (blocked,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
-        assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+    blocked = signals_blocked()
+    assert all(blocked[int(thread)] >> signal.SIGINT - 1 & 1 for thread in threads)
     store.close()
     assert set(os.listdir("/proc/self/task")) <= before
 
@@ -127,21 +125,18 @@ def test_I1_killed_while_home_is_behind(medium: Medium) -> None:
 def test_a_fork_while_home_is_behind(open_store: Opener) -> None:
     store = open_store()
     w = sparse(store)
+
+    def in_the_child() -> str:
+        assert np.array_equal(w, after(value))
+        with pytest.raises(pmstore.Error):
+            store.commit()
+        store.close()
+        return "refused"
+
     for value in range(1, 9):
         change(w, value)
         store.commit()
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                assert np.array_equal(w, after(value))
-                with pytest.raises(pmstore.Error):
-                    store.commit()
-                store.close()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
+        assert in_fork(in_the_child) == "refused"
     assert store.check().ok
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 import pmstore
 
 from .conftest import Medium
+from .test_threads_fork import in_fork, signals_blocked
 from .test_trackers import committed
 
 PAGE = 512  # float64
@@ -84,21 +84,18 @@ def test_it_is_done_behind_no_ones_back(open_store: Opener) -> None:
     store = open_store()
     w = store.create_array("w", (PAGES, PAGE), "f8")
     store.commit()
+
+    def in_the_child() -> str:
+        assert (w[number::100] == number + 1).all()
+        with pytest.raises(pmstore.Error):
+            store.commit()
+        store.close()
+        return "refused"
+
     for number in range(6):
         w[number::100] = number + 1
         store.commit()
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                assert (w[number::100] == number + 1).all()
-                with pytest.raises(pmstore.Error):
-                    store.commit()
-                store.close()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
+        assert in_fork(in_the_child) == "refused"
     assert store.check().ok
 
 
@@ -123,21 +120,12 @@ def test_on_one_processor_there_is_no_second_thread(medium: Medium) -> None:
     subprocess.run([sys.executable, "-c", ALONE, path], check=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
 
 
-def blocked() -> dict[int, int]:
-    """The signals that each thread of this process blocks: bit 0 is signal 1."""
-    masks = {}
-    for task in Path("/proc/self/task").iterdir():
-        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
-        masks[int(task.name)] = int(lines["SigBlk"], 16)
-    return masks
-
-
 @pytest.mark.no_sanitizer  # whose own threads come and go
 def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store: Opener) -> None:
     """What it blocked of them would end the process without a word, where the program's handler of SIGBUS says that the
     file was cut short or can't be read.
     """
-    before = blocked()
+    before = signals_blocked()
     store = open_store()
     w = store.create_array("w", (PAGES, PAGE), "f8")
     store.commit()
@@ -145,7 +133,7 @@ def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store
     while any(mask >> 31 & 1 for mask in started):  # the C library's own: it has not begun
         w[3::100] += 1
         store.commit()
-        started = [mask for thread, mask in blocked().items() if thread not in before]
+        started = [mask for thread, mask in signals_blocked().items() if thread not in before]
     if len(os.sched_getaffinity(0)) > 1:
         assert started
     own = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,6 +149,15 @@ def in_fork(function):
         out = pipe.read()
     os.waitpid(pid, 0)
     return out
+
+
+def signals_blocked():
+    """What each thread of this process blocks, by its number: bit 0 is signal 1."""
+    masks = {}
+    for task in Path("/proc/self/task").iterdir():
+        lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        masks[int(task.name)] = int(lines["SigBlk"], 16)
+    return masks
 
 
 def test_a_forked_child_can_not_use_the_store(open_store):

@@ -103,13 +103,7 @@ def sparse_rows(directory: Path, scale: float) -> dict[str, Any]:
     print("rows of a (8192, 784) f8 array, 50 MB; a fresh one, and after all pages were written once")
     print(f"{'':34}{'time':>11}{'floor':>11}{'ratio':>8}{'p99':>11}{'wanted':>8}")
     raw: dict[str, Any] = {}
-    cases = (
-        ("one row, only", 1, True, 15),
-        ("one row", 1, False, 80),
-        ("1 %", 82, False, 14),
-        ("10 %", 819, False, 10),
-    )
-    for label, rows, promised, wanted in cases:
+    for label, rows, promised, wanted in ROWS:
         for state in ("fresh", "written"):
             with scratch(directory) as inside, stores(inside, ("learned",)) as opened:
                 store = opened["learned"]

@@ -120,15 +120,13 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 
 /* Which blocks of an extent are gathered. */
 typedef struct {
-    const pm_candidate *extent;
-    bool all;
+    bool all; /* without comparing them with home */
     pm_sieve *sieve; /* NULL: what may differ is in a set */
 } choice;
 
 /* The next block, from this one on, that may differ from home. */
-static uint64_t next_block(const pm_region *region, choice of, uint64_t block)
+static uint64_t next_block(const pm_region *region, const pm_candidate *extent, choice of, uint64_t block)
 {
-    const pm_candidate *extent = of.extent;
     if (of.all || extent->look == PM_LOOK_ALL) return block;
     uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
     if (extent->look == PM_LOOK_ONLY) return pm_watch_promised(&region->watches, first + block, end) - first;
@@ -143,18 +141,17 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
     pm_region *region = c->region;
     uint64_t offset = extent->home, length = extent->length;
     uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
-    bool unseen = of.all;
     struct block_hash {
         uint64_t block, hash;
     } few[64], *hashes = few;
     uint64_t room = sizeof few / sizeof *few;
     /* Pages that were written and of which much changed, as a sample of one in eight of them says, are taken whole: to compare them would
      * be to wait for home's. The first one is always looked at: a commit without changes carries nothing. */
-    bool sampled = !unseen && extent->look >= PM_LOOK_CHANGED;
+    bool sampled = !of.all && extent->look >= PM_LOOK_CHANGED;
     unsigned uncompared = 0;
-    bool copy_first = fresh || unseen || extent->look >= PM_LOOK_CHANGED;
-    for (uint64_t block = next_block(region, of, 0), next; block < blocks; block = next) {
-        next = next_block(region, of, block + 1);
+    bool copy_first = fresh || of.all || extent->look >= PM_LOOK_CHANGED;
+    for (uint64_t block = next_block(region, extent, of, 0), next; block < blocks; block = next) {
+        next = next_block(region, extent, of, block + 1);
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
@@ -164,7 +161,7 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
         if (bytes == PM_PAGE) {
             if (sampled && !uncompared && sample_differs(live, region->home + at)) uncompared = 1 + UNCOMPARED;
             if (sampled && uncompared <= 1) ask_for_sample(region->home + offset + next * PM_PAGE);
-            page_change change = gather_page(c, live, live + (next - block) * PM_PAGE, at, unseen || uncompared, &hash);
+            page_change change = gather_page(c, live, live + (next - block) * PM_PAGE, at, of.all || uncompared, &hash);
             if (uncompared) uncompared--;
             whole += change == PAGE_WHOLE;
             if (change == PAGE_EQUAL) continue;
@@ -204,12 +201,12 @@ static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bo
 {
     pm_region *region = c->region;
     bool all = *dense && extent->look != PM_LOOK_ONLY && pm_gather_mostly_changed(region, extent->offset, extent->home, extent->length);
-    if (all || !extent->shared) return gather_blocks(c, extent, (choice){extent, all, NULL}, fresh, dense);
+    if (all || !extent->shared) return gather_blocks(c, extent, (choice){all, NULL}, fresh, dense);
     pm_sieve sieve;
     pm_sieve_begin(&sieve, region, c->helper, extent->offset, extent->home, extent->length, extent->look == PM_LOOK_ALL);
     extent->look = PM_LOOK_CHANGED;
     extent->shared = false; /* who gathers it again finds all in the set */
-    pm_status status = gather_blocks(c, extent, (choice){extent, false, &sieve}, fresh, dense);
+    pm_status status = gather_blocks(c, extent, (choice){false, &sieve}, fresh, dense);
     pm_sieve_end(&sieve);
     return status;
 }
@@ -238,7 +235,7 @@ void pm_gather_sort(pm_candidate *list, size_t count)
 static bool differs(const pm_region *region, const pm_candidate *extent)
 {
     uint64_t blocks = pm_extent_blocks(extent->length);
-    for (uint64_t block = 0; (block = next_block(region, (choice){extent, false, NULL}, block)) < blocks; block++) {
+    for (uint64_t block = 0; (block = next_block(region, extent, (choice){false, NULL}, block)) < blocks; block++) {
         uint64_t at = block * PM_PAGE, left = extent->length - at;
         if (memcmp(region->live + extent->offset + at, region->home + extent->home + at, left < PM_PAGE ? left : PM_PAGE)) return true;
     }

@@ -36,7 +36,7 @@ static void compare_all(void *argument)
     while (compare_next(argument)) continue;
 }
 
-void pm_sieve_begin(pm_sieve *s, const pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length, bool all)
+void pm_sieve_begin(pm_sieve *s, pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length, bool all)
 {
     s->region = region;
     s->helper = helper;
@@ -47,8 +47,7 @@ void pm_sieve_begin(pm_sieve *s, const pm_region *region, pm_helper *helper, uin
     s->part = (s->to - s->first * WORD) / WORD / PARTS + 1;
     atomic_init(&s->next, 0);
     for (int part = 0; part < PARTS; part++) atomic_init(&s->compared[part], false);
-    pm_page_set set = region->watches.dirty;
-    if (length % PM_PAGE) pm_page_add(&set, s->to, s->to + 1);
+    if (length % PM_PAGE) pm_page_add(&region->watches.dirty, s->to, s->to + 1);
     pm_offer(helper, compare_all, s);
 }
 

@@ -15,7 +15,7 @@
 #include "thread.h"
 
 typedef struct {
-    const pm_region *region;
+    pm_region *region;
     pm_helper *helper;
     uint64_t place, home; /* of the extent */
     bool all;             /* of its pages; otherwise those that are in `dirty` */
@@ -26,7 +26,7 @@ typedef struct {
 } pm_sieve;
 
 /* length: of the extent. home: where its committed bytes are. */
-void pm_sieve_begin(pm_sieve *sieve, const pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length, bool all);
+void pm_sieve_begin(pm_sieve *sieve, pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length, bool all);
 
 /* The first page in [page, end) that differs from home, in the region; end if none does. The last page of an extent, if it is not a whole one,
  * always may. */

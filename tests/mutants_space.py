@@ -63,8 +63,8 @@ GATHERING = [
         "sieve-passes-over-a-part-of-a-page",
         "P",
         SIEVE,
-        "if (length % PM_PAGE) pm_page_add(&set, s->to, s->to + 1);",
-        "(void)set;",
+        "if (length % PM_PAGE) pm_page_add(&region->watches.dirty, s->to, s->to + 1);",
+        ";",
         "a change at the end of a large array is lost",
     ),
     Mutant(
@@ -87,8 +87,8 @@ GATHERING = [
         "change-in-the-last-block-missed",
         "P",
         GATHER,
-        "next = next_block(region, of, block + 1);",
-        "next = next_block(region, of, block + 1), next += next + 1 == blocks;",
+        "next = next_block(region, extent, of, block + 1);",
+        "next = next_block(region, extent, of, block + 1), next += next + 1 == blocks;",
         "a change in an array's last block is lost",
     ),
     Mutant(

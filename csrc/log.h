@@ -45,14 +45,18 @@ typedef struct {
     pm_media *media;
     uint8_t *stage; /* PM_LINE bytes for the record's header, then bytes of the body */
     size_t stage_size, stage_room; /* allocated, and used for this body */
+    bool huge;      /* the stage was asked to be huge pages */
     bool early;     /* write each piece as soon as it is whole, while it is in the cache */
     uint64_t place;    /* file offset of the body */
     uint64_t capacity; /* bytes that the body may have */
     uint64_t key;      /* seals the hash */
     uint64_t base;     /* where in the body the stage begins: 0 if it holds all of it */
     size_t used;       /* bytes of the body in the stage */
-    uint64_t written;  /* bytes of the body already on the medium: whole pieces */
+    uint64_t written;  /* bytes of the body that are on the medium, or on their way */
+    uint64_t hashed;   /* bytes of the body that `hash` is of: whole pieces */
     uint64_t hash;
+    size_t part;       /* bytes that leave for the disk as soon as they are whole, in pages of the record, while the stage keeps them. Its first page,
+                        * with its header, is then written last. 0: none do */
     size_t last_run;   /* stage index of the run that may grow, 0: none */
     uint64_t last_end; /* region offset where that run ends */
     bool counting;     /* only count the bytes */
@@ -64,9 +68,14 @@ typedef struct {
 pm_status pm_writer_init(pm_writer *writer, pm_media *media);
 void pm_writer_free(pm_writer *writer);
 
-/* A body at file offset `place`. Key: see pm_body_hash. large: it will not fit into the stage, so only the part that stays in
- * the cache is used. */
-void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, bool large);
+typedef enum {
+    PM_BODY_WHOLE, /* in the stage, before any of it is written */
+    PM_BODY_PARTS, /* on disks parts leave before: of a record's body in the log, which is to be durable at once */
+    PM_BODY_LARGE  /* it will not fit into the stage, so only as much of that is used as stays in the cache */
+} pm_body_how;
+
+/* A body at file offset `place`. Key: see pm_body_hash. */
+void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, pm_body_how how);
 void pm_writer_count(pm_writer *writer); /* the same without a place: nothing is written */
 
 /* Room for `length` bytes (at most PM_PAGE) that are to follow as runs of region offset `offset`. The caller copies the

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "format.h"
+#include "media_dio.h"
 #include "status.h"
 #include "trace.h"
 
@@ -21,7 +22,8 @@ typedef struct pm_media pm_media;
 
 typedef enum {
     PM_WRITE_CACHED, /* memory: must be flushed before a fence makes it durable. File: durable at the next fence */
-    PM_WRITE_STREAM  /* durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
+    PM_WRITE_STREAM, /* durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
+    PM_WRITE_BEGIN   /* the same, of bytes that stay as they are until then, or until settle: the disk may fetch them from there */
 } pm_write_how;
 
 /* Pages of a file, [from, to), that were streamed; the kernel was asked to write back those before `begun`. */
@@ -45,6 +47,8 @@ typedef struct {
     pm_status (*write_through)(pm_media *media, uint64_t offset, const void *source, size_t length);
     /* The file has `size` bytes, space for them is reserved, and both are durable. */
     pm_status (*grow)(pm_media *media, uint64_t size);
+    /* What was begun is on its way from memory no more. Nothing is durable by that. */
+    pm_status (*settle)(pm_media *media);
     /* As fence, of all that was written before it began. May be called beside other operations but grow, by another thread. */
     pm_status (*sync)(pm_media *media);
 } pm_media_operations;
@@ -56,6 +60,7 @@ struct pm_media {
     bool read_only;
     uint64_t granule;   /* what runs are made of: cache lines, or pages (torn sectors); the last one may end where its extent does */
     size_t stage;       /* bytes of a record that are worth gathering before the first write */
+    size_t part;        /* bytes of a record that are worth a request of their own while the rest is gathered; 0: none are */
     uint64_t size;      /* of the file */
     uint64_t reserved;  /* bytes of address range behind view */
     uint64_t mapped;    /* bytes of it that show the file */
@@ -64,6 +69,7 @@ struct pm_media {
     atomic_bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back, too */
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
+    pm_dio dio;
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
     uint64_t fences, syncs;
     void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */

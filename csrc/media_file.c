@@ -15,6 +15,10 @@
  * last change. The size does not come into it: growth is synced by itself (file_grow).
  *
  * Only ext4 and xfs are trusted with it (durable_range). Elsewhere, and where the ranges are too many to list, it is fdatasync.
+ *
+ * Past the page cache (D15, media_dio.h). A record that is short, and vouches for nothing that was streamed, is written there: 4 KiB take 16 us
+ * instead of 19. The parts of a long one leave while the rest is gathered, and are in the disk's cache before its first page is written, whose
+ * flush covers them.
  */
 #define _GNU_SOURCE
 #include "media.h"
@@ -37,16 +41,30 @@ static ssize_t fail_to_sync(pm_media *media, uint64_t offset, const void *source
     return -1;
 }
 
-/* pwrite that tells the trace what it did. flags: RWF_DSYNC, or 0. */
-static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
+/* How a write is durable when it returns: not at all, or with what was handed to the disk before, or by itself. */
+typedef enum { LATER, WITH_STREAMED, ALONE } durability;
+
+enum { DIO_ALONE = 32 << 10 };
+
+static ssize_t write_durably(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
+{
+    if (how == ALONE && length <= DIO_ALONE) {
+        ssize_t done = pm_dio_write(&media->dio, source, length, offset);
+        if (done >= 0 || errno != EINVAL) return done;
+    }
+    struct iovec part = {(void *)(uintptr_t)source, length};
+    return pwritev2(media->fd, &part, 1, (off_t)offset, RWF_DSYNC);
+}
+
+/* pwrite that tells the trace what it did. */
+static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
     if (media->trace && !(length = pm_trace_allows_write(media->trace, length))) return -1;
-    if (media->trace && flags && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return fail_to_sync(media, offset, source, length);
-    struct iovec part = {(void *)(uintptr_t)source, length};
-    ssize_t done = flags ? pwritev2(media->fd, &part, 1, (off_t)offset, flags) : pwrite(media->fd, source, length, (off_t)offset);
+    if (media->trace && how && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return fail_to_sync(media, offset, source, length);
+    ssize_t done = how ? write_durably(media, offset, source, length, how) : pwrite(media->fd, source, length, (off_t)offset);
     if (media->trace && done > 0) {
         pm_trace_add(media->trace, PM_EVENT_WRITE, offset, (uint64_t)done, source);
-        if (flags) pm_trace_add(media->trace, PM_EVENT_SYNC_RANGE, offset, (uint64_t)done, NULL);
+        if (how) pm_trace_add(media->trace, PM_EVENT_SYNC_RANGE, offset, (uint64_t)done, NULL);
     }
     return done;
 }
@@ -60,11 +78,11 @@ static int sync_all(pm_media *media, int (*sync)(int fd))
     return result;
 }
 
-static pm_status write_all(pm_media *media, uint64_t offset, const void *source, size_t length, int flags)
+static pm_status write_all(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
     const char *from = source;
     while (length) {
-        ssize_t done = write_some(media, offset, from, length, flags);
+        ssize_t done = write_some(media, offset, from, length, how);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) return pm_fail_errno("cannot write to the file");
         if (done == 0) {
@@ -151,13 +169,35 @@ static pm_status wait_for_streamed(pm_media *media)
 /* The disk works while the next part is copied, or gathered: it is told of every `part` bytes. */
 static pm_status stream(pm_media *media, uint64_t offset, const uint8_t *source, size_t length, size_t part)
 {
-    if (!media->durable_range) return write_all(media, offset, source, length, 0);
+    if (!media->durable_range) return write_all(media, offset, source, length, LATER);
     while (length) {
         size_t some = length < part ? length : part;
         pm_streamed *range = note_streamed(media, offset, some);
-        PM_TRY(write_all(media, offset, source, some, 0));
+        PM_TRY(write_all(media, offset, source, some, LATER));
         if (range) PM_TRY(begin_writeback(media, range, part));
         source += some, offset += some, length -= some;
+    }
+    return PM_OK;
+}
+
+/* The disk fetches it from there, past the page cache, or it is streamed. It is listed all the same: some file systems take such a write and put it into
+ * the cache (ext4 if it encrypts, xfs if it can't drop what the cache has there), and to wait for pages that aren't there takes no time. */
+static pm_status begin(pm_media *media, uint64_t offset, const void *source, size_t length)
+{
+    if (media->trace || !media->durable_range || !pm_dio_begin(&media->dio, source, length, offset))
+        return stream(media, offset, source, length, length);
+    note_streamed(media, offset, length);
+    return PM_OK;
+}
+
+/* What could not be written past the page cache is streamed. */
+static pm_status file_settle(pm_media *media)
+{
+    if (!media->dio.begun) return PM_OK;
+    unsigned failed = pm_dio_wait(&media->dio);
+    for (unsigned i = 0; i < failed; i++) {
+        const struct iocb *write = &media->dio.writes[i];
+        PM_TRY(stream(media, (uint64_t)write->aio_offset, (const void *)(uintptr_t)write->aio_buf, write->aio_nbytes, write->aio_nbytes));
     }
     return PM_OK;
 }
@@ -166,8 +206,9 @@ static pm_status file_write(pm_media *media, uint64_t offset, const void *source
 {
     PM_CHECK(offset + length <= media->size);
     if (how == PM_WRITE_STREAM) return stream(media, offset, source, length, BEGIN_WRITEBACK);
+    if (how == PM_WRITE_BEGIN) return begin(media, offset, source, length);
     media->lazy += pm_round_up(offset % PM_PAGE + length, PM_PAGE);
-    return write_all(media, offset, source, length, 0);
+    return write_all(media, offset, source, length, LATER);
 }
 
 static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
@@ -199,6 +240,7 @@ static pm_status file_sync(pm_media *media)
 
 static pm_status file_fence(pm_media *media)
 {
+    PM_TRY(file_settle(media));
     media->syncs++;
     media->streamed_count = 0;
     media->lazy = 0;
@@ -209,19 +251,22 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
 {
     enum { LAZY_MOST = 8 * PM_PAGE };
     PM_CHECK(offset + length <= media->size);
+    bool begun = media->dio.begun;
+    PM_TRY(file_settle(media));
     /* With little else to write back, fdatasync is quicker: record and streamed bytes are on their way together, while RWF_DSYNC has to come
      * after them. 1 MiB into a slot: 1.4 times the floor, and 1.7. */
-    bool all = media->streamed_count && media->lazy <= LAZY_MOST;
+    bool all = media->streamed_count && !begun && media->lazy <= LAZY_MOST;
     if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {
         /* in the disk's cache: what was streamed → then: the record, whose flush covers both. The other way round a power cut
          * could keep the record alone. */
+        durability how = media->streamed_count ? WITH_STREAMED : ALONE;
         PM_TRY(wait_for_streamed(media));
-        pm_status status = write_all(media, offset, source, length, RWF_DSYNC);
+        pm_status status = write_all(media, offset, source, length, how);
         media->syncs++;
         if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status == PM_NO_SPACE ? PM_IO : status;
         media->durable_range = false;
     }
-    PM_TRY(write_all(media, offset, source, length, 0));
+    PM_TRY(write_all(media, offset, source, length, LATER));
     return file_fence(media);
 }
 
@@ -246,4 +291,4 @@ static pm_status file_grow(pm_media *media, uint64_t size)
 }
 
 const pm_media_operations pm_media_file = {file_write, file_write_hashed, file_flush, file_write_back, file_fence,
-                                           file_write_through, file_grow, file_sync};
+                                           file_write_through, file_grow, file_settle, file_sync};

@@ -204,5 +204,11 @@ static pm_status memory_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
+static pm_status memory_settle(pm_media *media)
+{
+    (void)media;
+    return PM_OK;
+}
+
 const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_write_back, memory_fence,
-                                             memory_write_through, memory_grow, memory_fence};
+                                             memory_write_through, memory_grow, memory_settle, memory_fence};

@@ -327,14 +327,21 @@ typedef struct {
     pm_digest digest; /* of the new state (I12) */
 } pending_commit;
 
+/* How the body is gathered. Traced records are small: every second one leaves in parts, so that both ways are tried. */
+static pm_body_how body_how(const pm_store *store, uint64_t spill)
+{
+    if (store->last_body > store->media.stage) return PM_BODY_LARGE;
+    bool whole = spill || store->async || (store->media.trace && store->log.sequence % 2);
+    return whole ? PM_BODY_WHOLE : PM_BODY_PARTS;
+}
+
 /* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
 static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, uint64_t spill_pages, pending_commit *next)
 {
     uint64_t spill = next->spill;
-    bool large = store->last_body > store->media.stage;
     uint64_t place = spill ? PM_REGION_START + spill : pm_log_body(&store->log);
     uint64_t capacity = spill ? spill_pages * PM_PAGE : pm_log_room(&store->log);
-    pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, large);
+    pm_writer_begin(&store->writer, place, capacity, store->log.header.salt, body_how(store, spill));
     next->digest = pm_digest_minus(store->log.digest, store->freed);
     declare_directs(store, &next->digest);
     pm_transaction_declare_slots(store, &next->digest);
@@ -407,7 +414,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     if (spill) {
         PM_TRY(pm_failed(store, pm_writer_finish(writer)));
         uint64_t hash = writer->hash;
-        pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, false);
+        pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, PM_BODY_WHOLE);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;

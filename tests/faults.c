@@ -6,15 +6,18 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/aio_abi.h>
 #include <linux/magic.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64 };
+enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64, IO_SETUP = 128, IO_SUBMIT = 256, IO_RESULT = 512 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
@@ -32,10 +35,13 @@ int fault_errno;
 long fault_at;             /* counted from 1 */
 long fault_count;          /* calls so far */
 long fault_hits;           /* faults so far */
+long fault_past_cache;     /* durable writes past the page cache so far */
+long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
 
 enum { DO_ALL, DO_HALF, DO_NOTHING };
+enum { TAKES_HALF = PWRITE | PWRITEV2 | IO_RESULT };
 
 static int dying; /* when the call that is under way is over */
 
@@ -55,12 +61,12 @@ static int fate(int fd, int call)
         if (number != fault_at) return DO_ALL;
         if (fault_manner == KILL) kill(getpid(), SIGKILL);
         dying = 1;
-        return fault_manner == KILL_HALF && call <= PWRITEV2 ? DO_HALF : DO_ALL;
+        return fault_manner == KILL_HALF && TAKES_HALF & call ? DO_HALF : DO_ALL;
     }
     if (fault_manner == SHORT) what = DO_HALF;
     else if (fault_manner == INTERRUPT) what = number % 2 ? DO_NOTHING : DO_ALL;
-    else if (fault_manner == HALF && number == fault_at && call <= PWRITEV2) return DO_HALF;
-    else if (number == fault_at + (fault_manner == HALF && call <= PWRITEV2)) what = DO_NOTHING;
+    else if (fault_manner == HALF && number == fault_at && TAKES_HALF & call) return DO_HALF;
+    else if (number == fault_at + (fault_manner == HALF && TAKES_HALF & call)) what = DO_NOTHING;
     else if (fault_manner == FROM_THEN && number > fault_at) what = DO_NOTHING;
     fault_hits += what != DO_ALL;
     if (what == DO_NOTHING) errno = fault_errno;
@@ -93,6 +99,7 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int fla
 {
     NEXT(pwritev2);
     int what = fate(fd, PWRITEV2);
+    fault_past_cache += (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
     if (what == DO_NOTHING) return -1;
     struct iovec half = {parts->iov_base, parts->iov_len / 2};
     if (what == DO_HALF && half.iov_len) return done(next(fd, &half, 1, at, flags));
@@ -136,6 +143,32 @@ int fallocate(int fd, int mode, off_t at, off_t length)
 int fallocate64(int fd, int mode, off_t at, off_t length)
 {
     return fallocate(fd, mode, at, length);
+}
+
+/* An asynchronous write ends as it pleases: what the kernel did is told wrong. */
+static void spoil(struct io_event *event)
+{
+    const struct iocb *write = (const void *)(unsigned long)event->obj;
+    int what = fate((int)write->aio_fildes, IO_RESULT);
+    if (what != DO_ALL) event->res = what == DO_HALF ? event->res / 2 : -fault_errno;
+}
+
+long syscall(long number, ...)
+{
+    NEXT(syscall);
+    va_list rest;
+    long a[6];
+    va_start(rest, number);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(rest, long);
+    va_end(rest);
+    const struct iocb *first = number == SYS_io_submit ? *(struct iocb **)a[2] : NULL;
+    if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
+    fault_begun += number == SYS_io_submit;
+    if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
+    long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (number == SYS_io_getevents)
+        for (long i = 0; i < result; i++) spoil((struct io_event *)a[3] + i);
+    return first ? done(result) : result;
 }
 
 /* These have no descriptor: they count for any file only. */

@@ -53,6 +53,8 @@ def change(store: pmstore.Store, n: int) -> None:
     history = store["history"] if "history" in store else store.create_list("history")
     small[:] = n
     large[n % 300] = n
+    if n % 3 == 0:  # a bit of 129 pages: on disks such a record leaves in parts
+        store.require_array("wide", 90_000, "f8")[::700] = n
     history.append(n)
     store[f"new/{n % 7}"] = np.full(10 + 900 * (n % 7), float(n))
     if n % 5 == 0:
@@ -84,6 +86,7 @@ def check_changed(store: pmstore.Store, n: int) -> None:
     for row in range(300):
         assert (large[row] == max(n - (n - row) % 300, 0)).all(), row
     assert list(store["history"]) == list(range(1, n + 1))
+    assert n < 3 or (store["wide"][::700] == n // 3 * 3).all()
     names = names_after(n)
     assert {name for name in store if "/" in name} == names.keys()
     for name, i in names.items():

@@ -291,8 +291,8 @@ COMMIT = [
         "stage-never-written-early",
         "P",
         "csrc/log.c",
-        "end == writer->written",
-        "end != writer->written",
+        "end <= writer->written",
+        "end > writer->written",
         "a commit larger than the stage writes over memory",
     ),
     Mutant(

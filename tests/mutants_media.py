@@ -150,7 +150,7 @@ FILE_MEDIUM = [
         "R",
         FILE,
         "PM_TRY(wait_for_streamed(media));",
-        "PM_TRY(write_all(media, offset, source, length, RWF_DSYNC)); return wait_for_streamed(media);",
+        "PM_TRY(write_all(media, offset, source, length, how)); return wait_for_streamed(media);",
         "the flush of the disk comes before the bytes",
     ),
     Mutant(
@@ -380,9 +380,9 @@ CONTROLS = [
         "control-a-fence-more",
         "-",
         "csrc/log.c",
-        "PM_TRY(media->operations->write_through(media, place, &record, sizeof record));",
+        "PM_TRY(media->operations->write_through(media, place, writer->stage, first));",
         "PM_TRY(media->operations->fence(media));"
-        " PM_TRY(media->operations->write_through(media, place, &record, sizeof record));",
+        " PM_TRY(media->operations->write_through(media, place, writer->stage, first));",
         "",
     ),
     Mutant(
@@ -397,11 +397,11 @@ CONTROLS = [
         "control-record-before-its-body",
         "-",
         "csrc/log.c",
-        "PM_TRY(pm_media_write(media, place + sizeof record + writer->written, staged(writer, writer->written),\n"
-        "                              body - writer->written + padding, PM_WRITE_STREAM));",
-        "PM_TRY(pm_media_write(media, place, &record, sizeof record, PM_WRITE_STREAM));"
-        " PM_TRY(pm_media_write(media, place + sizeof record + writer->written, staged(writer, writer->written),"
-        " body - writer->written + padding, PM_WRITE_STREAM));",
+        "PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,"
+        " writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));",
+        "PM_TRY(pm_media_write(media, place, writer->stage, first, PM_WRITE_STREAM));"
+        " PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,"
+        " writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));",
         "",
     ),
     Mutant(

@@ -16,6 +16,7 @@ import pmstore
 
 SOURCE = Path(__file__).with_name("faults.c")
 PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
+IO_SETUP, IO_SUBMIT, IO_RESULT = 128, 256, 512
 ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, KILL, KILL_HALF, KILL_AFTER = range(8)  # as in faults.c
 CALLS = {
     "pwrite": PWRITE,
@@ -25,7 +26,9 @@ CALLS = {
     "fallocate": FALLOCATE,
     "sync_file_range": SYNC_FILE_RANGE,
 }
-EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | SYNC_FILE_RANGE | NAMES
+EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | SYNC_FILE_RANGE | NAMES | IO_SUBMIT
+BESIDE_THE_CACHE = {"io_setup": IO_SETUP, "io_submit": IO_SUBMIT, "io_getevents": IO_RESULT}
+"""Calls that have another way if they fail."""
 
 
 class Fault(NamedTuple):
@@ -101,7 +104,7 @@ def end() -> None:
 @contextlib.contextmanager
 def faults(fault: Fault, path: Path | None = None) -> Iterator[None]:
     """The fault happens to calls inside the block, on one file or any."""
-    begin(CALLS[fault.call], fault.manner, fault.errno, fault.at, path)
+    begin((CALLS | BESIDE_THE_CACHE)[fault.call], fault.manner, fault.errno, fault.at, path)
     try:
         yield
     finally:

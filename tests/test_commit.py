@@ -56,13 +56,12 @@ def events_of(store: pmstore.Store) -> list[Event]:
 
 
 def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_store: OpenStore) -> None:
-    """On disks: one synchronous write of one range."""
+    """On disks: one synchronous write of one range. (Every second record of a trace leaves in parts: not this one.)"""
     store = open_store(media=f"trace:{medium.name}")
     array = store.create_array("x", (100, 64))
     store["n"] = 0
     store.commit()
-    array += 1
-    store.commit()
+    store.stats()  # home is up to date
     store._catalog.core.trace.clear()
     array[3:5] += 1
     store["n"] = 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import pmstore
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._files_model import Model
 from pmstore.testing._files_record import record
@@ -130,6 +131,48 @@ def test_exchange_and_unnamed_files(python: Recorded, files: Path) -> None:
             raise OSError(ctypes.get_errno(), "linkat")
         """)
     assert final(recording) == {"a": b"b", "b": b"a", "c": b"unnamed"}
+
+
+def test_an_unnamed_file_that_is_opened_once_more(python: Recorded, files: Path) -> None:
+    """Found when stores began to write past the page cache: it was taken for a new file, called '#123 (deleted)'."""
+    recording = python("""
+        import ctypes
+        f = os.open(d, os.O_RDWR | os.O_TMPFILE)
+        again = os.open(f"/proc/self/fd/{f}", os.O_RDWR | os.O_DSYNC)
+        os.write(again, b"by the other")
+        assert not ctypes.CDLL(None).linkat(-100, f"/proc/self/fd/{f}".encode(), -100, (d + "/a").encode(), 0x400)
+        """)
+    assert final(recording) == {"a": b"by the other"}
+    assert kinds(recording) == ["write", "sync range", "link"]
+
+
+def test_asynchronous_writes_are_refused_as_by_an_old_kernel(python: Recorded, files: Path) -> None:
+    recording = python("""
+        import ctypes, errno, platform
+        libc, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong()
+        setup = {"x86_64": 206, "aarch64": 0}[platform.machine()]
+        assert libc.syscall(setup, 8, ctypes.byref(context)) == -1 and ctypes.get_errno() == errno.ENOSYS
+        """)
+    assert not recording.events
+
+
+def test_a_store_whose_records_leave_in_parts(files: Path) -> None:
+    """It has another way to write them, where there are no asynchronous writes."""
+    (files / "store").mkdir()
+
+    def commits(directory: Path) -> None:
+        with pmstore.open(directory / "x.pm", media="file") as store:
+            x = store.create_array("x", 100_000)
+            store.commit()
+            for i in range(3):
+                x[::500] = i + 1.0  # a bit of each of 196 pages
+                store.commit()
+
+    recording = record(commits, files / "store")
+    image = final(recording)
+    (files / "copy.pm").write_bytes(image["x.pm"])
+    with pmstore.open(files / "copy.pm") as store:
+        assert (store["x"][::500] == 3).all() and not store.check()
 
 
 def test_stores_to_a_mapping(python: Recorded, files: Path) -> None:

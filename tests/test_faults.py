@@ -11,7 +11,9 @@ The faults come from tests/faults.c, preloaded into a child process that tries m
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -335,6 +337,85 @@ def test_interrupted_and_short_calls_are_not_noticed(shim: Path, directory: Path
     if media == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
     in_child(shim, unnoticed, directory, media)
+
+
+def past_the_cache(directory: str) -> None:
+    """Records of 500 KB, of which parts leave early, and of one page."""
+    pretend_ext4(True)
+    for number, (call, manner, code) in enumerate(
+        [
+            ("io_setup", ONCE, errno.EAGAIN),
+            ("io_setup", ONCE, errno.ENOSYS),
+            ("io_submit", ONCE, errno.EAGAIN),
+            ("io_submit", FROM_THEN, errno.EINVAL),
+            ("io_getevents", ONCE, errno.EIO),
+            ("io_getevents", HALF, errno.ENOSPC),
+            ("io_getevents", FROM_THEN, errno.EINVAL),
+            ("pwritev2", ONCE, errno.EINVAL),
+        ]
+    ):
+        for at in (1, 2, 3):
+            path = Path(directory) / f"{number}-{at}.pm"
+            store = pmstore.open(path, "x", media="file")
+            wide, small = store.create_array("wide", (125, 512)), store.create_array("small", 3)
+            store.commit()
+            with faults(Fault(call, manner, code, at), None if call == "io_setup" else path):
+                for i in range(1, 4):
+                    if call != "pwritev2":
+                        wide[:, i] = i
+                        store.commit()
+                    small[:] = i
+                    store.commit()
+            assert hits() or (call, at > 1) == ("io_setup", True), (call, at)
+            store._drop(discard=True)  # as by a kill: the log holds it all
+            with pmstore.open(path, "r+", media="file", verify=True) as store:
+                assert (store["small"] == 3).all() and store.check().ok
+                assert call == "pwritev2" or (store["wide"][:, 1:4] == [1, 2, 3]).all()
+
+
+def ways(directory: str) -> None:
+    """Durable writes past the page cache, and asynchronous ones, of each commit."""
+    pretend_ext4(True)
+
+    def counted(change: Callable[[], object]) -> list[int]:
+        before = [shims.variable(name, ctypes.c_long).value for name in ("fault_past_cache", "fault_begun")]
+        change()
+        store.commit()
+        return [
+            shims.variable(name, ctypes.c_long).value - was
+            for name, was in zip(("fault_past_cache", "fault_begun"), before, strict=True)
+        ]
+
+    with pmstore.open(Path(directory) / "ways.pm", "x", media="file") as store:
+        wide, small = store.create_array("wide", (250, 512)), store.create_array("small", 3)
+        store.commit()
+        assert counted(lambda: small.fill(1)) == [1, 0], "a page, by itself"
+        # It vouches for what was streamed. A write that is forced to the medium by itself would not flush that.
+        assert counted(lambda: store.create_array("new", 4096, fill_value=1)) == [0, 0], "with a new array"
+        past_cache, begun = counted(lambda: wide[:, 3].fill(1))
+        assert past_cache == 0 and begun >= 3, "a megabyte, in parts"
+
+
+def test_what_goes_past_the_cache(shim: Path, directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has none")
+    in_child(shim, ways, directory)
+
+
+def direct_io(directory: Path) -> bool:
+    """Whether files here can be written past the page cache: on disks, and on tmpfs from Linux 6.6 on."""
+    (directory / "direct").touch()
+    try:
+        os.close(os.open(directory / "direct", os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+def test_what_cannot_go_past_the_cache_goes_through_it(shim: Path, directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has none")
+    in_child(shim, past_the_cache, directory)
 
 
 # ---- particular ones

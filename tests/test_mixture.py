@@ -431,7 +431,7 @@ def test_a_start_that_does_not_follow_is_kept_too(path: Path) -> None:
         (X, {"n_components": 0}, "n_components"),
         (X, {"commit_every": 0}, "commit_every"),
         (X, {"name": 3}, "name"),
-        # Zeros: of ones, rounding makes a covariance that the first iterations can take, from one random start in forty.
+        # Zeros: of ones, rounding makes a covariance that some iterations can take, from one random start in forty.
         (np.zeros((9, 2)), {"reg_covar": 0.0}, "ill-defined empirical covariance"),
     ],
 )

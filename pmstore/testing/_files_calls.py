@@ -27,7 +27,7 @@ SYNC_AND_WAIT = 2 | 4
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE, UNSHARE = 1, 2, 16, 64
 
 ASYNCHRONOUS = (
-    "the program uses {name}, whose writes the recorder can't see. Have it use ordinary calls: UV_USE_IO_URING=0 for "
+    "the program uses io_uring, whose writes the recorder can't see. Have it use ordinary calls: UV_USE_IO_URING=0 for "
     "what is built on libuv (Node.js), or the option of the program or library that turns it off"
 )
 
@@ -48,9 +48,8 @@ class Calls(Tree):
 
     def enter(self, pid: int, name: str, arguments: Arguments) -> Finish | None:
         """What is to be done when the call has returned; None if it doesn't concern the files."""
-        if name in ("io_uring_setup", "io_setup"):
-            shown = "io_uring" if name == "io_uring_setup" else "Linux's asynchronous I/O (io_setup)"
-            raise CrashTestError(ASYNCHRONOUS.format(name=shown))
+        if name == "io_uring_setup":
+            raise CrashTestError(ASYNCHRONOUS)
         finish: Finish | None = getattr(self, f"call_{name}")(pid, arguments)
         return finish
 
@@ -72,6 +71,8 @@ class Calls(Tree):
             if result < 0:
                 return
             if known is None:
+                if not flags & os.O_CREAT:
+                    return  # a file that has no name, opened once more by /proc/self/fd
                 status = os.stat(f"/proc/{pid}/fd/{result}")
                 if stat.S_ISREG(status.st_mode):
                     node = self._enter(place, self.new(status, place.path), call, "create")

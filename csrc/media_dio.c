@@ -1,0 +1,88 @@
+#define _GNU_SOURCE
+#include "media_dio.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "format.h"
+#include "status.h"
+
+static bool takes(const pm_dio *dio, const void *source, size_t length, uint64_t offset)
+{
+    return dio->fd >= 0 && !dio->refused && length && (offset | length | (uintptr_t)source) % PM_PAGE == 0;
+}
+
+void pm_dio_open(pm_dio *dio, int fd)
+{
+    char name[32];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    *dio = (pm_dio){.fd = open(name, O_RDWR | O_DIRECT | O_CLOEXEC)};
+}
+
+void pm_dio_close(pm_dio *dio)
+{
+    pm_dio_wait(dio);
+    if (dio->context) syscall(SYS_io_destroy, dio->context);
+    if (dio->fd >= 0) close(dio->fd);
+    *dio = (pm_dio){.fd = -1};
+}
+
+void pm_dio_forked(pm_dio *dio)
+{
+    if (dio->fd >= 0) close(dio->fd);
+    *dio = (pm_dio){.fd = -1};
+}
+
+ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset)
+{
+    errno = EINVAL;
+    if (!takes(dio, source, length, offset)) return -1;
+    struct iovec part = {(void *)(uintptr_t)source, length};
+    ssize_t done = pwritev2(dio->fd, &part, 1, (off_t)offset, RWF_DSYNC);
+    if (done < 0 && errno == EINVAL) dio->refused = true;
+    return done;
+}
+
+bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offset)
+{
+    if (!takes(dio, source, length, offset) || dio->waits || dio->begun == PM_DIO_MOST) return false;
+    if (!dio->context && syscall(SYS_io_setup, PM_DIO_MOST, &dio->context)) {
+        dio->waits = true;
+        return false;
+    }
+    struct iocb *next = &dio->writes[dio->begun];
+    *next = (struct iocb){.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)dio->fd, .aio_buf = (uintptr_t)source,
+                          .aio_nbytes = length, .aio_offset = (int64_t)offset};
+    if (syscall(SYS_io_submit, dio->context, 1, &next) != 1) {
+        dio->waits = true;
+        return false;
+    }
+    dio->begun++;
+    return true;
+}
+
+unsigned pm_dio_wait(pm_dio *dio)
+{
+    struct io_event events[PM_DIO_MOST];
+    bool written[PM_DIO_MOST] = {false};
+    for (unsigned left = dio->begun; left;) {
+        long done = syscall(SYS_io_getevents, dio->context, 1, left, events, NULL);
+        PM_CHECK(done > 0 || errno == EINTR);
+        if (done < 0) continue;
+        for (long i = 0; i < done; i++) {
+            const struct iocb *write = (const void *)(uintptr_t)events[i].obj;
+            written[write - dio->writes] = events[i].res == (int64_t)write->aio_nbytes;
+        }
+        left -= (unsigned)done;
+    }
+    unsigned failed = 0;
+    for (unsigned i = 0; i < dio->begun; i++)
+        if (!written[i]) dio->writes[failed++] = dio->writes[i];
+    dio->begun = 0;
+    return failed;
+}

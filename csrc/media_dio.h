@@ -1,0 +1,43 @@
+/*
+ * Writes past the page cache (D15): whole pages, from whole pages of memory, to a file that is open once more with O_DIRECT. It is only one more
+ * way: what it does not take goes through the page cache.
+ *
+ *   pm_dio_begin ──▶ the disk fetches the bytes from where they are, beside the program ──▶ pm_dio_wait
+ *
+ * What is written is in the disk's cache, not durable: it takes a flush behind it. pm_dio_write alone is durable when it returns, and nothing else
+ * with it: the kernel may force these bytes to the medium (FUA) instead of flushing the disk's cache.
+ */
+#ifndef PM_MEDIA_DIO_H
+#define PM_MEDIA_DIO_H
+
+#include <linux/aio_abi.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { PM_DIO_MOST = 32 /* that are begun and not waited for */ };
+
+typedef struct {
+    int fd;       /* -1: there is none. Closed with the file and not before: closing any descriptor gives up the lock that tells others who has it */
+    bool refused; /* the file system does not take such writes, or not these */
+    bool waits;   /* the system has nothing to begin them with */
+    aio_context_t context; /* 0: there is none yet */
+    unsigned begun;
+    struct iocb writes[PM_DIO_MOST];
+} pm_dio;
+
+void pm_dio_open(pm_dio *dio, int fd);
+void pm_dio_close(pm_dio *dio);
+void pm_dio_forked(pm_dio *dio); /* in a child: what its parent has begun is none of its own */
+
+/* As pwrite, durable when it returns. EINVAL: write it through the page cache. */
+ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset);
+
+/* False: it was not begun. The bytes must stay as they are until pm_dio_wait. */
+bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offset);
+
+/* Waits for all that was begun. Returns how many were not written, or not all of it: the first so many of `writes`. */
+unsigned pm_dio_wait(pm_dio *dio);
+
+#endif

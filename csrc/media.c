@@ -41,7 +41,8 @@ static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
 
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
-    *media = (pm_media){.fd = fd, .dio = {.fd = -1}, .read_only = read_only, .trace = trace};
+    *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
+    pm_dio_init(&media->dio, -1);
     if (trace) {
         pm_trace_keep(trace);
         pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
@@ -68,7 +69,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->stage = STAGE_FILE;
         media->part = trace ? PART_TRACED : PART_FILE;
         media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
-        if (media->durable_range && !read_only) pm_dio_open(&media->dio, fd);
+        if (media->durable_range && !read_only) pm_dio_init(&media->dio, fd);
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
     }
     if (trace && (media->view = pm_trace_view(trace, &media->reserved))) {

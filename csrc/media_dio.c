@@ -12,16 +12,24 @@
 #include "format.h"
 #include "status.h"
 
-static bool takes(const pm_dio *dio, const void *source, size_t length, uint64_t offset)
+void pm_dio_init(pm_dio *dio, int file)
 {
-    return dio->fd >= 0 && !dio->refused && length && (offset | length | (uintptr_t)source) % PM_PAGE == 0;
+    *dio = (pm_dio){.file = file, .fd = -1};
 }
 
-void pm_dio_open(pm_dio *dio, int fd)
+static bool is_open(pm_dio *dio)
 {
+    if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;
     char name[32];
-    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
-    *dio = (pm_dio){.fd = open(name, O_RDWR | O_DIRECT | O_CLOEXEC)};
+    snprintf(name, sizeof name, "/proc/self/fd/%d", dio->file);
+    dio->fd = open(name, O_RDWR | O_DIRECT | O_CLOEXEC);
+    dio->refused = dio->fd < 0;
+    return !dio->refused;
+}
+
+static bool takes(pm_dio *dio, const void *source, size_t length, uint64_t offset)
+{
+    return length && (offset | length | (uintptr_t)source) % PM_PAGE == 0 && !dio->refused && is_open(dio);
 }
 
 void pm_dio_close(pm_dio *dio)
@@ -29,13 +37,13 @@ void pm_dio_close(pm_dio *dio)
     pm_dio_wait(dio);
     if (dio->context) syscall(SYS_io_destroy, dio->context);
     if (dio->fd >= 0) close(dio->fd);
-    *dio = (pm_dio){.fd = -1};
+    pm_dio_init(dio, -1);
 }
 
 void pm_dio_forked(pm_dio *dio)
 {
     if (dio->fd >= 0) close(dio->fd);
-    *dio = (pm_dio){.fd = -1};
+    pm_dio_init(dio, -1);
 }
 
 ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset)

@@ -19,15 +19,17 @@
 enum { PM_DIO_MOST = 32 /* that are begun and not waited for */ };
 
 typedef struct {
-    int fd;       /* -1: there is none. Closed with the file and not before: closing any descriptor gives up the lock that tells others who has it */
-    bool refused; /* the file system does not take such writes, or not these */
+    int file;     /* the descriptor of the file itself; -1: it is not to be written like this */
+    int fd;       /* opened by the first such write; -1: there is none. Closed with the file and not before, as closing any descriptor gives up the
+                   * lock that tells others which process has it: for the same reason, creating a store must not open one */
+    bool refused; /* it can't be opened, or the file system does not take these writes */
     bool waits;   /* the system has nothing to begin them with */
     aio_context_t context; /* 0: there is none yet */
     unsigned begun;
     struct iocb writes[PM_DIO_MOST];
 } pm_dio;
 
-void pm_dio_open(pm_dio *dio, int fd);
+void pm_dio_init(pm_dio *dio, int file);
 void pm_dio_close(pm_dio *dio);
 void pm_dio_forked(pm_dio *dio); /* in a child: what its parent has begun is none of its own */
 

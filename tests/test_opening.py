@@ -251,6 +251,28 @@ def test_readers_share(path):
     pmstore.open(path).close()
 
 
+def test_whose_store_it_is_stays_known_after_its_creation_and_commits(tmp_path, child):
+    """Closing any descriptor of a file gives up what names the process. Found when records began to have one of their own."""
+    other = child(
+        """
+        import sys, numpy as np, pmstore
+        store = pmstore.open(sys.argv[1], media="file")
+        store["x"] = np.zeros(100_000)
+        store.commit()
+        store["x"][::500] = 1
+        store.commit()
+        print("open", flush=True)
+        input()
+        """,
+        tmp_path / "store.pm",
+    )
+    assert other.line() == "open"
+    with pytest.raises(pmstore.StoreLockedError, match=f"process {other.process.pid} has it open for writing"):
+        pmstore.open(tmp_path / "store.pm")
+    other.go()
+    other.end()
+
+
 def test_a_second_writer_in_another_process(path, child):
     other = child(HOLD, path, "a")
     assert other.line() == "open"

@@ -252,7 +252,7 @@ def test_readers_share(path):
 
 
 def test_whose_store_it_is_stays_known_after_its_creation_and_commits(tmp_path, child):
-    """Closing any descriptor of a file gives up what names the process. Found when records began to have one of their own."""
+    """Closing any descriptor of a file gives up what names the process; records have one of their own."""
     other = child(
         """
         import sys, numpy as np, pmstore

@@ -48,8 +48,10 @@ void pm_dio_forked(pm_dio *dio)
 
 ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
-    errno = EINVAL;
-    if (!takes(dio, source, length, offset)) return -1;
+    if (!takes(dio, source, length, offset)) {
+        errno = EINVAL; /* whatever opening it gave */
+        return -1;
+    }
     struct iovec part = {(void *)(uintptr_t)source, length};
     ssize_t done = pwritev2(dio->fd, &part, 1, (off_t)offset, RWF_DSYNC);
     if (done < 0 && errno == EINVAL) dio->refused = true;

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -416,6 +417,28 @@ def test_what_cannot_go_past_the_cache_goes_through_it(shim: Path, directory: Pa
     if not direct_io(directory):
         pytest.skip("this file system has none")
     in_child(shim, past_the_cache, directory)
+
+
+def without_descriptors(directory: str) -> None:
+    """The limit is reached when the first record that could go past the cache is committed."""
+    pretend_ext4(True)
+    path = Path(directory) / "few.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        array = store.create_array("x", (125, 512))
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        for i in range(3):
+            array[:, i] = i + 1
+            store.commit()
+            store["n"] = i
+            store.commit()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with pmstore.open(path, "r", media="file", verify=True) as store:
+        assert store["n"] == 2 and (store["x"][:, :3] == [1, 2, 3]).all()
+
+
+def test_no_descriptor_is_left_for_writes_past_the_cache(shim: Path, directory: Path) -> None:
+    in_child(shim, without_descriptors, directory)
 
 
 # ---- particular ones

@@ -67,10 +67,11 @@ static bool sample_differs(const uint8_t *a, const uint8_t *b)
     return changed >= SAMPLED_HALF;
 }
 
-void pm_gather_expect(const pm_region *region, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes)
+void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes)
 {
     enum { FIRST = 4 };
     uint64_t block = at / PM_PAGE, end = pm_extent_blocks(at + bytes);
+    for (uint64_t i = 0; i < bytes && i < FIRST * PM_PAGE; i += PM_LINE) __builtin_prefetch(live + at + i);
     __builtin_prefetch(region->home + home + pm_extent_table(length) + 8 * block);
     for (uint64_t i = block; i < end && i < block + FIRST; i++) ask_for_sample(region->home + home + i * PM_PAGE);
 }

@@ -32,9 +32,9 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
 /* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
 
-/* A commit will soon look at the bytes [at, at + bytes) of an extent: what it reads of home to decide how, and cannot go on without, is
- * fetched from memory. Of the first pages: more would be gone from the cache again. */
-void pm_gather_expect(const pm_region *region, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes);
+/* A program will soon change the bytes [at, at + bytes) of an extent, whose memory begins at `live`, and commit: they are fetched from memory, and what
+ * the commit reads of home to decide how, and cannot go on without. Of the first pages: more would be gone from the cache again. */
+void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes);
 
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
  * *digest: by what the state's digest changes. */

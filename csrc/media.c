@@ -145,14 +145,13 @@ void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)
 #endif
 }
 
-pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)
+pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to, uint64_t folio)
 {
-    enum { FOLIO = 1 << 20 };
-    void *zeros = calloc(1, FOLIO);
+    void *zeros = calloc(1, folio);
     if (!zeros) return pm_fail(PM_NO_MEMORY, "no memory to write zeros");
     pm_status status = PM_OK;
     while (status == PM_OK && from < to) {
-        uint64_t next = from / FOLIO * FOLIO + FOLIO;
+        uint64_t next = from + pm_folio_left(from, folio);
         if (next > to) next = to;
         status = pm_media_write(media, from, zeros, next - from, PM_WRITE_STREAM);
         from = next;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "format.h"
@@ -58,13 +59,25 @@ ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t of
     return done;
 }
 
+/* Something to begin them with, and to wait: who forbids system calls may forbid any. */
+static bool get_context(pm_dio *dio)
+{
+    struct timespec now = {0, 0};
+    struct io_event none;
+    if (syscall(SYS_io_setup, PM_DIO_MOST, &dio->context)) {
+        dio->waits = true;
+    } else if (syscall(SYS_io_getevents, dio->context, 0, 1, &none, &now)) {
+        syscall(SYS_io_destroy, dio->context);
+        dio->context = 0;
+        dio->waits = true;
+    }
+    return !dio->waits;
+}
+
 bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
     if (!takes(dio, source, length, offset) || dio->waits || dio->begun == PM_DIO_MOST) return false;
-    if (!dio->context && syscall(SYS_io_setup, PM_DIO_MOST, &dio->context)) {
-        dio->waits = true;
-        return false;
-    }
+    if (!dio->context && !get_context(dio)) return false;
     struct iocb *next = &dio->writes[dio->begun];
     *next = (struct iocb){.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)dio->fd, .aio_buf = (uintptr_t)source,
                           .aio_nbytes = length, .aio_offset = (int64_t)offset};
@@ -87,6 +100,7 @@ unsigned pm_dio_wait(pm_dio *dio)
         for (long i = 0; i < done; i++) {
             const struct iocb *write = (const void *)(uintptr_t)events[i].obj;
             written[write - dio->writes] = events[i].res == (int64_t)write->aio_nbytes;
+            if (events[i].res == -EINVAL) dio->refused = true;
         }
         left -= (unsigned)done;
     }

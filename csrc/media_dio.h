@@ -23,7 +23,7 @@ typedef struct {
     int fd;       /* opened by the first such write; -1: there is none. Closed with the file and not before, as closing any descriptor gives up the
                    * lock that tells others which process has it: for the same reason, creating a store must not open one */
     bool refused; /* it can't be opened, or the file system does not take these writes */
-    bool waits;   /* the system has nothing to begin them with */
+    bool waits;   /* the system has nothing to begin them with, or to wait for them */
     aio_context_t context; /* 0: there is none yet */
     unsigned begun;
     struct iocb writes[PM_DIO_MOST];

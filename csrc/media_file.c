@@ -279,7 +279,7 @@ static pm_status file_grow(pm_media *media, uint64_t size)
             /* This file system can't reserve space but by writing it. */
             uint64_t from = media->size;
             media->size = size;
-            status = pm_media_write_zeros(media, from, size);
+            status = pm_media_write_zeros(media, from, size, PM_FOLIO_WHOLE);
             media->size = from;
         }
         PM_TRY(status);

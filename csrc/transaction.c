@@ -57,7 +57,7 @@ static pm_status write_log_once(pm_store *store, uint64_t log_offset, uint64_t l
     uint64_t from = log_offset, to = log_offset + (file && log_size > LOG_RARE ? LOG_RARE : log_size);
     if (from < old->log_offset + old->log_size) from = old->log_offset + old->log_size;
     if (from >= to) return PM_OK;
-    if (file) return failed_if_io(store, pm_media_write_zeros(&store->media, from, to));
+    if (file) return failed_if_io(store, pm_media_write_zeros(&store->media, from, to, PM_FOLIO_LOG));
     pm_media_touch(&store->media, from, to);
     return PM_OK;
 }
@@ -101,7 +101,7 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
     if (more < slots) more = pm_round_up(slots, PM_PAGE);
     pm_status status = relayout(store, size + more, store->log.header.log_size);
     if (status == PM_OK && slots > least)
-        return failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots));
+        return failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots, PM_FOLIO_WHOLE));
     if (status == PM_NO_SPACE && more > least && !store->failed)
         status = relayout(store, size + pm_round_up(least, PM_PAGE), store->log.header.log_size);
     return status;

@@ -7,8 +7,9 @@ bool pm_transaction_holds(const pm_store *store, const void *address, uint64_t l
     const pm_buffer *buffer = pm_region_owner(region, address, length);
     if (!buffer) return false;
     /* It is asked before the program writes what it promises, and commits: memory has the time that both take. */
+    const uint8_t *live = buffer->address;
     uint64_t home = pm_region_home(region, buffer->offset, buffer->length);
-    pm_gather_expect(region, home, buffer->length, (uint64_t)((const uint8_t *)address - (const uint8_t *)buffer->address), length);
+    pm_gather_expect(region, live, home, buffer->length, (uint64_t)((const uint8_t *)address - live), length);
     return true;
 }
 

@@ -17,7 +17,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64, IO_SETUP = 128, IO_SUBMIT = 256, IO_RESULT = 512 };
+enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64, IO_SETUP = 128, IO_SUBMIT = 256,
+       IO_RESULT = 512, IO_GETEVENTS = 1024 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
@@ -165,6 +166,7 @@ long syscall(long number, ...)
     if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
     fault_begun += number == SYS_io_submit;
     if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
+    if (number == SYS_io_getevents && fate(-1, IO_GETEVENTS) == DO_NOTHING) return -1;
     long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (number == SYS_io_getevents)
         for (long i = 0; i < result; i++) spoil((struct io_event *)a[3] + i);

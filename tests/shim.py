@@ -16,7 +16,7 @@ import pmstore
 
 SOURCE = Path(__file__).with_name("faults.c")
 PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
-IO_SETUP, IO_SUBMIT, IO_RESULT = 128, 256, 512
+IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS = 128, 256, 512, 1024
 ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, KILL, KILL_HALF, KILL_AFTER = range(8)  # as in faults.c
 CALLS = {
     "pwrite": PWRITE,
@@ -27,7 +27,12 @@ CALLS = {
     "sync_file_range": SYNC_FILE_RANGE,
 }
 EVERY = PWRITE | PWRITEV2 | FDATASYNC | FSYNC | FALLOCATE | SYNC_FILE_RANGE | NAMES | IO_SUBMIT
-BESIDE_THE_CACHE = {"io_setup": IO_SETUP, "io_submit": IO_SUBMIT, "io_getevents": IO_RESULT}
+BESIDE_THE_CACHE = {
+    "io_setup": IO_SETUP,
+    "io_submit": IO_SUBMIT,
+    "io_getevents": IO_GETEVENTS,
+    "a write's end": IO_RESULT,
+}
 """Calls that have another way if they fail."""
 
 

@@ -355,8 +355,8 @@ static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, 
 static pm_status count_bytes(pm_store *store, pm_candidate *list, size_t count, uint64_t *bytes)
 {
     pm_digest changed;
-    pm_writer_count(&store->writer);
-    PM_TRY(pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed));
+    pm_writer_count(&store->writer); /* waits for the attempt's parts, which may have failed */
+    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
     *bytes = pm_writer_length(&store->writer) + 32 * (store->fresh_count + store->region.dense_count);
     return PM_OK;
 }

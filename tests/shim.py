@@ -32,6 +32,7 @@ BESIDE_THE_CACHE = {
     "io_submit": IO_SUBMIT,
     "io_getevents": IO_GETEVENTS,
     "a write's end": IO_RESULT,
+    "a write's end, or pwrite": IO_RESULT | PWRITE,
 }
 """Calls that have another way if they fail."""
 

@@ -432,6 +432,40 @@ def test_what_cannot_go_past_the_cache_goes_through_it(shim: Path, directory: Pa
     in_child(shim, past_the_cache, directory)
 
 
+def abandoned(directory: str) -> None:
+    """Parts of a record have left for the disk when the log turns out to be too small for it. The attempt is given up,
+    and then they fail, past the cache and through it.
+    """
+    pretend_ext4(True)
+    path = Path(directory) / "abandoned.pm"
+    store = pmstore.open(path, "x", media="file")
+    wide = store.create_array("wide", (500, 512))
+    store.commit()
+    changes = 0
+    while store.stats().log_size < 4 << 20 or not 300_000 < store.stats().log_size - store.stats().log_used < 1 << 20:
+        changes += 1
+        wide[:64] = changes
+        store.commit()
+    wide[64:] = 1
+    begun = shims.variable("fault_begun", ctypes.c_long)
+    before = begun.value
+    with faults(Fault("a write's end, or pwrite", FROM_THEN, errno.EIO), path):
+        with pytest.raises(pmstore.StoreIOError):
+            store.commit()
+        assert begun.value > before
+    with pytest.raises(pmstore.FailedStoreError):
+        store.commit()
+    store._drop(discard=True)
+    with pmstore.open(path, "r+", media="file", verify=True) as store:
+        assert (store["wide"][:64] == changes).all() and not store["wide"][64:].any()
+
+
+def test_an_abandoned_attempt_fails_the_store_if_its_parts_do(shim: Path, directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has none")
+    in_child(shim, abandoned, directory)
+
+
 def without_descriptors(directory: str) -> None:
     """The limit is reached when the first record that could go past the cache is committed."""
     pretend_ext4(True)

@@ -35,8 +35,8 @@ enum { PM_STREAMED = 64 };
 typedef struct {
     pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
     /* Whole pages, which a program may be changing: each byte is loaded once, and what was loaded is what is written and hashed (I6).
-     * Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. */
-    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes);
+     * Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. folio: that the place is to be kept in, if these are its first bytes. */
+    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio);
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
     /* File: what was written here begins its way to the disk, so that a fence has less to wait for. No more than a hint. May be called
      * beside other operations, by another thread. */
@@ -101,9 +101,9 @@ static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const v
 }
 
 static inline pm_status pm_media_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
-                                              uint64_t *hashes)
+                                              uint64_t *hashes, uint64_t folio)
 {
-    return media->operations->write_hashed(media, offset, source, pages, hashes);
+    return media->operations->write_hashed(media, offset, source, pages, hashes, folio);
 }
 
 /* Blocks for [from, to) of the file, so that writing there can't fail for want of space (D8). */

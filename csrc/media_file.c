@@ -212,14 +212,15 @@ static pm_status file_write(pm_media *media, uint64_t offset, const void *source
     return write_all(media, offset, source, length, LATER);
 }
 
-static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
+static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
 {
     enum { PAGES_AT_ONCE = 64 /* they stay in the cache until they are written */ };
     uint8_t copy[PAGES_AT_ONCE * PM_PAGE] __attribute__((aligned(PM_LINE)));
     PM_CHECK(offset + pages * PM_PAGE <= media->size);
     size_t part = pages * PM_PAGE <= AT_ONCE ? SIZE_MAX : BEGIN_WRITEBACK;
     while (pages) {
-        uint64_t some = pages < PAGES_AT_ONCE ? pages : PAGES_AT_ONCE;
+        uint64_t some = pages < PAGES_AT_ONCE ? pages : PAGES_AT_ONCE, left = pm_folio_left(offset, folio) / PM_PAGE;
+        if (folio < sizeof copy && some > left) some = left;
         for (uint64_t page = 0; page < some; page++)
             hashes[page] = pm_hash64_copy_page(copy + page * PM_PAGE, source + page * PM_PAGE);
         PM_TRY(stream(media, offset, copy, some * PM_PAGE, part));

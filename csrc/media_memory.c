@@ -152,8 +152,9 @@ static pm_status memory_write(pm_media *media, uint64_t offset, const void *sour
     return PM_OK;
 }
 
-static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
+static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
 {
+    (void)folio;
     PM_CHECK(offset % PM_PAGE == 0 && offset + pages * PM_PAGE <= media->size);
     pm_hash64_page_function *stream_page = media->trace ? NULL : pm_hash64_stream_page();
     uint8_t *to = media->view + offset;

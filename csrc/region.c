@@ -554,10 +554,10 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
     return pm_media_write(region->media, PM_REGION_START + offset, source, length, how);
 }
 
-pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes)
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
 {
     PM_CHECK(offset + pages * PM_PAGE <= region->size);
-    PM_TRY(pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes));
+    PM_TRY(pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes, folio));
     for (uint64_t page = 0; page < pages; page++) hashes[page] = pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id);
     return PM_OK;
 }

@@ -197,7 +197,7 @@ void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffer
 /* Writes committed bytes home. streamed: they need no flush at the checkpoint. */
 pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how);
 /* Streams whole pages, which a program may be changing, and gives the hashes that blocks have at rest; after a failure they mean nothing. */
-pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes);
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio);
 void pm_home_flush(pm_region *region); /* everything written through the cache; a fence must follow */
 
 #endif

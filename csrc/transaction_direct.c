@@ -28,22 +28,12 @@ static pm_status need_hashes(pm_fresh *extent)
     return PM_OK;
 }
 
-/* How many of so many pages are written at once: nobody knows yet how the extent will change. */
-static uint64_t pages_at_once(uint64_t offset, uint64_t pages)
-{
-    uint64_t most = pm_folio_left(PM_REGION_START + offset, PM_FOLIO) / PM_PAGE;
-    return pages < most ? pages : most;
-}
-
 /* `pages` whole blocks, from memory that a program may be changing. */
 static pm_status write_pages(pm_store *store, pm_fresh *extent, uint64_t block, const uint8_t *source, uint64_t pages)
 {
+    pm_region *region = &store->region;
     uint64_t offset = extent->offset + block * PM_PAGE, *hashes = extent->hashes + block;
-    pm_status status = PM_OK;
-    for (uint64_t done = 0, some; status == PM_OK && done < pages; done += some) {
-        some = pages_at_once(offset + done * PM_PAGE, pages - done);
-        status = pm_home_write_hashed(&store->region, offset + done * PM_PAGE, source + done * PM_PAGE, some, hashes + done);
-    }
+    pm_status status = pm_home_write_hashed(region, offset, source, pages, hashes, PM_FOLIO);
     if (status != PM_OK) memset(hashes, UNKNOWN, pages * sizeof *hashes);
     return status;
 }
@@ -115,9 +105,10 @@ static pm_status fill_pages(pm_store *store, pm_fresh *extent, uint64_t pages, c
         uint64_t some = pages - block < chunk / PM_PAGE ? pages - block : chunk / PM_PAGE;
         uint64_t offset = extent->offset + block * PM_PAGE, *hashes = extent->hashes + block;
         memset(hashes, UNKNOWN, some * sizeof *hashes);
-        for (uint64_t done = 0, part; done < some; done += part) {
-            part = pages_at_once(offset + done * PM_PAGE, some - done);
-            PM_TRY(pm_home_write(region, offset + done * PM_PAGE, repeated + done * PM_PAGE, part * PM_PAGE, PM_WRITE_STREAM));
+        for (uint64_t done = 0, end = some * PM_PAGE, part; done < end; done += part) {
+            part = pm_folio_left(PM_REGION_START + offset + done, PM_FOLIO);
+            if (part > end - done) part = end - done;
+            PM_TRY(pm_home_write(region, offset + done, repeated + done, part, PM_WRITE_STREAM));
         }
         for (uint64_t i = 0; i < some; i++) hashes[i] = pm_seal(known[i % period], offset + i * PM_PAGE, region->store_id);
         store->statistics.bytes_direct += some * PM_PAGE;

@@ -47,7 +47,7 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     /* Before the pages are streamed: this is stored and loaded again at once, and behind them that would wait for them (see pm_writer_begin). */
     memcpy(dense->tail, live + pages * PM_PAGE, left);
     if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
-    PM_TRY(pm_home_write_hashed(region, offset, live, pages, table));
+    PM_TRY(pm_home_write_hashed(region, offset, live, pages, table, PM_FOLIO_WHOLE));
     uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
     PM_TRY(pm_media_write(&store->media, PM_REGION_START + offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
     dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));

@@ -95,6 +95,19 @@ def record_failed_sync(path: Path, workload: Workload, number: int, **options: A
     return recorder.recording if failed else None
 
 
+def count_syncs(path: Path, workload: Workload) -> int:
+    """How many there are for `record_failed_sync` to fail."""
+    with Recorder(path, "file") as recorder:
+        recorder.trace.sync_ranges(True)
+        store = pmstore.open(path)
+        recorder.trace.fail(lib.PM_OPERATION_SYNC, 0, 0)
+        workload(store)
+        syncs, _ = recorder.trace.operations()
+        store.close()
+    path.unlink()
+    return syncs
+
+
 def record_torn_header(path: Path, medium: str, place: int) -> Recording:
     """The opening of a store whose header copy at a place was torn."""
     with pmstore.open(path, "x", media=medium) as store:  # type: ignore[arg-type]

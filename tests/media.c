@@ -134,7 +134,7 @@ int main(void)
         stream_page = pages[p].copy;
         for (size_t shift = 0; shift < 16; shift += 5) {
             begin();
-            if (media.operations->write_hashed(&media, 4096, source + shift, 1, &hash)) return 1;
+            if (media.operations->write_hashed(&media, 4096, source + shift, 1, &hash, PM_FOLIO)) return 1;
             look(pages[p].name, source + shift, 4096, 4096);
             if (hash != pm_hash64(source + shift, 4096, 0)) fail(pages[p].name, 4096, 4096, "another hash");
         }

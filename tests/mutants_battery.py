@@ -69,7 +69,7 @@ def recordings(directory: Path) -> Iterator[Recording]:
         failed = crashes.record_failed_sync(directory / f"failed-{number}.pm", crashes.reuse, number)
         if failed is not None:
             yield failed
-    # The first half is how the array comes to be. Of the others, every second one is a record's that vouches for a slot.
+    # The first half is how the array comes to be. Of the others, every second one is of a record that declares a slot.
     syncs = crashes.count_syncs(directory / "flips.pm", crashes_slots.flips)
     for number in range(syncs // 2, syncs + 1):
         failed = crashes.record_failed_sync(directory / f"failed-flip-{number}.pm", crashes_slots.flips, number)

@@ -226,6 +226,14 @@ FILE_MEDIUM = [
         "the store writes where it may not",
         within="return sync_failed();\n        media->size = size;",
     ),
+    Mutant(
+        "growth-synced-by-what-follows",
+        "R",
+        FILE,
+        "if (sync_all(media, fsync)) return sync_failed();",
+        ";",
+        "a header that counts on space which the file does not have after a power cut",
+    ),
 ]
 
 CREATION = [
@@ -421,14 +429,6 @@ CONTROLS = [
         "",
     ),
     Mutant(
-        "control-growth-synced-by-what-follows",
-        "-",
-        FILE,
-        "if (sync_all(media, fsync)) return sync_failed();",
-        ";",
-        "",
-    ),
-    Mutant(
         "control-new-log-not-written-once",
         "-",
         "csrc/transaction.c",
@@ -459,7 +459,8 @@ CONTROLS = [
         "-",
         "csrc/transaction_home.c",
         "PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
-        "PM_TRY(apply(store, job.body, job.length)); PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
+        "PM_TRY(pm_failed(store, apply(store, job.body, job.length)));"
+        " PM_TRY(pm_failed(store, apply(store, job.body, job.length)));",
         "",
     ),
 ]

@@ -130,10 +130,9 @@ void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);
  * one of 64 KiB, 13 in one of 1 MiB; and 1 MiB takes 480, 275 and 240, with its sync.
  */
 enum {
-    PM_FOLIO_PAGES = 16 << 10, /* for single pages */
-    PM_FOLIO = 64 << 10,       /* nobody knows yet */
-    PM_FOLIO_LOG = 256 << 10,  /* for records, which begin anywhere */
-    PM_FOLIO_WHOLE = 1 << 20   /* for extents that are written whole */
+    PM_FOLIO = 64 << 10,      /* nobody knows yet */
+    PM_FOLIO_LOG = 256 << 10, /* for records, which begin anywhere */
+    PM_FOLIO_WHOLE = 1 << 20  /* for extents that are written whole */
 };
 
 /* Bytes from `at` up to the end of its folio. */

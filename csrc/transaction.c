@@ -57,7 +57,10 @@ static pm_status write_log_once(pm_store *store, uint64_t log_offset, uint64_t l
     uint64_t from = log_offset, to = log_offset + (file && log_size > LOG_RARE ? LOG_RARE : log_size);
     if (from < old->log_offset + old->log_size) from = old->log_offset + old->log_size;
     if (from >= to) return PM_OK;
-    if (file) return failed_if_io(store, pm_media_write_zeros(&store->media, from, to, PM_FOLIO_LOG));
+    /* A small log soon moves, as the region grows over it, and an extent's second slot may come there: 1 MiB took 1.3 times the floor instead of
+     * 1.2 in what had been a log in small folios. */
+    uint64_t folio = log_size < LOG_RARE ? PM_FOLIO_WHOLE : PM_FOLIO_LOG;
+    if (file) return failed_if_io(store, pm_media_write_zeros(&store->media, from, to, folio));
     pm_media_touch(&store->media, from, to);
     return PM_OK;
 }

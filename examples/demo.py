@@ -86,7 +86,11 @@ def tell(event: str, **details: Any) -> None:
 
 
 class TellProgress(logging.Handler):
-    """Passes on pmstore's message about every commit of an iteration, at most fifty in a second."""
+    """Passes on pmstore's message about every commit of an iteration, at most fifty in a second.
+
+    After each it waits for the parent's answer: on a busy machine, where the parent comes late, the fit doesn't run
+    away from who is to kill it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +102,7 @@ class TellProgress(logging.Handler):
             self._next = now + 0.02
             *_, run, iteration = record.args  # type: ignore[misc]
             tell("commit", run=run, iteration=iteration)
+            os.read(0, 1)
 
 
 def child(path: Path, data: Path, parameters: dict[str, Any]) -> None:
@@ -162,8 +167,9 @@ class Victim:
 
     def __init__(self, path: Path, data: Path, parameters: dict[str, Any]) -> None:
         command = [sys.executable, __file__, "--child", str(path), str(data), json.dumps(parameters)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.life = Life()
+        self.waits = False  # for `go_on`, having told of a commit
         self._rest = b""
 
     def listen(self, seconds: float | None) -> bool:
@@ -184,9 +190,16 @@ class Victim:
             case "open":
                 self.life.opened, self.life.found = news["seconds"], news["found"]
             case "commit":
-                self.life.last = news
+                self.life.last, self.waits = news, True
             case "finished":
                 self.life.fit, self.life.commits = news["fit"], news["commits"]
+
+    def go_on(self) -> None:
+        """Let a child work that waits."""
+        assert self.process.stdin is not None
+        self.waits = False
+        with contextlib.suppress(BrokenPipeError):  # somebody else killed it
+            os.write(self.process.stdin.fileno(), b"\n")
 
     def kill(self) -> None:
         """SIGKILL; the child may have come to its end in the meantime."""
@@ -204,47 +217,59 @@ class Victim:
         self.process.__exit__(None, None, None)
 
 
-def live(victim: Victim, patience: float | None, show: Callable[[Life], None]) -> Life:
-    """Let a child work until `patience` seconds after its first commit, then kill it; None: to its end."""
-    deadline = first = None
-    left: float | None = None
+@dataclass
+class Moment:
+    """When to kill a child: so many seconds after it told that it had come to this run."""
+
+    run: int
+    delay: float
+
+
+def live(victim: Victim, moment: Moment | None, show: Callable[[Life], None]) -> Life:
+    """Let a child work until the moment to kill it; None: to its end."""
+    life = victim.life
+    first = deadline = left = None
     while left is None or left > 0:
         if not victim.listen(left):
             break
-        show(victim.life)
-        if first is None and victim.life.last is not None:
-            first = time.perf_counter()
-            deadline = None if patience is None else first + patience
+        if victim.waits:
+            assert life.last is not None
+            show(life)
+            now = time.perf_counter()
+            first = first or now
+            if deadline is None and moment is not None and life.last["run"] >= moment.run:
+                deadline = now + moment.delay
+            victim.go_on()
         left = None if deadline is None else deadline - time.perf_counter()
     else:
-        victim.life.after = time.perf_counter() - (first or 0.0)
+        life.after = time.perf_counter() - (first or 0.0)
         victim.kill()
-    if victim.process.wait() and not victim.life.killed:
+    if victim.process.wait() and not life.killed:
         raise RuntimeError(f"the child failed with status {victim.process.returncode}; its message is above")
-    return victim.life
+    return life
 
 
 @dataclass
 class Fate:
-    """Chooses when to kill: at random, early enough that all kills strike before the fit is finished."""
+    """Chooses when to kill: at random, early enough that all kills strike before the fit is finished.
+
+    The run is chosen, not the time until it comes: how fast a child will be on a busy machine, nobody knows. Within
+    it any instant is as good as any other: inside an iteration, inside a commit, between two runs.
+    """
 
     kills: int
     runs: int
     seconds: float  # that the fit takes undisturbed
     dice: random.Random
 
-    def moment(self, lives: list[Life]) -> float | None:
-        """Seconds after its first commit at which the next child is to be killed; None: not at all.
-
-        Any instant is as good as any other: inside an iteration, inside a commit, between two runs.
-        """
+    def moment(self, lives: list[Life]) -> Moment | None:
+        """When to kill the next child; None: not at all."""
         kills = self.kills - len(lives)
         if kills == 0:
             return None
         done = lives[-1].last["run"] if lives and lives[-1].last else 0
-        spent = sum(life.after for life in lives)
-        left = spent / done * (self.runs - done) if done > 2 else max(self.seconds - spent, 0.1 * self.seconds)
-        return self.dice.uniform(0, 1.5 * left / (kills + 1))
+        run = done + int(self.dice.uniform(0, (self.runs - done) / (kills + 1)))
+        return Moment(run, self.dice.uniform(0, self.seconds / self.runs))
 
 
 def fit_and_kill(path: Path, data: Path, parameters: dict[str, Any], fate: Fate, progress: Progress) -> list[Life]:

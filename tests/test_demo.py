@@ -6,6 +6,7 @@ import argparse
 import gzip
 import importlib.util
 import os
+import random
 import runpy
 import signal
 import struct
@@ -61,6 +62,19 @@ def test_five_kills_and_the_same_result(tmp_path: Path) -> None:
 def test_too_few_kills_are_a_failure(tmp_path: Path) -> None:
     done = run("--dir", tmp_path, "--n-init", "10", "--kills", "1")
     assert done.returncode == 1 and "kills struck" in done.stdout
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_kills_come_before_the_last_runs(late: int, demo: ModuleType) -> None:
+    """Where a child runs on before it is killed, too: kills that missed made this file fail by chance."""
+    for seed in range(200):
+        lives: list[Any] = []
+        fate = demo.Fate(kills=5, runs=100, seconds=1.0, dice=random.Random(seed))
+        while (moment := fate.moment(lives)) is not None:
+            assert 0 <= moment.delay <= 0.01
+            begun = lives[-1].last["run"] if lives else 0
+            lives.append(demo.Life(last={"run": max(moment.run, begun) + late, "iteration": 0}, killed=True))
+        assert len(lives) == 5 and lives[-1].last["run"] < 95
 
 
 def test_a_difference_is_found(demo: ModuleType) -> None:

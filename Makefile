@@ -10,7 +10,7 @@ RUNS ?= 1000000
 VERSIONS ?= 1.5 1.6 1.7 1.8
 VENV := .venv
 BIN := $(VENV)/bin
-CORE := $(wildcard csrc/*.c csrc/*.h) csrc/build_core.py
+CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.c) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
@@ -76,7 +76,7 @@ lint: build
 	@$(BIN)/mypy --no-error-summary
 
 strict:
-	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in csrc/*.c; do \
+	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in csrc/*.c csrc/python/*.c; do \
 		$(CC) $$flags -Werror -c $$source -o /dev/null; \
 	done
 

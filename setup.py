@@ -4,7 +4,7 @@ import runpy
 import sysconfig
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 BUILDER = Path("csrc") / "build_core.py"
@@ -14,7 +14,7 @@ class BuildCore(build_ext):
     """build_ext that says what is missing before the compiler says it in a hundred lines."""
 
     def run(self) -> None:
-        problem = runpy.run_path(str(BUILDER))["missing_tool"]()
+        problem = build["missing_tool"]()
         if problem:
             raise SystemExit(problem)
         super().run()
@@ -23,8 +23,19 @@ class BuildCore(build_ext):
 # Free-threaded Pythons have no stable ABI yet; cffi then builds for the one version.
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+build = runpy.run_path(str(BUILDER))
+turn = Extension(
+    "pmstore._turn",
+    sources=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.c")),
+    define_macros=[("Py_LIMITED_API", "0x030a0000")] if stable_abi else [],
+    py_limited_api=stable_abi,
+    extra_compile_args=build["FLAGS"] + build["extra_flags"](),
+    extra_link_args=build["extra_flags"](),
+)
+
 setup(
     cffi_modules=[f"{BUILDER}:builder"],
+    ext_modules=[turn],
     cmdclass={"build_ext": BuildCore},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if stable_abi else {},
 )

@@ -1,9 +1,10 @@
-"""Builds the extension module ``pmstore._pmcore`` from the C files beside this one.
+"""Builds the extension module ``pmstore._pmcore`` from the C files beside this one, and says how C is compiled here.
 
-setup.py hands ``builder`` to cffi. Run as a script, this file needs nothing but Python itself:
+setup.py hands ``builder`` to cffi, and compiles what is in python/ with the same flags. Run as a script, this file
+needs nothing but Python itself:
 
     python csrc/build_core.py            says in one line which tool is missing, and exits with 1, or is silent
-    python csrc/build_core.py --flags    prints the compiler's flags, for `make strict`
+    python csrc/build_core.py --flags    prints the compiler's flags and Python's headers, for `make strict`
 
 The environment variable PMSTORE_CFLAGS adds flags at the end, for compiling and linking: CI puts sanitizers there.
 """
@@ -54,6 +55,12 @@ PREAMBLE = (
 def extra_flags() -> list[str]:
     """What PMSTORE_CFLAGS asks for."""
     return shlex.split(os.environ.get("PMSTORE_CFLAGS", ""))
+
+
+def python_headers() -> list[str]:
+    """Where Python.h is."""
+    paths = sysconfig.get_paths()
+    return [f"-I{paths['include']}", f"-I{paths['platinclude']}"]
 
 
 def declarations() -> str:
@@ -107,8 +114,7 @@ def missing_tool() -> str | None:
             "pmstore: the C library's headers are missing. "
             "Install them: apt-get install libc6-dev (Fedora: dnf install glibc-devel)."
         )
-    paths = sysconfig.get_paths()
-    if not compiles("Python.h", f"-I{paths['include']}", f"-I{paths['platinclude']}"):
+    if not compiles("Python.h", *python_headers()):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return (
             f"pmstore: Python.h of Python {version} is missing. "
@@ -119,6 +125,6 @@ def missing_tool() -> str | None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--flags"]:
-        print(shlex.join(FLAGS + extra_flags()))
+        print(shlex.join(python_headers() + FLAGS + extra_flags()))
     else:
         sys.exit(missing_tool())

@@ -46,7 +46,7 @@ def spans(catalog: Catalog, arrays: Iterable[Any]) -> Any:
     ranges = no_ranges(count)
     lock: Any = catalog.lock
     i = 0
-    try:  # see _transaction.py for why this is not a with statement
+    try:  # as in Store.commit
         lock.acquire()
         core = catalog.core
         while i < count:

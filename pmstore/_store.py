@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pmstore._catalog import Catalog
-from pmstore._core import Core, Trace
+from pmstore._core import Core, Trace, all_ranges
 from pmstore._errors import (
     CorruptStoreError,
     Error,
@@ -27,7 +27,7 @@ from pmstore._mapping import NameMapping
 from pmstore._only import broken, spans
 from pmstore._opening import MODES, Claim, claim, outside, path_of, seconds
 from pmstore._report import CheckReport, Stats, check
-from pmstore._transaction import Transaction, Turn
+from pmstore._turn import Transaction, Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -173,7 +173,7 @@ class Store(NameMapping):
     May be used from several threads. See `transaction` for which changes become durable together.
     """
 
-    __slots__ = ("_claim", "_debug", "_forked", "_media", "_mode", "_path", "_turn", "_usable")
+    __slots__ = ("_claim", "_debug", "_forked", "_media", "_mode", "_path", "_turn")
 
     def __init__(self, path: str, mode: str, core: Core, held: Claim) -> None:
         """For `open` only."""
@@ -183,10 +183,9 @@ class Store(NameMapping):
         self._media = core.media
         self._catalog = Catalog(core, read_only=mode == "r")
         self._prefix = ""
-        self._turn = Turn()
+        self._turn = Turn(usable=mode != "r")
         self._forked = False
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # promises are checked
-        self._usable = mode != "r"  # open, here, for writing: one attribute, for Transaction
         _open_stores.add(self)
 
     # ---- about the store
@@ -277,11 +276,7 @@ class Store(NameMapping):
             and raises TransactionError, which names the array and its elements, before anything is committed; what is
             pending stays pending.
         """
-        transaction = Transaction()
-        transaction._store = self
-        transaction._only = None if only is None else spans(self._catalog, only)
-        transaction._depth = 0
-        return transaction
+        return self._turn.transaction(self, None if only is None else spans(self._catalog, only))
 
     def commit(self) -> None:
         """Make every change since the last commit durable, by arrays and by names, together.
@@ -290,12 +285,12 @@ class Store(NameMapping):
         pending. FailedStoreError: a write or a sync failed, and only reopening the store tells what is durable.
         """
         turn, catalog = self._turn, self._catalog
-        if turn.depth or not self._usable:  # by whomever; what is called there costs as much as all the rest
+        if not turn.idle:  # by whomever; what is called there costs as much as all the rest
             self._refuse_inside("commit")
         outer: Any = turn.lock
         lock: Any = catalog.lock
         watch = catalog.watch
-        try:  # see _transaction.py for why these are not with statements
+        try:  # acquire and release take half as long as a with statement, and an 8-byte commit 0.3 µs
             outer.acquire()
             try:
                 lock.acquire()
@@ -345,7 +340,7 @@ class Store(NameMapping):
         lock: Any = catalog.lock
         watch = catalog.watch
         lost: list[tuple[str, str]] | None = None
-        try:  # see _transaction.py for why this is not a with statement
+        try:  # as in `commit`
             lock.acquire()
             if only is not None and self._debug and (error := broken(catalog, only)) is not None:
                 raise error
@@ -369,6 +364,8 @@ class Store(NameMapping):
                 LostUpdateWarning,
                 stacklevel=outside()[0],
             )
+
+    _both_promises = staticmethod(all_ranges)  # for Transaction, as are the four methods above and below
 
     def _rollback_now(self) -> None:
         catalog = self._catalog
@@ -403,7 +400,7 @@ class Store(NameMapping):
             if self._catalog.core.gone is not None:  # by another thread, while this one waited
                 return
             try:
-                if self._usable:
+                if self._turn.usable:
                     self._commit_now(closing=True)
             except OutOfSpaceError:
                 raise
@@ -415,7 +412,7 @@ class Store(NameMapping):
 
     def _drop(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close without a commit."""
-        self._usable = False
+        self._turn.usable = False
         _open_stores.discard(self)
         try:
             self._catalog.close(discard=discard, exiting=exiting)
@@ -469,7 +466,7 @@ class Store(NameMapping):
 
 def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
     try:
-        if store._usable:
+        if store._turn.usable:
             warnings.warn(
                 f"the store {store._path!r}, opened at {store._claim.where}, was not closed: changes since its last "
                 "commit, if any, are dropped",
@@ -498,9 +495,9 @@ def _after_fork() -> None:
         core.lock = store._catalog.lock = lock
         store._catalog.deriving = threading.RLock()
         core.forget(ForkedStoreError)
-        store._turn = Turn()
+        store._turn.usable = False  # for transactions that are open; its lock, too, may be held for good
+        store._turn = Turn(usable=False)
         store._forked = True
-        store._usable = False
     _open_stores = weakref.WeakSet()
 
 

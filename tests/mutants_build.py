@@ -178,14 +178,15 @@ def written(texts: dict[str, str], edits: dict[str, list[Edit]], names: Iterable
             out = out.replace(PYTHON_IMPORT, PYTHON_IMPORT + "from pmstore._mutant import MUTANT\n")
         yield file, out
     quoted = "\n".join(f'    "{name}",' for name in names)
-    yield "csrc/mutant.c", C_SOURCE.format(names=quoted, variable=VARIABLE)
-    yield "csrc/mutant.h", C_HEADER
+    for folder in ("csrc", "csrc/python"):  # an extension each
+        yield f"{folder}/mutant.c", C_SOURCE.format(names=quoted, variable=VARIABLE)
+        yield f"{folder}/mutant.h", C_HEADER
     yield "pmstore/_mutant.py", PYTHON_SOURCE.format(variable=VARIABLE)
 
 
 def _fingerprint(files: dict[str, str], root: Path) -> str:
     digest = hashlib.sha256(sys.version.encode())
-    for path in sorted([*(root / "csrc").glob("*"), root / "setup.py"]):
+    for path in sorted([*(root / "csrc").rglob("*"), root / "setup.py"]):
         if path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     for file, text in sorted(files.items()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tests.mutants_build import Mutant, part
 
 FILE, MEMORY, MEDIA, STORE = "csrc/media_file.c", "csrc/media_memory.c", "csrc/media.c", "csrc/store_format.c"
-OPENING, TRANSACTION, CATALOG = "pmstore/_opening.py", "pmstore/_transaction.py", "pmstore/_catalog.py"
+OPENING, TURN, CATALOG = "pmstore/_opening.py", "csrc/python/turn.c", "pmstore/_catalog.py"
 STORE_PY, LIST = "pmstore/_store.py", "pmstore/_list.py"
 
 MEMORY_MEDIUM = [
@@ -315,29 +315,36 @@ PYTHON = [
     Mutant(
         "exception-commits",
         "W",
-        TRANSACTION,
-        "store._rollback_now()\n                finished = True",
-        "store._commit_now()\n                finished = True",
+        TURN,
+        "failing || turn->doomed",
+        "turn->doomed",
         "a transaction that an exception left is committed",
-        within="elif kind is not None:\n                store._rollback_now()\n                finished = True",
     ),
     Mutant(
         "doomed-commits",
         "W",
-        TRANSACTION,
-        "kind is not None and not turn.doomed",
-        "False",
+        TURN,
+        "failing && !turn->doomed",
+        "false",
         "an outer transaction commits what an inner one gave up",
-        within="if kind is not None and not turn.doomed:\n                    turn.doomed = _INNER_FAILED\n                finished = True",
     ),
     Mutant(
         "inner-transaction-commits",
         "P",
-        TRANSACTION,
-        "turn.depth > 1",
-        "False",
+        TURN,
+        "depth > 1",
+        "false",
         "half of a transaction is committed, or rolled back",
-        within="elif turn.depth > 1:\n                if kind is not None",
+        within="else if (depth > 1) {",
+    ),
+    Mutant(
+        "transaction-dies-inside",
+        "W",
+        TURN,
+        "self->depth",
+        "false",
+        "a transaction that nobody left is committed by the next one",
+        within="if (self->depth) { /* nobody will leave it any more */",
     ),
     Mutant(
         "commit-without-a-turn",

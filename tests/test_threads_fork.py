@@ -226,6 +226,34 @@ def test_a_forked_child_drops_the_store_in_silence(medium):
         assert (store["w"] == 1).all()
 
 
+def test_a_fork_while_another_thread_is_inside_a_transaction(store):
+    """Its turn, in the child, will never come to an end: what was made before the fork doesn't wait for it."""
+    transaction = store.transaction()
+    inside, forked = threading.Event(), threading.Event()
+
+    def other():
+        with store.transaction():
+            inside.set()
+            forked.wait()
+
+    def child():
+        with pytest.raises(pmstore.ForkedStoreError), transaction:
+            return "entered"
+        return "refused"
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    try:
+        assert in_fork(child) == "refused"
+    finally:
+        forked.set()
+        thread.join()
+    with transaction:
+        store["a"] = 1
+    assert store.sequence == 1
+
+
 def test_a_fork_inside_a_transaction(store):
     w = store.create_array("w", 3)
     store.commit()

@@ -464,7 +464,69 @@ def test_nothing_of_python_runs_after_a_transaction_was_left(store):
                     raise Stop
         finally:
             sys.setprofile(None)
-        assert last == ("return", "_leave")
+        assert last == ("return", "_rollback_now" if failing else "_commit_now")
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_a_transaction_that_dies_inside_is_rolled_back(store, passing):
+    """As when what entered it, an ExitStack, was interrupted before it knew. What passes, goes on."""
+    w = store.create_array("w", 3)
+    store.commit()
+
+    def lose():
+        transaction = store.transaction()
+        transaction.__enter__()
+        w[:] = 1
+        if passing:
+            raise Stop
+
+    with pytest.raises(Stop) if passing else contextlib.nullcontext():
+        lose()
+    assert not w.any() and not store.in_transaction
+    thread, out = in_thread(store.commit)
+    thread.join(10)
+    assert out == [None]
+    outer, inner = store.transaction(), store.transaction()
+    outer.__enter__(), inner.__enter__()
+    w[:] = 1
+    del inner
+    with pytest.raises(pmstore.TransactionError, match="had left an inner"):
+        outer.__exit__(None, None, None)
+    assert not w.any() and not store.in_transaction
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("interrupts", [1, 3, sys.maxsize])
+def test_interrupts_while_it_rolls_back(store, monkeypatch, interrupts, failing):
+    """One after the other: it is rolled back, unless there is no end of them, and its turn is free for others."""
+    w = store.create_array("w", 3)
+    store.commit()
+    commit, roll_back = pmstore.Store._commit_now, pmstore.Store._rollback_now
+    left = interrupts
+
+    def interrupt(store, *_):
+        nonlocal left
+        if left:
+            left -= 1
+            raise KeyboardInterrupt
+        roll_back(store)
+
+    monkeypatch.setattr(pmstore.Store, "_commit_now", interrupt)
+    monkeypatch.setattr(pmstore.Store, "_rollback_now", interrupt)
+    with pytest.raises(KeyboardInterrupt), store.transaction():
+        w[:] = 1
+        if failing:
+            raise Stop
+    assert w.any() == (interrupts == sys.maxsize) and not store.in_transaction
+    monkeypatch.setattr(pmstore.Store, "_commit_now", commit)
+    thread, out = in_thread(store.commit)
+    thread.join(10)
+    assert out == [None]
+
+
+def test_only_stores_make_transactions():
+    with pytest.raises(TypeError):
+        pmstore._store.Transaction()
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals")

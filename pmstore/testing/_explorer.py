@@ -339,7 +339,7 @@ class CrashExplorer:
     def _recorded(self, path: str, medium: str, seed: int) -> Iterator[Recorder]:
         __tracebackhide__ = True
         recorder = Recorder(path, medium, seed)
-        others = {store: store.sequence for store in list(_store._open_stores) if store._usable}
+        others = {store: store.sequence for store in list(_store._open_stores) if store._turn.usable}
         with recorder:
             try:
                 yield recorder
@@ -347,7 +347,7 @@ class CrashExplorer:
                 self._drop_left_open(path)
                 raise
         for store, sequence in others.items():
-            if store._usable and store.sequence != sequence:
+            if store._turn.usable and store.sequence != sequence:
                 raise CrashTestError(
                     f"the workload committed to the store {store.path!r}, which was opened outside the explorer, and "
                     "nothing of that was recorded: use the store that the workload is given"

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import pmstore
+from pmstore._catalog import Catalog
 
 
 class Stop(Exception):
@@ -227,6 +228,26 @@ def test_an_interrupted_commit_leaves_the_one_that_it_waited_for_alone(store):
         other.end()
         raise Stop
     assert not w.any()
+
+
+def test_a_transaction_beside_a_close_waits_for_it_and_is_refused(store, monkeypatch):
+    close = Catalog.close
+    refused = []
+
+    def enter(other):
+        with pytest.raises(pmstore.ClosedStoreError), store.transaction():
+            raise AssertionError
+        refused.append(True)
+
+    def closing(catalog, **how):
+        other.start()
+        close(catalog, **how)
+
+    monkeypatch.setattr(Catalog, "close", closing)
+    other = Other(store, enter)
+    store.close()
+    other.end()
+    assert refused
 
 
 def test_a_transaction_interrupted_while_it_waits_for_a_commit_has_not_begun(store):

@@ -76,7 +76,8 @@ static bool call(PyObject *object, PyObject *method, PyObject *argument)
 /* Read-only, closed or forked: raises what the store says of it. */
 static PyObject *refuse(Transaction *self)
 {
-    return PyObject_CallMethodObjArgs(self->store, name.writable, NULL);
+    if (call(self->store, name.writable, NULL)) transaction_error("the store is being closed");
+    return NULL;
 }
 
 /* Whether the calling thread is inside a transaction; -1: an error. */
@@ -143,8 +144,8 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     int inside = mine(turn);
     if (inside < 0) return NULL;
     if (inside) return join(self);
-    /* Before it waits, too: in a forked process, the lock may be that of a thread which is not there. */
-    if (!turn->usable) return refuse(self);
+    /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited for. */
+    if (!turn->usable && !call(self->store, name.writable, NULL)) return NULL;
     if (!call(turn->lock, name.acquire, NULL)) return NULL;
     if (!turn->usable) { /* closed while this thread waited */
         give_turn_back(turn);

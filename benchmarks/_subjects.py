@@ -95,7 +95,7 @@ class PmstoreOnly(PmstoreWith):
 class PmstoreWithBackToBack(PmstoreWith):
     """Without a moment between two transactions, so that the second may have to wait for the first one's home."""
 
-    name, whole, back_to_back = "pmstore, with, back to back", False, True
+    name, back_to_back = "pmstore, with, back to back", True
 
 
 class PmstoreOnlyBackToBack(PmstoreOnly):

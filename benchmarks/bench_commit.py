@@ -59,6 +59,10 @@ def whole(kind: type[Neighbour], directory: Path, medium: str, size: int, limits
 
     def put() -> float:
         nonlocal changes
+        if subject.back_to_back:
+            changes += 1
+            subject.array.__iadd__(1.0)
+            subject.put()
         changes += 1
         subject.array.__iadd__(1.0)
         start = perf_counter()

@@ -27,7 +27,7 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes, crashes_slots, test_async, test_home_behind, test_transactions, test_turns
+from tests import crashes, crashes_slots, test_async, test_home_behind, test_interrupts, test_turns
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
@@ -386,7 +386,7 @@ def turns(directory: Path) -> None:
         with pmstore.open(directory / "turns.pm", "w") as store:
             test_turns.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
     with pmstore.open(directory / "turns.pm", "w") as store:
-        test_transactions.test_a_transaction_that_dies_inside_is_rolled_back(store, passing=False)
+        test_interrupts.test_a_transaction_that_dies_inside_is_rolled_back(store, passing=False)
 
 
 def behind(directory: Path) -> None:

@@ -316,8 +316,8 @@ PYTHON = [
         "exception-commits",
         "W",
         TURN,
-        "failing || turn->doomed",
-        "turn->doomed",
+        "failing || doomed",
+        "doomed",
         "a transaction that an exception left is committed",
     ),
     Mutant(

@@ -80,14 +80,19 @@ static PyObject *refuse(Transaction *self)
     return NULL;
 }
 
-/* Whether the calling thread is inside a transaction; -1: an error. */
-static int mine(Turn *turn)
+/* Whether the calling thread has the lock; -1: an error. */
+static int owns(Turn *turn)
 {
-    if (turn->depth == 0) return 0;
     PyObject *owned = PyObject_CallMethodObjArgs(turn->lock, name.owned, NULL);
     int answer = owned ? PyObject_IsTrue(owned) : -1;
     Py_XDECREF(owned);
     return answer;
+}
+
+/* Whether the calling thread is inside a transaction; -1: an error. */
+static int mine(Turn *turn)
+{
+    return turn->depth == 0 ? 0 : owns(turn);
 }
 
 static void note_idle(Turn *turn)
@@ -102,6 +107,17 @@ static void promise(Turn *turn, PyObject *only)
     PyObject *before = turn->only;
     turn->only = Py_NewRef(only);
     Py_DECREF(before);
+}
+
+static bool take_turn(Turn *turn)
+{
+    if (call(turn->lock, name.acquire, NULL)) return true;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    /* A lock of Python's, unlike that of C's, can be interrupted when it has been taken. */
+    if (owns(turn) == 1) call(turn->lock, name.release, NULL);
+    PyErr_Restore(type, value, traceback); /* instead of any that was set since */
+    return false;
 }
 
 static void give_turn_back(Turn *turn)
@@ -126,7 +142,9 @@ static PyObject *join(Transaction *self)
     if (self->only == Py_None) {
         promise(turn, Py_None);
     } else if (turn->only != Py_None) {
-        PyObject *both = PyObject_CallMethodObjArgs(self->store, name.both, turn->only, self->only, NULL);
+        PyObject *only = Py_NewRef(turn->only);
+        PyObject *both = PyObject_CallMethodObjArgs(self->store, name.both, only, self->only, NULL);
+        Py_DECREF(only);
         if (!both) return NULL;
         promise(turn, both);
         Py_DECREF(both);
@@ -146,7 +164,7 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     if (inside) return join(self);
     /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited for. */
     if (!turn->usable && !call(self->store, name.writable, NULL)) return NULL;
-    if (!call(turn->lock, name.acquire, NULL)) return NULL;
+    if (!take_turn(turn)) return NULL;
     if (!turn->usable) { /* closed while this thread waited */
         give_turn_back(turn);
         return PyErr_Occurred() ? NULL : refuse(self);
@@ -161,7 +179,8 @@ static PyObject *enter(PyObject *object, PyObject *unused)
 
 enum { INTERRUPTS = 8 }; /* in a row, after which somebody means it */
 
-/* Takes everything back to the last commit; true if no error is set. An interrupt on the way is raised once that is done. */
+/* Takes everything back to the last commit; true if no error is set. What a signal handler raises on the way, of whatever kind, or want of memory,
+ * is raised when that is done: what is not taken back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
@@ -170,7 +189,7 @@ static bool roll_back(Transaction *self)
         Py_XDECREF(value);
         Py_XDECREF(traceback);
         type = value = traceback = NULL;
-        if (i == INTERRUPTS || PyErr_ExceptionMatches(PyExc_Exception)) return false;
+        if (i == INTERRUPTS) return false;
         PyErr_Fetch(&type, &value, &traceback);
     }
     if (!type) return true;
@@ -190,16 +209,18 @@ static void roll_back_beside(Transaction *self)
 /* The outermost with statement ends. */
 static bool end(Transaction *self, bool failing)
 {
-    Turn *turn = self->turn;
-    if (failing || turn->doomed) {
+    const char *doomed = self->turn->doomed;
+    if (failing || doomed) {
         if (!roll_back(self)) return false;
-        if (!failing) transaction_error(turn->doomed);
+        if (!failing) transaction_error(doomed);
         return failing;
     }
-    if (call(self->store, name.commit, turn->only)) return true;
+    PyObject *only = Py_NewRef(self->turn->only);
+    bool committed = call(self->store, name.commit, only);
+    Py_DECREF(only);
     /* After an error what is pending stays pending; an interrupt leaves nothing pending. */
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) roll_back_beside(self);
-    return false;
+    if (!committed && !PyErr_ExceptionMatches(PyExc_Exception)) roll_back_beside(self);
+    return committed;
 }
 
 /* False: an error is set. Whatever happens, this transaction has been left. */
@@ -219,7 +240,7 @@ static bool leave(Transaction *self, bool failing)
     } else {
         done = end(self, failing);
     }
-    if (depth == 0) return done;
+    if (self->depth == 0) return done; /* it was not inside, or was left meanwhile, by a signal handler */
     self->depth = 0;
     if (turn->depth > 1) {
         turn->depth--;
@@ -242,6 +263,7 @@ static void transaction_dealloc(PyObject *object)
 {
     Transaction *self = (Transaction *)object;
     PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
     if (self->depth) { /* nobody will leave it any more */
         PyObject *error, *value, *traceback;
         PyErr_Fetch(&error, &value, &traceback);
@@ -251,13 +273,24 @@ static void transaction_dealloc(PyObject *object)
     Py_DECREF(self->store);
     Py_DECREF(self->only);
     Py_DECREF(self->turn);
-    PyObject_Free(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
+}
+
+static int transaction_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Transaction *self = (Transaction *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->store);
+    Py_VISIT(self->only);
+    Py_VISIT(self->turn);
+    return 0;
 }
 
 static PyType_Slot transaction_slots[] = {
     {Py_tp_doc, "What `Store.transaction` gives to a with statement, which gets the store, once."},
     {Py_tp_dealloc, transaction_dealloc},
+    {Py_tp_traverse, transaction_traverse},
     {Py_tp_methods, (PyMethodDef[]){{"__enter__", enter, METH_NOARGS, NULL},
                                     {"__exit__", (PyCFunction)(void (*)(void))leave_with, METH_FASTCALL, NULL},
                                     {NULL, NULL, 0, NULL}}},
@@ -266,7 +299,7 @@ static PyType_Slot transaction_slots[] = {
 static PyType_Spec transaction_spec = {
     .name = "pmstore._turn.Transaction",
     .basicsize = sizeof(Transaction),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = transaction_slots,
 };
 
@@ -316,12 +349,13 @@ static PyObject *turn_mine(PyObject *object, PyObject *unused)
 static PyObject *turn_transaction(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 {
     if (count != 2) return PyErr_Format(PyExc_TypeError, "transaction() takes a store and what it promises");
-    Transaction *transaction = PyObject_New(Transaction, transaction_type);
+    Transaction *transaction = PyObject_GC_New(Transaction, transaction_type);
     if (!transaction) return NULL;
     transaction->store = Py_NewRef(arguments[0]);
     transaction->only = Py_NewRef(arguments[1]);
     transaction->turn = (Turn *)Py_NewRef(object);
     transaction->depth = 0;
+    PyObject_GC_Track(transaction);
     return (PyObject *)transaction;
 }
 
@@ -382,13 +416,10 @@ static bool prepare(PyObject *module)
 PyMODINIT_FUNC PyInit__turn(void)
 {
     static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "pmstore._turn", .m_size = -1};
-    PyObject *module = PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition); /* which a free-threaded Python takes as a wish for the GIL, and rightly */
     if (!module || !prepare(module)) {
         Py_XDECREF(module);
         return NULL;
     }
-#ifdef Py_GIL_DISABLED
-    PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
-#endif
     return module;
 }

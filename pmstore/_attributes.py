@@ -20,6 +20,7 @@ so that what a file says can make nothing else.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,9 +193,9 @@ class _Walk:
             state = value.bit_generator.state
             return ["generator", state["bit_generator"], state]
         name = kind.__name__
-        if OBJECTS.get(name) == kind.__module__:
+        if _is_in(OBJECTS, kind):
             return ["object", name, self._pairs(vars(value), path)]
-        if MADE.get(name) == kind.__module__:
+        if _is_in(MADE, kind):
             made_by, arguments, *_ = value.__reduce__()
             if made_by is kind and all(type(one) in _ATOMS for one in arguments):
                 return ["made", name, list(arguments)]
@@ -403,6 +404,11 @@ class _Builder:
 _BIT_GENERATORS = (
     np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64,
 )  # fmt: skip
+
+
+def _is_in(table: Mapping[str, str], kind: type) -> bool:
+    """Not by ``__module__``: that of a compiled class need not be the module's whole name."""
+    return getattr(sys.modules.get(table.get(kind.__name__, "")), kind.__name__, None) is kind
 
 
 def _class(table: Mapping[str, str], name: str) -> Any:

@@ -62,7 +62,7 @@ class Fit(Resumable):
             **describe_data(X),
             **describe_weights(weights),
             **describe_parameters(parameters),
-            "scikit-learn": _sklearn.version,
+            **_sklearn.versions(),
             **describe_environment(threads, _sklearn.libraries()),
         }
         self._seed = -1

@@ -392,7 +392,7 @@ class PartialFit(Resumable):
             "epochs": self.epochs,
             "batches": self.batches.length,
             "first batch": None if first is None else f"{first.hash:016x}",
-            "scikit-learn": _sklearn.version,
+            **_sklearn.versions(),
             **describe_environment(_sklearn.openmp_threads(), _sklearn.libraries()),
         }
 

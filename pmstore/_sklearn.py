@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+from scipy import __version__ as _scipy_version
 from sklearn import __version__ as version
 from sklearn.base import _fit_context as fit_context
 from sklearn.exceptions import ConvergenceWarning
@@ -39,6 +40,7 @@ __all__ = [
     "openmp_threads",
     "validate_data",
     "version",
+    "versions",
 ]
 
 POSITIVE = Interval(Real, 0, None, closed="neither")
@@ -66,6 +68,13 @@ def one_blas_thread() -> Iterator[None]:
             _limited -= 1
             if not _limited:
                 _limiter.restore_original_limits()
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that estimators compute with. SciPy's decompositions are its own code in some of its versions,
+    LAPACK's in others.
+    """
+    return {"scikit-learn": version, "scipy": _scipy_version}
 
 
 def libraries() -> list[dict[str, Any]]:

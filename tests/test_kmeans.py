@@ -347,9 +347,11 @@ def test_other_threads_and_versions_are_another_fit(path: Path, monkeypatch: pyt
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
     with threadpool_limits(2), pytest.raises(pmstore.FingerprintMismatchError, match="OpenMP threads: 1 ≠ 2"):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
-    monkeypatch.setattr("pmstore._sklearn.version", "9.9")
-    with threadpool_limits(1), pytest.raises(pmstore.FingerprintMismatchError, match=r"scikit-learn: \S+ ≠ 9.9"):
-        KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
+    for name, variable in (("scikit-learn", "version"), ("scipy", "_scipy_version")):
+        with monkeypatch.context() as patch, threadpool_limits(1):
+            patch.setattr(f"pmstore._sklearn.{variable}", "9.9")
+            with pytest.raises(pmstore.FingerprintMismatchError, match=rf"{name}: \S+ ≠ 9.9"):
+                KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
 
 
 def test_what_does_not_matter_makes_no_other_fit(path: Path) -> None:

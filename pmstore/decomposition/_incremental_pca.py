@@ -183,8 +183,9 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         state = self._fit_in_store(batches)
         batches.check()
         self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
-        # As LAPACK lays them out, so that products with them are added in the same order.
-        self.components_, self.singular_values_ = np.asfortranarray(state.components), state.singular_values
+        # As partial_fit lays them out, so that products with them are added in the same order.
+        self.components_ = np.asarray(state.components, order=_sklearn.components_order())
+        self.singular_values_ = state.singular_values
         self.mean_, self.var_ = state.mean, state.var
         squares = self.singular_values_**2
         with np.errstate(divide="ignore", invalid="ignore"):  # partial_fit has warned

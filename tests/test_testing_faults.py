@@ -5,6 +5,7 @@ PMSTORE_FAULTS says how many cases of each workload are tried; "all" for all.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,30 @@ def test_a_descriptor_that_leaks() -> None:
     finally:
         for fd in leaked:
             os.close(fd)
+
+
+def test_a_descriptor_in_garbage_does_not_leak() -> None:
+    """Whenever the garbage is collected: here in every second run, in the last of those without faults too."""
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+            self.descriptor = os.open(os.devnull, os.O_RDONLY)
+
+        def __del__(self) -> None:
+            os.close(self.descriptor)
+
+    runs: list[int] = []
+
+    def leaving_garbage(store: pmstore.Store) -> None:
+        runs.append(1)
+        if len(runs) % 2:
+            Garbage()
+        else:
+            gc.collect()
+        some(store)
+
+    assert explore_faults(leaving_garbage, medium="file", budget=6).judged == 6
 
 
 def test_the_check_is_asked_about_what_is_left() -> None:

@@ -21,6 +21,7 @@ from pmstore.testing._check import Check, CheckRunner, require_check
 from pmstore.testing._coverage import tallied
 from pmstore.testing._describe import Contents, Workshop, contents, differences
 from pmstore.testing._errors import CrashFailure, CrashTestError
+from pmstore.testing._fork import fork
 from pmstore.testing._recording import MEDIA
 
 __all__ = ["KINDS", "SECTOR", "Damage", "DamageReport", "explore_damage"]
@@ -241,7 +242,7 @@ class _Answer(NamedTuple):
 def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callable[[int], None]) -> _Answer:
     """Runs in a fork of this process, so that a signal there is an answer too. `work` says which case it begins."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if not pid:
         try:
             os.close(reader)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pmstore import _core
 from pmstore._core import ffi, lib
 from pmstore.testing._errors import CrashTestError
+from pmstore.testing._fork import fork
 from pmstore.testing._recording import Recording
 
 __all__ = ["KINDS", "Cell", "Found", "Options", "Schedule", "Tally", "Verdict", "cells", "explore", "image", "judge"]
@@ -298,7 +299,7 @@ class _Worker:
 
     def __init__(self, work: Callable[[], _Part]) -> None:
         reader, writer = os.pipe()
-        self.pid = os.fork()
+        self.pid = fork()
         if self.pid:
             os.close(writer)
             self._answer = os.fdopen(reader, "rb")

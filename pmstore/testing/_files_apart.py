@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NoReturn
+
+from pmstore.testing._fork import fork
 
 __all__ = ["ApartCheck", "die_with_parent"]
 
@@ -64,9 +65,7 @@ class ApartCheck:
         here, there = Pipe()
         _flush()
         parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: documented in CrashFiles.run
-            self.pid = os.fork()
+        self.pid = fork()
         if self.pid == 0:
             here.close()
             self._serve(there, parent)

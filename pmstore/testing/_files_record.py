@@ -17,7 +17,6 @@ import shutil
 import signal
 import sys
 import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from pmstore.testing._errors import CrashTestError
 from pmstore.testing._files_apart import die_with_parent
 from pmstore.testing._files_calls import Calls, Finish
 from pmstore.testing._files_recording import Recording, load, save
+from pmstore.testing._fork import fork
 from pmstore.testing._scratch import Scratch
 
 __all__ = ["record", "tracing_refused"]
@@ -82,9 +82,7 @@ def record(
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: the child runs the tracer alone
-            tracer = os.fork()
+        tracer = fork()
         if tracer == 0:
             _trace_and_leave(program, directory, work, allow_threads, environment, parent)
         try:
@@ -152,9 +150,7 @@ def _trace(
     errors = os.open(work / "stderr", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     calls = Calls(directory, said)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # for a function that is traced
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    pid = fork()
     if pid == 0:
         _run_and_leave(program, directory, work, said, errors, environment)
     signal.signal(signal.SIGINT, interrupt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ __all__ = ["Marks", "beginning_at", "first_difference", "home_may_lag"]
 EVENT = np.dtype([("offset", "<u8"), ("length", "<u8"), ("kind", "<u4"), ("has_data", "<u4"), ("data", "<u8")])
 
 
-def events_of(recording: Recording) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+def events_of(recording: Recording) -> np.ndarray[Any, np.dtype[np.void]]:
     """The events, as an array with the fields of pm_event."""
     return np.frombuffer(recording.events, EVENT)
 
@@ -75,7 +76,7 @@ def first_difference(one: Recording, other: Recording) -> int:
     return int(differs.argmax()) if differs.any() else most
 
 
-def _lazily(events: np.ndarray[tuple[int], np.dtype[np.void]]) -> bool:
+def _lazily(events: np.ndarray[Any, np.dtype[np.void]]) -> bool:
     """Whether commits are acknowledged before they are durable where these events end."""
     said = events["kind"][(events["kind"] == lib.PM_EVENT_OPEN) | (events["kind"] == lib.PM_EVENT_DURABLE)]
     return bool(len(said) and said[-1] == lib.PM_EVENT_DURABLE)

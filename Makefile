@@ -8,6 +8,7 @@ JOBS ?= 2
 SEEDS ?= $(shell seq 1 40)
 RUNS ?= 1000000
 VERSIONS ?= 1.5 1.6 1.7 1.8
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.c) csrc/build_core.py
@@ -22,7 +23,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn pythons wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -35,6 +36,7 @@ help:
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
+	@echo 'make pythons   make test with each Python that is here; PYTHONS="python3.10 python3.13" for some'
 	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
 	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
 	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
@@ -133,6 +135,16 @@ sklearn: build
 			touch $$venv/.built; \
 		fi; \
 		$$venv/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider -p pytest_pmstore $(ESTIMATORS) $(ARGS); \
+	done
+
+# Each with the newest numpy, SciPy and scikit-learn that it can have. In copies, with environments of their own.
+pythons:
+	@set -e; for python in $(PYTHONS); do \
+		if ! $$python -c '' 2>/dev/null; then echo "$$python: not here"; continue; fi; \
+		echo "$$python"; copy=build/python/$${python##*/}; mkdir -p $$copy; \
+		find $$copy -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +; \
+		git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $$copy; \
+		$(MAKE) -C $$copy test PYTHON=$$python; \
 	done
 
 # Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.

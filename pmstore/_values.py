@@ -207,7 +207,7 @@ def _scalar(descriptor: Any, contents: Any, writeable: Any = None) -> Any:
     dtype = dtype_of(descriptor)
     if type(contents) is not bytes or len(contents) != dtype.itemsize or type(writeable) is not bool:
         raise CorruptStoreError("a damaged value: a scalar breaks the format")
-    scalar = np.ndarray((), dtype, buffer=bytearray(contents) if writeable else contents)[()]
+    scalar: Any = np.ndarray((), dtype, buffer=bytearray(contents) if writeable else contents)[()]
     if not isinstance(scalar, np.generic):  # of a subarray dtype
         raise CorruptStoreError("a damaged value: a scalar breaks the format")
     return scalar

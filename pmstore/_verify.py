@@ -47,7 +47,7 @@ def summary_of(array: Array) -> tuple[float, ...]:
     finite = np.isfinite(flat)
     numbers = flat if finite.all() else flat[finite]
     with np.errstate(all="ignore"):
-        sums = [float(np.add.reduce(part, dtype=np.float64)) for part in (numbers, np.abs(numbers))]
+        sums = [float(part.sum(dtype=np.float64)) for part in (numbers, np.abs(numbers))]
     ends = [float(numbers.min()), float(numbers.max())] if numbers.size else [0.0, 0.0]
     places = np.linspace(0, max(0, flat.size - 1), min(flat.size, _SAMPLES)).astype(np.intp)
     return (float(flat.size), float(numbers.size), *sums, *ends, *map(float, flat[places]))

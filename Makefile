@@ -23,7 +23,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn pythons wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -37,6 +37,7 @@ help:
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
 	@echo 'make pythons   make test with each Python that is here; PYTHONS="python3.10 python3.13" for some'
+	@echo 'make oldest    the tests with the oldest versions that pyproject.toml allows of numpy, scikit-learn and the others'
 	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
 	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
 	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
@@ -137,7 +138,7 @@ sklearn: build
 		$$venv/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider -p pytest_pmstore $(ESTIMATORS) $(ARGS); \
 	done
 
-# Each with the newest numpy, SciPy and scikit-learn that it can have. In copies, with environments of their own.
+# Each Python with the newest numpy, SciPy and scikit-learn that it can have. In copies, with environments of their own.
 pythons:
 	@set -e; for python in $(PYTHONS); do \
 		if ! $$python -c '' 2>/dev/null; then echo "$$python: not here"; continue; fi; \
@@ -146,6 +147,14 @@ pythons:
 		git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $$copy; \
 		$(MAKE) -C $$copy test PYTHON=$$python; \
 	done
+
+oldest: build
+	@venv=build/oldest; if [ ! -e $$venv/.built ] || [ pyproject.toml -nt $$venv/.built ]; then \
+		$(PYTHON) -m venv --clear $$venv && \
+		$$venv/bin/python -m pip install -qq --disable-pip-version-check $$($(BIN)/python tests/oldest.py) && \
+		touch $$venv/.built; \
+	fi
+	@PYTHONPATH=$(CURDIR) build/oldest/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider -p pytest_pmstore $(ARGS)
 
 # Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.
 bench: $(BENCH)/.built

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from pmstore._display import name_text
 from pmstore._errors import CorruptStoreError
 from pmstore._names import check_name
@@ -146,6 +148,8 @@ def path_of_function(function: Callable[..., Any]) -> str:
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     text = f"{function!r:.100} can't be the function of a derived array"
+    if isinstance(function, np.ufunc) and getattr(np, function.__name__, None) is function:
+        module, name = "numpy", function.__name__  # before numpy 2.2 it does not say so
     if not isinstance(module, str) or not isinstance(name, str):
         raise TypeError(f"{text}, as it has no import path: define a function that calls it in a module")
     if "<" in name:

@@ -125,17 +125,19 @@ fuzz:
 mutants: build
 	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
 
+# $(call environment,FOLDER,REQUIREMENTS): shell text, under set -e, that makes one again after a change of pyproject.toml.
+environment = if [ ! -e $(1)/.built ] || [ pyproject.toml -nt $(1)/.built ]; then \
+		$(PYTHON) -m venv --clear $(1); \
+		$(1)/bin/python -m pip install -qq --disable-pip-version-check $(2); \
+		touch $(1)/.built; \
+	fi;
+
 # make test has the newest one.
 sklearn: build
 	@set -e; for version in $(VERSIONS); do \
-		echo "scikit-learn $$version"; venv=build/sklearn/$$version; \
-		if [ ! -e $$venv/.built ]; then \
-			$(PYTHON) -m venv --clear $$venv; \
-			$$venv/bin/python -m pip install -qq --disable-pip-version-check "scikit-learn==$$version.*" \
-				msgpack cffi xxhash pytest pytest-xdist hypothesis; \
-			touch $$venv/.built; \
-		fi; \
-		$$venv/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider -p pytest_pmstore $(ESTIMATORS) $(ARGS); \
+		echo "scikit-learn $$version"; \
+		$(call environment,build/sklearn/$$version,"scikit-learn==$$version.*" msgpack cffi xxhash pytest pytest-xdist hypothesis) \
+		build/sklearn/$$version/bin/python -m pytest -q -n $(JOBS) -p no:cacheprovider -p pytest_pmstore $(ESTIMATORS) $(ARGS); \
 	done
 
 # Each Python with the newest numpy, SciPy and scikit-learn that it can have. In copies, with environments of their own.
@@ -149,11 +151,7 @@ pythons:
 	done
 
 oldest: build
-	@venv=build/oldest; if [ ! -e $$venv/.built ] || [ pyproject.toml -nt $$venv/.built ]; then \
-		$(PYTHON) -m venv --clear $$venv && \
-		$$venv/bin/python -m pip install -qq --disable-pip-version-check $$($(BIN)/python tests/oldest.py) && \
-		touch $$venv/.built; \
-	fi
+	@set -e; $(call environment,build/oldest,$$($(BIN)/python tests/oldest.py))
 	@PYTHONPATH=$(CURDIR) build/oldest/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider -p pytest_pmstore $(ARGS)
 
 # Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.

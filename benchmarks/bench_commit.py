@@ -57,14 +57,16 @@ def whole(kind: type[Neighbour], directory: Path, medium: str, size: int, limits
         source.__iadd__(1.0)
         return floor(source)
 
-    def put() -> float:
+    def change() -> None:
         nonlocal changes
-        if subject.back_to_back:
-            changes += 1
-            subject.array.__iadd__(1.0)
-            subject.put()
         changes += 1
         subject.array.__iadd__(1.0)
+
+    def put() -> float:
+        if subject.back_to_back:
+            change()
+            subject.put()
+        change()
         start = perf_counter()
         subject.put()
         taken = perf_counter() - start

@@ -2,7 +2,7 @@
 
 Everything that pmstore takes from scikit-learn comes through here and through the module of the same name in each
 family's package, so that a change there is met in one place. The names exist, with these signatures, in scikit-learn
-1.5 to 1.9.
+1.5.2 to 1.9.
 """
 
 from __future__ import annotations

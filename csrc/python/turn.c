@@ -179,8 +179,8 @@ static PyObject *enter(PyObject *object, PyObject *unused)
 
 enum { INTERRUPTS = 8 }; /* in a row, after which somebody means it */
 
-/* Takes everything back to the last commit; true if no error is set. What a signal handler raises on the way, of whatever kind, or want of memory,
- * is raised when that is done: what is not taken back would be in the next commit. */
+/* Takes everything back to the last commit; true if no error is set. What a signal handler raises on the way, of
+ * whatever kind, or want of memory, is raised when that is done: what is not taken back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL;

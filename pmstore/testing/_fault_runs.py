@@ -136,7 +136,7 @@ class Runs:
         for name, bit in OPERATIONS.items():
             before = _descriptors()
             recording, counts[name] = self._clean(bit)
-            # Garbage of before that was collected meanwhile is not one that may be left open less.
+            # Not below 0, as it is where garbage of before was collected meanwhile.
             self._leaked = max(0, _descriptors() - before)
             if not counts.keys() - {name}:
                 self._recording = recording

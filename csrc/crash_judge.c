@@ -230,7 +230,7 @@ enum { MOST_CHANGED = 4 };
 static pm_status change(pm_store *store, const pm_row *row, unsigned by)
 {
     pm_buffer *buffer;
-    PM_TRY(pm_buffer_open(store, row->offset, row->length, true, &buffer));
+    PM_TRY(pm_buffer_open(store, row->offset, row->length, PM_BUFFER_WRITABLE, &buffer));
     uint8_t *bytes = pm_buffer_address(buffer);
     for (uint64_t at = 0; at < row->length; at += row->length / 3 + 1) bytes[at] = (uint8_t)(bytes[at] + by);
     bytes[row->length - 1] ^= 1;

@@ -1,5 +1,6 @@
 #include "heap.h"
 
+#include "region_fork.h"
 #include "region_unsettled.h"
 
 /* ---- reading the map ---------------------------------------------------------------------------------------- */
@@ -70,7 +71,9 @@ static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t len
  * detached buffer (I9), and settled (I13). */
 static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
 {
-    uint64_t count = region->size / PM_PAGE, start = region->search_from, page = region->search_from;
+    uint64_t count = region->size / PM_PAGE, start = region->search_from, children = pm_fork_free_from(region) / PM_PAGE;
+    if (start < children) start = children;
+    uint64_t page = start;
     bool skipped = false;
     while (page < count) {
         pm_status status;

@@ -7,10 +7,11 @@
 #include <linux/magic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+#include "address.h"
 
 #ifndef XFS_SUPER_MAGIC
 #define XFS_SUPER_MAGIC 0x58465342
@@ -20,25 +21,6 @@ enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20 };
 
 /* 1 % of 50 MB in rows, 0.9 MB: its parts leave every 256 KiB. Half or twice as much took longer. Traced records are small. */
 enum { PART_FILE = 256 << 10, PART_TRACED = 2 * PM_PAGE };
-#define RESERVE_LEAST (UINT64_C(64) << 30)
-#define RESERVE_SMALLEST (UINT64_C(16) << 20)
-#define RESERVE_MOST (UINT64_C(1) << 40)
-
-/* The address range is as large as the file can become: no more than its file system holds, within reason. */
-static uint64_t reserve_wanted(const pm_media *media, const struct statfs *fs)
-{
-    uint64_t wanted = (uint64_t)fs->f_blocks * (uint64_t)fs->f_bsize;
-    struct rlimit limit;
-    if (wanted < RESERVE_LEAST) wanted = RESERVE_LEAST;
-    if (wanted > RESERVE_MOST) wanted = RESERVE_MOST;
-    /* Two such ranges per store; the program has a use for what a limit leaves, and perhaps for other stores. */
-    if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY && wanted > limit.rlim_cur / 16)
-        wanted = limit.rlim_cur / 16;
-    if (wanted < RESERVE_SMALLEST) wanted = RESERVE_SMALLEST;
-    if (wanted < 2 * media->size) wanted = 2 * media->size;
-    return pm_round_up(wanted, PM_PAGE);
-}
-
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
     *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
@@ -72,20 +54,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         if (media->durable_range && !read_only) pm_dio_init(&media->dio, fd);
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
     }
-    if (trace && (media->view = pm_trace_view(trace, &media->reserved))) {
-        media->lent = true;
-        media->mapped = media->reserved;
-        return media->size <= media->reserved ? PM_OK : pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
-    }
-    void *view = MAP_FAILED;
-    errno = ENOMEM;
-    for (uint64_t size = reserve_wanted(media, &fs); size >= 2 * media->size && size >= RESERVE_SMALLEST; size /= 2) {
-        view = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        media->reserved = size;
-        if (view != MAP_FAILED) break;
-    }
-    if (view == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the file");
-    media->view = view;
+    if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
     return pm_media_map(media);
 }
 
@@ -114,25 +83,16 @@ pm_status pm_media_map(pm_media *media)
 {
     uint64_t size = pm_round_up(media->size, PM_PAGE);
     if (size <= media->mapped) return PM_OK;
-    if (size > media->reserved) return pm_fail(PM_NO_SPACE, "the file outgrows the address range that was reserved for it");
-    int access = PROT_READ | (media->kind == PM_MEDIA_MEMORY && !media->read_only ? PROT_WRITE : 0);
+    if (media->lent) return pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
     if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");
-    void *at = mmap(media->view + media->mapped, size - media->mapped, access, MAP_SHARED | MAP_FIXED, media->fd,
-                    (off_t)media->mapped);
-    if (at == MAP_FAILED) return pm_fail_errno("cannot map the file");
+    int access = PROT_READ | (media->kind == PM_MEDIA_MEMORY && !media->read_only ? PROT_WRITE : 0);
+    void *view = media->view ? pm_address_resize(media->view, media->mapped, size) : mmap(NULL, size, access, MAP_SHARED, media->fd, 0);
+    if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
     /* A forked child must not be able to reach the file; it has its copy of the private pages. */
-    madvise(at, size - media->mapped, MADV_DONTFORK);
+    madvise(view, size, MADV_DONTFORK);
+    media->view = view;
     media->mapped = size;
     return PM_OK;
-}
-
-bool pm_media_shrink(pm_media *media)
-{
-    uint64_t half = media->reserved / 2 / PM_PAGE * PM_PAGE;
-    if (media->lent || half < 2 * media->size || half < RESERVE_SMALLEST) return false;
-    munmap(media->view + half, media->reserved - half);
-    media->reserved = half;
-    return true;
 }
 
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)
@@ -162,7 +122,7 @@ pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to, uint
 
 void pm_media_close(pm_media *media)
 {
-    if (media->view && !media->lent) munmap(media->view, media->reserved);
+    if (media->view && !media->lent) munmap(media->view, media->mapped);
     media->view = NULL;
     pm_dio_close(&media->dio);
     if (media->fd >= 0) close(media->fd);
@@ -173,9 +133,7 @@ void pm_media_close(pm_media *media)
 
 void pm_media_forked(pm_media *media)
 {
-    /* The mapped part is not there in the child, and its addresses may soon be somebody else's. */
-    if (media->view && !media->lent) munmap(media->view + media->mapped, media->reserved - media->mapped);
-    media->view = NULL;
+    media->view = NULL; /* it is not there in the child, and its addresses may soon be somebody else's */
     pm_dio_forked(&media->dio);
     if (media->fd >= 0) close(media->fd);
     media->fd = -1;

@@ -62,10 +62,9 @@ struct pm_media {
     size_t stage;       /* bytes of a record that are worth gathering before the first write */
     size_t part;        /* bytes of a record that are worth a request of their own while the rest is gathered; 0: none are */
     uint64_t size;      /* of the file */
-    uint64_t reserved;  /* bytes of address range behind view */
-    uint64_t mapped;    /* bytes of it that show the file */
     bool lent;          /* the view is the trace's */
-    uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it */
+    uint64_t mapped;    /* bytes of the view */
+    uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it. Moves when the file grows */
     atomic_bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back, too */
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
@@ -88,7 +87,13 @@ static inline bool pm_media_may_map(pm_media *media)
     return !media->trace || pm_trace_allows(media->trace, PM_OPERATION_MAP);
 }
 
-/* Maps the file up to its size now. */
+/* False if the file can't become as large as that: its view is lent, and smaller. */
+static inline bool pm_media_may_have(const pm_media *media, uint64_t size)
+{
+    return !media->lent || size <= media->mapped;
+}
+
+/* Maps the file up to its size now; the view may move. */
 pm_status pm_media_map(pm_media *media);
 
 extern const pm_media_operations pm_media_memory, pm_media_file;
@@ -117,9 +122,6 @@ static inline bool pm_media_cannot_reserve(pm_status status)
 /* A copy of a store may have holes where there were zeros. They get blocks, for a store into one, on a full tmpfs, would be
  * SIGBUS. */
 pm_status pm_media_fill_holes(pm_media *media, uint64_t size);
-
-/* Gives back half of the address range that was reserved; false if the file needs it. */
-bool pm_media_shrink(pm_media *media);
 
 /* Memory: the pages of [from, to) are in the page table, so that the first store to each does not cost a fault. */
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);

@@ -45,6 +45,9 @@ enum {
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
+/* Where in the file's range of locks a process that has the store open has a POSIX lock, which tells others its number. */
+extern const uint64_t pm_pid_byte;
+
 enum { PM_OPEN_READ_ONLY = 1 };
 
 /* Writes an empty store into the empty file `fd` and makes it durable. trace: as for pm_open. */
@@ -62,7 +65,7 @@ enum {
 
 /* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first.
  * Memory under living buffers is copied to anonymous memory at the same address and stays readable and writable.
- * The store must not be used again; its last buffer frees it. */
+ * The store must not be used again; its last buffer frees it. PM_NO_MEMORY: there is none for the living buffers, and the store is still open. */
 pm_status pm_close(pm_store *store, unsigned flags);
 
 const char *pm_message(void);
@@ -167,11 +170,16 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
  * never changed in place. destination NULL: only looks whether there is such an extent. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
+enum {
+    PM_BUFFER_WRITABLE = 1,
+    PM_BUFFER_FIXED = 2 /* nobody ever changes these bytes as long as the extent has an owner: a forked child need not have its own */
+};
+
 /* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't
  * reused (I9). A writable one makes the extent a candidate of every commit while a key owns it.
  * pm_buffer_release may be called from any thread at any time, also after pm_close. The address is not looked at: it makes
  * the function fit as what a garbage collector calls for the address, with the buffer bound, and no interrupt between. */
-pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out);
+pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsigned how, pm_buffer **out);
 void *pm_buffer_address(pm_buffer *buffer);
 void pm_buffer_release(pm_buffer *buffer, const void *address);
 

@@ -2,115 +2,9 @@
 #include "region_unsettled.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "hash.h"
-
-/* ---- mapping ------------------------------------------------------------------------------------------------ */
-
-static void *reserve(uint64_t size)
-{
-    return mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-}
-
-pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id)
-{
-    *region = (pm_region){.media = media, .store_id = store_id};
-    void *live = reserve(media->reserved);
-    /* Where address space is limited, the two ranges share what there is. */
-    while (live == MAP_FAILED && pm_media_shrink(media)) live = reserve(media->reserved);
-    region->reserved = media->reserved;
-    if (live == MAP_FAILED) return pm_fail_errno("cannot reserve an address range for the arrays");
-    region->live = live;
-    /* Room for what is known of every page that there could be; only what is touched takes memory. */
-    uint64_t pages = region->reserved / PM_PAGE, words = pages / 64 + 1;
-    region->notes_size = pages * (sizeof *region->flags + sizeof *region->edited + sizeof *region->flush) + 2 * words * 8;
-    void *notes = mmap(NULL, region->notes_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (notes == MAP_FAILED) return pm_fail_errno("cannot map the notes on pages");
-    region->edited = notes;
-    region->flush = region->edited + pages;
-    uint64_t *dirty = region->flush + pages;
-    region->flags = (uint8_t *)(dirty + 2 * words);
-    region->home = media->read_only ? region->live : media->view + PM_REGION_START;
-    PM_TRY(pm_region_extend(region, size));
-    return pm_watch_open(&region->watches, region->live, dirty, dirty + words, media->fd, PM_REGION_START);
-}
-
-pm_status pm_region_extend(pm_region *region, uint64_t size)
-{
-    if (size > region->reserved) return pm_fail(PM_NO_SPACE, "the store outgrows the address range that was reserved for it");
-    void *at = region->live + region->size;
-    if (!pm_media_may_map(region->media)) return pm_fail_errno("cannot map the region");
-    if (mmap(at, size - region->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd,
-             (off_t)(PM_REGION_START + region->size)) == MAP_FAILED)
-        return pm_fail_errno("cannot map the region");
-    if (region->unsettled) PM_TRY(pm_unsettled_extend(region, size));
-    region->size = size;
-    return PM_OK;
-}
-
-/* Puts anonymous memory with the same bytes in the place of [from, to). If there is no memory for it, the private
- * mapping of the file stays: readable as long as nobody cuts the file short. */
-static void make_anonymous(uint8_t *from, uint8_t *to)
-{
-    /* In pieces, for what is private already takes memory twice while it is copied; not in too many, for each stays a mapping. */
-    enum { PIECE = 16 << 20, PIECES = 64 };
-    size_t piece = (size_t)(to - from) / PIECES / PM_PAGE * PM_PAGE;
-    if (piece < PIECE) piece = PIECE;
-    for (; from < to; from += piece) {
-        size_t size = (size_t)(to - from) < piece ? (size_t)(to - from) : piece;
-        void *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (copy == MAP_FAILED) return;
-        memcpy(copy, from, size);
-        if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, from) == MAP_FAILED) {
-            munmap(copy, size);
-            return;
-        }
-    }
-}
-
-static void unmap_file(uint8_t *from, uint8_t *to)
-{
-    if (from < to)
-        mmap(from, (size_t)(to - from), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-}
-
-void pm_region_close(pm_region *region, bool keep)
-{
-    uint8_t *done = region->live, *end = region->live + region->size;
-    for (size_t i = 0; i < region->buffer_count; i++) {
-        pm_buffer *buffer = region->buffers[i];
-        if (!keep || !atomic_load(&buffer->living)) continue;
-        uint8_t *from = region->live + buffer->offset / PM_PAGE * PM_PAGE;
-        uint8_t *to = region->live + pm_round_up(buffer->offset + buffer->length, PM_PAGE);
-        if (from < done) from = done;
-        if (from >= to) continue;
-        unmap_file(done, from);
-        make_anonymous(from, to);
-        done = to;
-    }
-    if (keep) unmap_file(done, end);
-    pm_watch_close(&region->watches); /* last: what is mapped no longer needs no unprotecting */
-    pm_unsettled_close(region); /* while a mapping shows the file, its space is taken */
-    region->media = NULL;
-    region->home = NULL;
-}
-
-void pm_region_free(pm_region *region)
-{
-    for (size_t i = 0; i < region->buffer_count; i++) free(region->buffers[i]);
-    free(region->buffers);
-    for (size_t i = 0; i < region->dense_count; i++) {
-        free(region->dense[i]->tail);
-        free(region->dense[i]);
-    }
-    free(region->dense);
-    if (region->watches.live) pm_watch_close(&region->watches);
-    pm_unsettled_close(region);
-    if (region->live) munmap(region->live, region->reserved);
-    if (region->edited) munmap(region->edited, region->notes_size);
-    *region = (pm_region){0};
-}
+#include "region_fork.h"
 
 /* ---- metadata ----------------------------------------------------------------------------------------------- */
 
@@ -253,12 +147,6 @@ void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, 
     }
 }
 
-void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length)
-{
-    PM_CHECK(offset % PM_PAGE == 0 && length % PM_PAGE == 0 && offset + length <= region->size);
-    PM_CHECK(madvise(region->live + offset, length, MADV_DONTNEED) == 0);
-}
-
 static bool is_unsettled(const pm_region *region, uint64_t offset)
 {
     return pm_unsettled_next(region, offset / PM_PAGE, offset / PM_PAGE + 1) == offset / PM_PAGE;
@@ -333,7 +221,7 @@ static void sweep(pm_region *region)
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;
+        if (atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer)) region->buffers[kept++] = buffer;
         else free(buffer);
     }
     region->buffer_count = kept;
@@ -377,13 +265,12 @@ uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t le
 {
     uint64_t end = 0;
     for (size_t i = first_near(region, offset); i < region->buffer_count; i++) {
-        const pm_buffer *buffer = region->buffers[i];
+        pm_buffer *buffer = region->buffers[i];
         if (buffer->offset >= offset + length) break;
         uint64_t buffer_end = buffer->offset + buffer->length;
         /* One that is owned, now or at the last commit, stands on space that is not free anyway. */
-        if (buffer_end > offset && !buffer->owned && !buffer->owned_at_commit && atomic_load(&buffer->living) &&
-            buffer_end > end)
-            end = buffer_end;
+        if (buffer_end <= offset || buffer->owned || buffer->owned_at_commit || buffer_end <= end) continue;
+        if (atomic_load(&buffer->living) || pm_fork_may_show(region, buffer)) end = buffer_end;
     }
     return end;
 }
@@ -446,7 +333,7 @@ static void finish_transaction(pm_region *region)
             buffer->only = buffer->only_all = false;
         }
         /* One that was released meanwhile may have been written behind our back: it stays a candidate (I10). */
-        if (atomic_load(&buffer->living) || !buffer->done) region->buffers[kept++] = buffer;
+        if (atomic_load(&buffer->living) || !buffer->done || buffer->last_fork) region->buffers[kept++] = buffer;
         else free(buffer);
     }
     region->buffer_count = kept;
@@ -535,6 +422,14 @@ void pm_region_restore(pm_region *region)
 
 /* ---- home --------------------------------------------------------------------------------------------------- */
 
+/* In the file; where commits are not settled, the image shows it. */
+static pm_status write_home(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how)
+{
+    PM_TRY(pm_media_write(region->media, PM_REGION_START + offset, source, length, how));
+    if (region->unsettled) pm_unsettled_show(region, offset, length);
+    return PM_OK;
+}
+
 pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how)
 {
     enum { FLUSH_MOST = 64 };
@@ -545,19 +440,20 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
         /* A few pages that are written again and again stay in the cache until the checkpoint. Were they many, it would be a long one: flushing
          * what no longer fits the cache takes ten times as long as streaming it. */
         if (region->flush_count >= FLUSH_MOST && !(region->flags[first] & region->flags[last] & PM_FLAG_FLUSH))
-            return pm_media_write(region->media, PM_REGION_START + offset, source, length, PM_WRITE_STREAM);
+            return write_home(region, offset, source, length, PM_WRITE_STREAM);
         for (uint64_t page = first; page <= last; page++) {
             if (!(region->flags[page] & PM_FLAG_FLUSH)) region->flush[region->flush_count++] = page;
             region->flags[page] |= PM_FLAG_FLUSH;
         }
     }
-    return pm_media_write(region->media, PM_REGION_START + offset, source, length, how);
+    return write_home(region, offset, source, length, how);
 }
 
 pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
 {
     PM_CHECK(offset + pages * PM_PAGE <= region->size);
     PM_TRY(pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes, folio));
+    if (region->unsettled) pm_unsettled_show(region, offset, pages * PM_PAGE);
     for (uint64_t page = 0; page < pages; page++) hashes[page] = pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id);
     return PM_OK;
 }

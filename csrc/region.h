@@ -48,13 +48,14 @@ typedef struct {
     const uint8_t *home; /* the committed image; in a read-only store the same as live */
     struct pm_unsettled *unsettled; /* commits that are not home in the file yet (region_unsettled.h); NULL: there are none, ever */
     uint8_t *flags;      /* PM_FLAG_* for each page */
-    uint64_t size, reserved, store_id;
+    uint64_t size, store_id;
+    uint64_t first, kept; /* addresses from live + first up to live + kept are the region's: first is 0 until it is closed */
 
     uint64_t *edited; /* pages that were changed as metadata since the last commit, each once */
     size_t edited_count;
     uint64_t *flush;  /* pages with PM_FLAG_FLUSH */
     size_t flush_count;
-    uint64_t notes_size; /* bytes of one mapping: edited, flush, the watches' sets, flags, with room for every page */
+    uint64_t notes_pages; /* one mapping has edited, flush, the watches' sets and flags, with room for so many pages */
     pm_watches watches;
 
     pm_buffer **buffers; /* by offset */
@@ -63,6 +64,10 @@ typedef struct {
 
     pm_dense **dense; /* by the place of their seat */
     size_t dense_count;
+
+    void *fork_lock;            /* region_fork.h: keeps the lock of a fork; NULL: there is none */
+    uint64_t shown_to_children; /* bytes of the region that children of an earlier opening may see */
+    bool hidden_from_child;
 
     uint64_t search_from; /* no page below is usable; only a hint, 0 after every commit and rollback */
     uint64_t taken[8];    /* pages of the space map that no map describes yet */
@@ -83,6 +88,9 @@ struct pm_buffer {
     uint64_t offset, length; /* of the extent's contents */
     atomic_int living;
     bool writable, owned, owned_at_commit;
+    bool fixed; /* these bytes never change */
+    uint64_t first_fork, last_fork; /* forks whose children may see them; 0: none */
+    bool mapped_in_child;           /* in the fork that is under way */
     bool done; /* nobody could write through it any more when the running commit or rollback began */
     bool only;  /* a promise names it, or the core wrote to it: a commit under a promise looks at it */
     bool only_all; /* and at all of it */
@@ -91,9 +99,12 @@ struct pm_buffer {
 };
 
 pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint64_t store_id);
-pm_status pm_region_extend(pm_region *region, uint64_t size); /* after the media have grown */
-/* Lets go of the file. keep: living buffers get memory of their own with the same bytes; otherwise they go on to show the
- * file, for the moments until the process ends. */
+pm_status pm_region_keep(pm_region *region, uint64_t size);   /* addresses for so many bytes */
+pm_status pm_region_extend(pm_region *region, uint64_t size); /* after they were kept, and the media have grown */
+void pm_region_moved(pm_region *region);                      /* the media have grown: their view is somewhere else */
+/* Living buffers get memory of their own with the same bytes. PM_NO_MEMORY: none has; anything else: some go on to show the file. */
+pm_status pm_region_part(pm_region *region);
+/* Lets go of the file. keep: after pm_region_part; otherwise living buffers go on to show the file, for the moments until the process ends. */
 void pm_region_close(pm_region *region, bool keep);
 void pm_region_free(pm_region *region);
 

@@ -17,8 +17,8 @@
 #include "region.h"
 
 typedef struct pm_unsettled {
-    uint8_t *image;
-    uint64_t reserved;      /* bytes of address range behind image */
+    uint8_t *image;         /* moves when the region grows */
+    uint64_t size;          /* of the image */
     const uint8_t *settled; /* the file's own home */
     pm_page_set since;      /* unsettled pages of commits since the last snapshot */
     pm_page_set before;     /* and of those before, which are being made durable */
@@ -28,10 +28,14 @@ typedef struct pm_unsettled {
 pm_status pm_unsettled_open(pm_region *region);
 void pm_unsettled_close(pm_region *region);
 pm_status pm_unsettled_extend(pm_region *region, uint64_t size); /* after the media have grown, as pm_region_extend */
+void pm_unsettled_moved(pm_region *region, const uint8_t *file);  /* as pm_region_moved */
 
 /* The last commit logged this run, of pages, of which the last may be cut; or declared this range. */
 void pm_unsettled_run(pm_region *region, uint64_t offset, const void *source, uint64_t length);
 void pm_unsettled_direct(pm_region *region, uint64_t offset, uint64_t length);
+
+/* The file was written, and not the image, which may have a copy of its own where nothing is unsettled: locked memory does (mlockall). */
+void pm_unsettled_show(pm_region *region, uint64_t offset, uint64_t length);
 
 /* The commits up to now are to be settled, those that follow are not. */
 void pm_unsettled_snapshot(pm_region *region);

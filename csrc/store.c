@@ -1,9 +1,8 @@
 /*
  * The C face: locks, handles, status codes.
  *
- * Lock order:  list of open stores → a store's mutex → that of its background sync (transaction_async.c), whose thread syncs the file
- * with none of them. Releasing a buffer takes none. A fork takes the first only: the child, which has no such thread, marks its copies,
- * and never touches a store's mutex again.
+ * Lock order:  list of open stores (store_forks.h) → a store's mutex → that of its background sync (transaction_async.c), whose thread syncs the
+ * file with none of them. Releasing a buffer takes none. A fork takes the list's and those of all stores.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -11,56 +10,8 @@
 #include <unistd.h>
 
 #include "recovery.h"
+#include "store_forks.h"
 #include "verify.h"
-
-/* ---- open stores ---------------------------------------------------------------------------------------------- */
-
-static pthread_mutex_t stores_mutex = PTHREAD_MUTEX_INITIALIZER;
-static pm_store *stores;
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&stores_mutex);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&stores_mutex);
-}
-
-/* The child keeps the private pages that were there; other pages go on to show what the parent commits. The file is the
- * parent's. */
-static void after_fork_in_child(void)
-{
-    for (pm_store *store = stores; store; store = store->next) {
-        store->forked = true;
-        pm_media_forked(&store->media);
-        pm_watch_close(&store->region.watches); /* the kernel goes on watching the parent */
-    }
-    pthread_mutex_init(&stores_mutex, NULL);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
-
-static void list_store(pm_store *store)
-{
-    pthread_mutex_lock(&stores_mutex);
-    store->next = stores;
-    stores = store;
-    pthread_mutex_unlock(&stores_mutex);
-}
-
-static void unlist_store(pm_store *store)
-{
-    pthread_mutex_lock(&stores_mutex);
-    pm_store **at = &stores;
-    while (*at && *at != store) at = &(*at)->next;
-    if (*at) *at = store->next;
-    pthread_mutex_unlock(&stores_mutex);
-}
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
@@ -95,7 +46,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     const pm_header *header = &store->log.header;
     if (!store->media.read_only) PM_TRY(pm_media_fill_holes(&store->media, header->log_offset + header->log_size));
     PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
-    PM_TRY(pm_writer_init(&store->writer, &store->media));
+    if (!store->media.read_only) PM_TRY(pm_writer_init(&store->writer, &store->media));
     PM_TRY(pm_recover(store));
     pm_status status;
     pm_root_read(&store->region, &status);
@@ -122,9 +73,33 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
         free_store(store);
         return status;
     }
-    list_store(store);
+    pm_list_store(store);
     *out = store;
     return PM_OK;
+}
+
+/* Everything durable, and the log empty. Pending changes are dropped. */
+static pm_status finish_file(pm_store *store)
+{
+    pm_status status = pm_home_catch_up(store);
+    if (store->untold) status = tell_failed(store);
+    bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
+    if (!store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+    return status;
+}
+
+static pm_status close_locked(pm_store *store, unsigned flags)
+{
+    bool keep = !(flags & PM_CLOSE_EXITING);
+    pm_helper_stop(&store->helper);
+    pm_status status = flags & PM_CLOSE_DISCARD ? PM_OK : finish_file(store); /* to discard is to leave the file as a crash would */
+    pm_status parted = keep ? pm_region_part(&store->region) : PM_OK;
+    if (parted == PM_NO_MEMORY) return parted;
+    pm_region_close(&store->region, keep);
+    pm_media_close(&store->media);
+    store->closed = true;
+    if (status == PM_OK) return parted;
+    return status == PM_NO_MEMORY ? PM_IO : status; /* the other tells that it is still open */
 }
 
 pm_status pm_close(pm_store *store, unsigned flags)
@@ -134,19 +109,12 @@ pm_status pm_close(pm_store *store, unsigned flags)
         pm_async_stop(store);
         pm_home_stop(store);
         pthread_mutex_lock(&store->mutex);
-        pm_helper_stop(&store->helper);
-        if (!(flags & PM_CLOSE_DISCARD)) { /* who discards leaves the file as a crash would */
-            status = pm_home_catch_up(store);
-            if (store->untold) status = tell_failed(store);
-            bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
-            if (!store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
-        }
-        pm_region_close(&store->region, !(flags & PM_CLOSE_EXITING));
-        pm_media_close(&store->media);
-        store->closed = true;
+        status = close_locked(store, flags);
+        bool closed = store->closed;
         pthread_mutex_unlock(&store->mutex);
+        if (!closed) return status;
     }
-    unlist_store(store);
+    pm_unlist_store(store);
     release_reference(store);
     return status;
 }
@@ -490,12 +458,12 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
     return leave(store, status);
 }
 
-static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, pm_buffer **out)
+static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, bool fixed, pm_buffer **out)
 {
     pm_buffer *buffer = calloc(1, sizeof *buffer);
     if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
     *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length,
-                          .writable = writable, .owned = true, .owned_at_commit = !pm_transaction_fresh(store, offset)};
+                          .writable = writable, .fixed = fixed, .owned = true, .owned_at_commit = !pm_transaction_fresh(store, offset)};
     atomic_store(&buffer->living, 1);
     pm_status status = pm_region_add_buffer(&store->region, buffer);
     if (status == PM_OK) *out = buffer;
@@ -503,14 +471,14 @@ static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, b
     return status;
 }
 
-pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, int writable, pm_buffer **out)
+pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsigned how, pm_buffer **out)
 {
     PM_TRY(enter(store));
     pm_status status = extent_sound(store, offset, length);
-    bool write = writable && !store->media.read_only;
+    bool write = how & PM_BUFFER_WRITABLE && !store->media.read_only;
     offset = pm_region_place(&store->region, offset, length);
     pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
-    if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, &buffer);
+    if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, how & PM_BUFFER_FIXED, &buffer);
     if (status == PM_OK) {
         pm_fresh *fresh = write ? pm_transaction_fresh(store, offset) : NULL;
         if (fresh) fresh->opened = true;

@@ -72,12 +72,12 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (store->max_size && end > store->max_size)
         return pm_fail(PM_NO_SPACE, "the store would grow to %llu bytes; max_size is %llu", (unsigned long long)end,
                        (unsigned long long)store->max_size);
-    uint64_t most = store->region.reserved;
-    if (store->async && store->region.unsettled->reserved < most) most = store->region.unsettled->reserved;
-    if (end > most || region_size > PM_REGION_LIMIT)
-        return pm_fail(PM_NO_SPACE, "the store would outgrow its address range of %llu bytes", (unsigned long long)most);
+    if (region_size > PM_REGION_LIMIT) return pm_fail(PM_NO_SPACE, "a store can't be larger than %llu bytes", (unsigned long long)PM_REGION_LIMIT);
+    if (!pm_media_may_have(&store->media, end)) return pm_fail(PM_NO_SPACE, "the view that the trace lends has no more room");
+    PM_TRY(pm_region_keep(&store->region, region_size));
     PM_TRY(pm_async_settle(store));
     PM_TRY(failed_if_io(store, store->media.operations->grow(&store->media, end)));
+    pm_region_moved(&store->region);
     PM_TRY(write_log_once(store, PM_REGION_START + region_size, log_size));
     pm_header next = store->log.header;
     next.region_size = region_size;

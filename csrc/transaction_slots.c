@@ -49,7 +49,7 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
     PM_TRY(pm_home_write_hashed(region, offset, live, pages, table, PM_FOLIO_WHOLE));
     uint64_t size = 8 * pm_extent_blocks(length), rest = pm_round_up(table_at + size, store->media.granule);
-    PM_TRY(pm_media_write(&store->media, PM_REGION_START + offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
+    PM_TRY(pm_home_write(region, offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
     dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));
     if (!dense->known_terms) {
         dense->terms = (pm_digest){0};

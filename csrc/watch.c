@@ -294,9 +294,10 @@ static pm_status open_tracker(pm_watches *watches)
     return pm_tracker_open(&watches->tracker, watches->fd, watches->fd_start);
 }
 
-pm_status pm_watch_open(pm_watches *watches, uint8_t *live, uint64_t *dirty, uint64_t *only, int fd, uint64_t fd_start)
+pm_status pm_watch_open(pm_watches *watches, uint8_t *live, int fd, uint64_t fd_start)
 {
-    *watches = (pm_watches){.fd = fd, .fd_start = fd_start, .live = live, .dirty = {live, dirty}, .only = {live, only}};
+    watches->fd = fd, watches->fd_start = fd_start;
+    watches->live = live, watches->dirty.base = live, watches->only.base = live;
     watches->tracker = (pm_tracker){.uffd = -1, .pagemap = -1};
     return pm_tracker_is_forced() ? open_tracker(watches) : PM_OK;
 }

@@ -59,8 +59,8 @@ typedef struct {
     size_t count, room, armed;
 } pm_watches;
 
-/* dirty, only: room for a bit for each page of the region, zeros. An error only if PMSTORE_TRACKER asks for what does not work. */
-pm_status pm_watch_open(pm_watches *watches, uint8_t *live, uint64_t *dirty, uint64_t *only, int fd, uint64_t fd_start);
+/* `dirty` and `only` have room for a bit for each page of the region, always. An error only if PMSTORE_TRACKER asks for what does not work. */
+pm_status pm_watch_open(pm_watches *watches, uint8_t *live, int fd, uint64_t fd_start);
 void pm_watch_close(pm_watches *watches);
 pm_tracker_kind pm_watch_kind(pm_watches *watches); /* the best that there is */
 

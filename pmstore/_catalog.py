@@ -215,7 +215,8 @@ class Catalog:
 
     def _fresh(self, entry: Entry, described: Layout) -> Array:
         writeable = described.writeable and not self.read_only
-        return live_array(self.core.buffer(entry.offset, entry.length, writeable), described, writeable)
+        buffer = self.core.buffer(entry.offset, entry.length, writeable, fixed=not described.writeable)
+        return live_array(buffer, described, writeable)
 
     def _stored(self, key: bytes) -> bytes | None:
         entry = self.core.get(key)
@@ -348,17 +349,18 @@ class Catalog:
         return place[1] + 1
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
-        """Close the core; arrays handed out become read-only, and keep their bytes."""
+        """Close the core; arrays handed out become read-only, and keep their bytes. OutOfMemoryError: it is open."""
         with self.lock:
             arrays = list(self._live.values())
-            self.derived.clear()
-            self.pins.clear()
             try:
                 self.core.close(discard=discard, exiting=exiting)
             finally:
-                self.watch.clear()
-                for array in arrays:
-                    array.flags.writeable = False
+                if self.core.gone is not None:
+                    self.derived.clear()
+                    self.pins.clear()
+                    self.watch.clear()
+                    for array in arrays:
+                        array.flags.writeable = False
 
     # ---- errors
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from pmstore import _errors
 from pmstore._pmcore import ffi, lib
 
-__all__ = ["BLOCK", "META_MAX", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
+__all__ = ["BLOCK", "META_MAX", "PID_BYTE", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
 
 BLOCK: int = lib.PM_BLOCK
 META_MAX: int = lib.PM_META_MAX
+PID_BYTE: int = lib.pm_pid_byte
 MEDIA: dict[str, int] = {"auto": lib.PM_MEDIA_AUTO, "memory": lib.PM_MEDIA_MEMORY, "file": lib.PM_MEDIA_FILE}
 
 _NOT_FOUND: int = lib.PM_NOT_FOUND
@@ -194,16 +195,27 @@ class Core:
             raise error(status)
         self.trace = trace
         self.lock = threading.RLock()
+        self._attach(out[0])
+
+    def _attach(self, store: Any) -> None:
+        self.__class__ = Core
         self.gone: type[_errors.Error] | None = None
-        self._store = out[0]
-        self.holds: Callable[[Any, int, Any, int], int] = functools.partial(_holds, out[0])
+        self._store = store
+        self.holds: Callable[[Any, int, Any, int], int] = functools.partial(_holds, store)
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
-        """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own."""
+        """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own.
+
+        OutOfMemoryError: there is none for the arrays that are alive, and the store is still open.
+        """
         store = self._store
-        self.forget(_errors.ClosedStoreError)
+        self.forget(
+            _errors.ClosedStoreError
+        )  # before it is true: an interrupt between leaves a store open, not one that is gone in use
         flags = (lib.PM_CLOSE_DISCARD if discard else 0) | (lib.PM_CLOSE_EXITING if exiting else 0)
         status = lib.pm_close(store, flags)
+        if status == lib.PM_NO_MEMORY:
+            self._attach(store)
         if status:
             raise error(status)
 
@@ -392,10 +404,14 @@ class Core:
         if status:
             raise error(status)
 
-    def buffer(self, offset: int, length: int, writable: bool) -> Any:
-        """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space."""
+    def buffer(self, offset: int, length: int, writable: bool, fixed: bool = False) -> Any:
+        """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space.
+
+        fixed: nothing ever changes them, so that a forked child needs no copy.
+        """
         out = ffi.new("pm_buffer **")
-        status = lib.pm_buffer_open(self._store, offset, length, writable, out)
+        how = (lib.PM_BUFFER_WRITABLE if writable else 0) | (lib.PM_BUFFER_FIXED if fixed else 0)
+        status = lib.pm_buffer_open(self._store, offset, length, how, out)
         if status:
             raise error(status)
         handle = out[0]

@@ -38,7 +38,7 @@ __all__ = ["MODES", "Claim", "claim", "outside", "path_of", "seconds"]
 MODES = ("r", "r+", "a", "w", "x")
 
 _LOCK_BYTE = 1 << 62
-_PID_BYTE = _LOCK_BYTE + 1
+_PID_BYTE = _core.PID_BYTE  # behind it: leases; from 2**32 behind the lock on: forks (csrc/region_fork.c)
 _LEASE_BYTE = _LOCK_BYTE + 2
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid
 _TEMPORARY = ".pmstore-creating-"

@@ -20,6 +20,7 @@ from pmstore._errors import (
     ForkedStoreError,
     FormatVersionError,
     LostUpdateWarning,
+    OutOfMemoryError,
     OutOfSpaceError,
     TransactionError,
 )
@@ -390,7 +391,8 @@ class Store(NameMapping):
 
         Arrays that were handed out become read-only and keep their bytes, apart from the file. TransactionError
         inside a transaction; waits for one of another thread. After OutOfSpaceError the store is still open, with
-        what is pending: make space, or `rollback` first.
+        what is pending: make space, or `rollback` first. After OutOfMemoryError, too, but committed: there is no memory
+        of their own for the arrays that are alive, so let go of some.
         """
         if self._forked or self.closed:
             return
@@ -411,13 +413,16 @@ class Store(NameMapping):
             self._drop()
 
     def _drop(self, *, discard: bool = False, exiting: bool = False) -> None:
-        """Close without a commit."""
-        self._turn.usable = False
-        _open_stores.discard(self)
+        """Close without a commit. After OutOfMemoryError the store is still open."""
+        usable, self._turn.usable = self._turn.usable, False
         try:
             self._catalog.close(discard=discard, exiting=exiting)
         finally:
-            self._claim.unlock()
+            if self._catalog.core.gone is None:
+                self._turn.usable = usable
+            else:
+                _open_stores.discard(self)
+                self._claim.unlock()
 
     def __enter__(self) -> Store:
         self._catalog.core.require_open()
@@ -476,7 +481,11 @@ def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
             )
     finally:
         with contextlib.suppress(Error):
-            store._drop(exiting=exiting)
+            try:
+                store._drop(exiting=exiting)
+            except OutOfMemoryError:
+                # Arrays that are alive go on to show the file, so the process keeps it locked.
+                store._catalog.close(exiting=True)
 
 
 @atexit.register

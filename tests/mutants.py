@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import mutants_async, mutants_commit, mutants_log, mutants_media, mutants_slots, mutants_space
+from tests import mutants_async, mutants_commit, mutants_forks, mutants_log, mutants_media, mutants_slots, mutants_space
 from tests.mutants_build import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -12,5 +12,6 @@ MUTANTS: list[Mutant] = [
     *mutants_slots.MUTANTS,
     *mutants_async.MUTANTS,
     *mutants_media.MUTANTS,
+    *mutants_forks.MUTANTS,
 ]
 CONTROLS: list[Mutant] = mutants_media.CONTROLS

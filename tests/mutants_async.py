@@ -61,19 +61,11 @@ MUTANTS = [
         "home gets an older version of a page",
     ),
     Mutant(
-        "settled-pages-keep-the-image",
-        "W",
-        UNSETTLED,
-        "if (!again) PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
-        ";",
-        "home shows what stood there before a later direct write",
-    ),
-    Mutant(
         "image-dropped-under-later-commits",
         "W",
         UNSETTLED,
-        "if (!again) PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
-        "PM_CHECK(madvise(unsettled->image + at, bytes, MADV_DONTNEED) == 0);",
+        "if (!again) pm_address_drop(unsettled->image + at, bytes);",
+        "pm_address_drop(unsettled->image + at, bytes);",
         "home loses a commit that is not durable yet",
     ),
     Mutant(

@@ -27,13 +27,13 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes, crashes_slots, test_async, test_home_behind, test_interrupts, test_turns
+from tests import crashes, crashes_slots, test_async, test_forks, test_home_behind, test_interrupts, test_turns
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
 BUDGET = 500
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind")
+PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind", "forks")
 
 
 class Caught(NamedTuple):
@@ -399,6 +399,20 @@ def behind(directory: Path) -> None:
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
 
 
+def forks(directory: Path) -> None:
+    """What forked children see."""
+    opener = partial(pmstore.open, directory / "forks.pm")  # type: ignore[call-arg]
+    for judge in (
+        test_forks.test_I18_a_child_sees_no_commit_of_its_parent,
+        partial(test_forks.test_I18_what_was_deleted_keeps_its_space_while_a_child_lives, how="os.fork"),
+        partial(test_forks.test_I18_after_the_parent_has_closed_the_store, mode="a"),
+        test_forks.test_space_is_used_again_when_the_children_are_gone,
+    ):
+        (directory / "forks.pm").unlink(missing_ok=True)
+        with test_forks.ended_children() as child:
+            judge(open_store=opener, child=child)
+
+
 # ---- the process
 
 
@@ -414,6 +428,7 @@ def run(parts: tuple[str, ...]) -> Caught | None:
         "large": large,
         "turns": turns,
         "behind": behind,
+        "forks": forks,
     }
     try:
         for name in parts:

@@ -428,11 +428,20 @@ CONTROLS = [
         "",
     ),
     Mutant(
-        "control-a-larger-reserve",
+        "control-more-addresses-kept",
         "-",
-        MEDIA,
-        "wanted < RESERVE_LEAST",
-        "(wanted *= 2) < RESERVE_LEAST",
+        "csrc/region_map.c",
+        "2 * size < KEPT_LEAST",
+        "4 * size < KEPT_LEAST",
+        "",
+    ),
+    Mutant(
+        # A direct write drops them, too: this one saves memory.
+        "control-settled-pages-keep-the-image",
+        "-",
+        "csrc/region_unsettled.c",
+        "if (!again) pm_address_drop(unsettled->image + at, bytes);",
+        ";",
         "",
     ),
     Mutant(

@@ -29,6 +29,7 @@ C_RANKS = {
     "status": 0,
     "pmstore": 0,  # the declarations of the C face; store.c defines most of them
     "format": 1,
+    "address": 1,
     "trace": 1,
     "tracer": 0,  # stops other programs at their calls; knows nothing of stores
     "thread": 0,

@@ -1,0 +1,108 @@
+"""Planted bugs of what a forked child goes on to see."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from tests.mutants_build import Mutant
+
+FORK, HEAP, REGION = "csrc/region_fork.c", "csrc/heap.c", "csrc/region.c"
+
+MUTANTS = [
+    Mutant(
+        "fork-without-pages-of-its-own",
+        "P",
+        FORK,
+        "if (from >= to || pm_address_own(region->live + from, to - from)) return;",
+        "return;",
+        "a forked child sees what its parent commits",
+    ),
+    Mutant(
+        "fork-leaves-out-the-last-page",
+        "P",
+        FORK,
+        "if (from >= to || pm_address_own(region->live + from, to - from)) return;",
+        "if (from >= to || pm_address_own(region->live + from, to - from - PM_PAGE)) return;",
+        "a forked child sees what its parent commits to an array's last page",
+    ),
+    Mutant(
+        "fork-takes-every-array-for-fixed",
+        "P",
+        FORK,
+        "return buffer->fixed && buffer->offset % PM_PAGE == 0;",
+        "return buffer->offset % PM_PAGE == 0;",
+        "a forked child sees what its parent commits to an array that can be written",
+    ),
+    Mutant(
+        "fork-shares-pages-of-small-arrays",
+        "P",
+        FORK,
+        "return buffer->fixed && buffer->offset % PM_PAGE == 0;",
+        "return buffer->fixed;",
+        "a forked child sees what takes the place of a small array",
+    ),
+    Mutant(
+        "fork-locks-another-byte",
+        "P",
+        FORK,
+        ".l_start = FORK_BYTES + (int64_t)(fork % FORKS_MOST), .l_len = 1};",
+        ".l_start = FORK_BYTES - 1, .l_len = 1};",
+        "a forked child sees what takes the place of an array",
+    ),
+    Mutant(
+        "fork-notes-the-first-only",
+        "P",
+        FORK,
+        "buffer->last_fork = fork;",
+        "if (!buffer->last_fork) buffer->last_fork = fork;",
+        "a second forked child sees what takes the place of an array, once the first one is gone",
+    ),
+    Mutant(
+        "fork-forgotten-where-space-is-sought",
+        "P",
+        REGION,
+        "if (atomic_load(&buffer->living) || pm_fork_may_show(region, buffer)) end = buffer_end;",
+        "if (atomic_load(&buffer->living)) end = buffer_end;",
+        "a forked child sees what takes the place of an array",
+    ),
+    Mutant(
+        "fork-forgotten-at-the-next-commit",
+        "P",
+        REGION,
+        "if (atomic_load(&buffer->living) || !buffer->done || buffer->last_fork) region->buffers[kept++] = buffer;",
+        "if (atomic_load(&buffer->living) || !buffer->done) region->buffers[kept++] = buffer;",
+        "a forked child sees what takes the place of an array",
+    ),
+    Mutant(
+        "fork-forgotten-for-many-arrays",
+        "P",
+        REGION,
+        "if (atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer)) region->buffers[kept++] = buffer;",
+        "if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;",
+        "a forked child sees what takes the place of an array, where many arrays live",
+    ),
+    Mutant(
+        "children-of-an-earlier-opening-not-looked-for",
+        "P",
+        FORK,
+        "region->shown_to_children = any ? region->size : 0;",
+        "region->shown_to_children = any ? 0 : 0;",
+        "a forked child sees what the next opening stores",
+    ),
+    Mutant(
+        "children-of-an-earlier-opening-passed-over",
+        "P",
+        HEAP,
+        "if (start < children) start = children;",
+        "if (start < children) start += 0;",
+        "a forked child sees what the next opening stores",
+    ),
+    Mutant(
+        "space-kept-for-children-that-are-gone",
+        "W",
+        FORK,
+        "return fcntl(region->media->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;",
+        "return fcntl(region->media->fd, F_OFD_GETLK, &lock) || true;",
+        "a file grows with every child",
+    ),
+]

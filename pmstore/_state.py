@@ -393,7 +393,9 @@ class State:
 
 def record_dtype(fields: Iterable[Field]) -> np.dtype[Any]:
     """Of the record that holds the counters and all fields without axes."""
-    return np.dtype([*_COUNTERS, *((field.name, np.dtype(field.dtype)) for field in fields if field.is_scalar)])
+    members: list[tuple[str, Any]] = [*_COUNTERS]  # Any: mypy takes minutes to find these tuples among numpy's dtypes
+    members += [(field.name, np.dtype(field.dtype)) for field in fields if field.is_scalar]
+    return np.dtype(members)
 
 
 def check_slot(slot: Slot, fields: Iterable[Field], runs: int, max_iter: int | None) -> None:

@@ -29,7 +29,7 @@ turn = Extension(
     sources=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.c")),
     define_macros=[("Py_LIMITED_API", "0x030a0000")] if stable_abi else [],
     py_limited_api=stable_abi,
-    extra_compile_args=build["FLAGS"] + build["extra_flags"](),
+    extra_compile_args=build["flags"](),
     extra_link_args=build["extra_flags"](),
 )
 

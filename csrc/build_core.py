@@ -35,7 +35,13 @@ FLAGS = [
     "-Wextra",
     "-Wshadow",
     "-Wstrict-prototypes",
+    # The caller may be a thread with the smallest stack that Python allows, 32 KiB.
+    "-Wframe-larger-than=8192",
 ]
+
+# For compilers that have them. A frame larger than a page touches each of its pages, so a small stack that is too small ends in a
+# signal, and never in memory behind the guard page.
+OPTIONAL_FLAGS = ["-fstack-clash-protection"]
 
 # What Python may call.
 HEADERS = ["pmstore.h", "crash.h", "tracer.h"]
@@ -55,6 +61,24 @@ PREAMBLE = (
 def extra_flags() -> list[str]:
     """What PMSTORE_CFLAGS asks for."""
     return shlex.split(os.environ.get("PMSTORE_CFLAGS", ""))
+
+
+def compiler() -> list[str]:
+    """The C compiler's command."""
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+
+
+def flags() -> list[str]:
+    """All flags for compiling: FLAGS, those of OPTIONAL_FLAGS that this compiler has, and PMSTORE_CFLAGS."""
+
+    def has(flag: str) -> bool:
+        command = [*compiler(), "-Werror", flag, "-fsyntax-only", "-x", "c", "-"]
+        try:
+            return subprocess.run(command, input="int x;\n", capture_output=True, text=True).returncode == 0
+        except OSError:
+            return False
+
+    return FLAGS + [flag for flag in OPTIONAL_FLAGS if has(flag)] + extra_flags()
 
 
 def python_headers() -> list[str]:
@@ -88,7 +112,7 @@ def builder() -> FFI:
         sources=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith(".c")],
         depends=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith((".h", ".py"))],
         include_dirs=[folder],
-        extra_compile_args=FLAGS + extra_flags(),
+        extra_compile_args=flags(),
         extra_link_args=["-pthread", *extra_flags()],
     )
     return ffi
@@ -98,16 +122,16 @@ def missing_tool() -> str | None:
     """One line that says what to install before the extension can be built, or None."""
     if sys.platform != "linux":
         return f"pmstore runs on Linux only, not on {sys.platform}."
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler[0]) is None:
+    command = compiler()
+    if shutil.which(command[0]) is None:
         return (
-            f"pmstore: no C compiler ({compiler[0]}). "
+            f"pmstore: no C compiler ({command[0]}). "
             "Install one: apt-get install gcc libc6-dev (Fedora: dnf install gcc)."
         )
 
-    def compiles(header: str, *flags: str) -> bool:
-        command = [*compiler, *flags, "-fsyntax-only", "-x", "c", "-"]
-        return subprocess.run(command, input=f"#include <{header}>\n", capture_output=True, text=True).returncode == 0
+    def compiles(header: str, *more: str) -> bool:
+        arguments = [*command, *more, "-fsyntax-only", "-x", "c", "-"]
+        return subprocess.run(arguments, input=f"#include <{header}>\n", capture_output=True, text=True).returncode == 0
 
     if not compiles("sys/mman.h"):
         return (
@@ -125,6 +149,6 @@ def missing_tool() -> str | None:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--flags"]:
-        print(shlex.join(python_headers() + FLAGS + extra_flags()))
+        print(shlex.join(python_headers() + flags()))
     else:
         sys.exit(missing_tool())

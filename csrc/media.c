@@ -125,6 +125,8 @@ void pm_media_close(pm_media *media)
     if (media->view && !media->lent) munmap(media->view, media->mapped);
     media->view = NULL;
     pm_dio_close(&media->dio);
+    free(media->copy);
+    media->copy = NULL;
     if (media->fd >= 0) close(media->fd);
     media->fd = -1;
     if (media->trace) pm_trace_free(media->trace);

@@ -69,6 +69,7 @@ struct pm_media {
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
     pm_dio dio;
+    uint8_t *copy; /* file: what write_hashed copies into, from the first use on */
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
     uint64_t fences, syncs;
     void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */

@@ -25,6 +25,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -212,15 +213,24 @@ static pm_status file_write(pm_media *media, uint64_t offset, const void *source
     return write_all(media, offset, source, length, LATER);
 }
 
+enum { COPY_PAGES = 64, COPY_BYTES = COPY_PAGES * PM_PAGE /* they stay in the processor's cache until they are written */ };
+
+/* Memory for COPY_PAGES, NULL if there is none. It belongs to the medium: the caller may be a thread with a small stack. */
+static uint8_t *copy_buffer(pm_media *media)
+{
+    if (!media->copy && posix_memalign((void **)&media->copy, PM_PAGE, COPY_BYTES)) media->copy = NULL;
+    return media->copy;
+}
+
 static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
 {
-    enum { PAGES_AT_ONCE = 64 /* they stay in the cache until they are written */ };
-    uint8_t copy[PAGES_AT_ONCE * PM_PAGE] __attribute__((aligned(PM_LINE)));
+    uint8_t *copy = copy_buffer(media);
+    if (!copy) return pm_fail(PM_NO_MEMORY, "no memory to write an array");
     PM_CHECK(offset + pages * PM_PAGE <= media->size);
     size_t part = pages * PM_PAGE <= AT_ONCE ? SIZE_MAX : BEGIN_WRITEBACK;
     while (pages) {
-        uint64_t some = pages < PAGES_AT_ONCE ? pages : PAGES_AT_ONCE, left = pm_folio_left(offset, folio) / PM_PAGE;
-        if (folio < sizeof copy && some > left) some = left;
+        uint64_t some = pages < COPY_PAGES ? pages : COPY_PAGES, left = pm_folio_left(offset, folio) / PM_PAGE;
+        if (folio < COPY_BYTES && some > left) some = left;
         for (uint64_t page = 0; page < some; page++)
             hashes[page] = pm_hash64_copy_page(copy + page * PM_PAGE, source + page * PM_PAGE);
         PM_TRY(stream(media, offset, copy, some * PM_PAGE, part));

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "address.h"
+#include "media_again.h"
 
 #ifndef XFS_SUPER_MAGIC
 #define XFS_SUPER_MAGIC 0x58465342
@@ -61,10 +62,11 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
 {
     int result;
+    pm_again again = {0};
     do {
         bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
         result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
-    } while (result && errno == EINTR);
+    } while (pm_make_again(&again, result));
     if (result) return pm_fail_errno("cannot reserve space for the file");
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
     return PM_OK;

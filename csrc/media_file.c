@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #include "hash.h"
+#include "media_again.h"
 
 /* As a sync that fails on the disk: the bytes are in the page cache, and nobody will write them back. */
 static ssize_t fail_to_sync(pm_media *media, uint64_t offset, const void *source, size_t length)
@@ -74,8 +75,12 @@ static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, 
 /* fdatasync or fsync that tells the trace. Not 0: it failed. */
 static int sync_all(pm_media *media, int (*sync)(int fd))
 {
-    bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
-    int result = allowed ? sync(media->fd) : -1;
+    int result;
+    pm_again again = {0};
+    do {
+        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
+        result = allowed ? sync(media->fd) : -1;
+    } while (pm_make_again(&again, result));
     if (media->trace) pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_SYNC, 0, 0, NULL);
     return result;
 }
@@ -83,9 +88,10 @@ static int sync_all(pm_media *media, int (*sync)(int fd))
 static pm_status write_all(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
     const char *from = source;
+    pm_again again = {0};
     while (length) {
         ssize_t done = write_some(media, offset, from, length, how);
-        if (done < 0 && errno == EINTR) continue;
+        if (pm_make_again(&again, done < 0)) continue;
         if (done < 0) return pm_fail_errno("cannot write to the file");
         if (done == 0) {
             errno = ENOSPC;
@@ -113,8 +119,12 @@ enum { BEGIN_WRITEBACK = 1 << 19, AT_ONCE = (1 << 20) + (1 << 17) };
 /* sync_file_range that tells the trace what it waited for: only then has the disk got it. */
 static pm_status write_back(pm_media *media, uint64_t from, uint64_t to, unsigned how)
 {
-    bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
-    int result = allowed ? sync_file_range(media->fd, (off_t)from, (off_t)(to - from), how) : -1;
+    int result;
+    pm_again again = {0};
+    do {
+        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
+        result = allowed ? sync_file_range(media->fd, (off_t)from, (off_t)(to - from), how) : -1;
+    } while (pm_make_again(&again, result));
     if (media->trace && (result || how & SYNC_FILE_RANGE_WAIT_AFTER))
         pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_FLUSH, from, to - from, NULL);
     /* Not retried, nor made good by a later sync: that would not hear of the error again (D7). */

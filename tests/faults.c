@@ -25,6 +25,7 @@ enum {
     FROM_THEN, /* every call from that one on fails */
     INTERRUPT, /* every other call is interrupted before it has done anything */
     SHORT,     /* every write of more than a byte does half of its work */
+    STORM,     /* every call is interrupted, as by a timer that is quicker than it, unless the thread has blocked SIGPROF */
     KILL,      /* the process is killed before the call number fault_at */
     KILL_HALF, /* after half of it, if it is a write */
     KILL_AFTER /* after it */
@@ -52,6 +53,13 @@ static int chosen(int fd, int call)
     return fault_calls & call && (!fault_inode || (!fstat(fd, &status) && status.st_ino == fault_inode));
 }
 
+static int is_blocked(int signal)
+{
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    return sigismember(&blocked, signal);
+}
+
 /* What becomes of this call; sets errno if nothing. */
 static int fate(int fd, int call)
 {
@@ -65,6 +73,7 @@ static int fate(int fd, int call)
         return fault_manner == KILL_HALF && TAKES_HALF & call ? DO_HALF : DO_ALL;
     }
     if (fault_manner == SHORT) what = DO_HALF;
+    else if (fault_manner == STORM) what = is_blocked(SIGPROF) ? DO_ALL : DO_NOTHING;
     else if (fault_manner == INTERRUPT) what = number % 2 ? DO_NOTHING : DO_ALL;
     else if (fault_manner == HALF && number == fault_at && TAKES_HALF & call) return DO_HALF;
     else if (number == fault_at + (fault_manner == HALF && TAKES_HALF & call)) what = DO_NOTHING;

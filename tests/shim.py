@@ -17,7 +17,7 @@ import pmstore
 SOURCE = Path(__file__).with_name("faults.c")
 PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
 IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS = 128, 256, 512, 1024
-ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, KILL, KILL_HALF, KILL_AFTER = range(8)  # as in faults.c
+ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, STORM, KILL, KILL_HALF, KILL_AFTER = range(9)  # as in faults.c
 CALLS = {
     "pwrite": PWRITE,
     "pwritev2": PWRITEV2,

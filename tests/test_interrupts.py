@@ -276,3 +276,27 @@ def test_sigint_in_the_last_call_of_the_block(store, request):
         else:
             raise AssertionError("no KeyboardInterrupt")
     del kept
+
+
+def test_a_storm_of_timers_interrupts_nothing(open_store):
+    """As profilers set them. What the system then says to calls that it interrupts is in test_faults.py."""
+    store = open_store()
+    rang = []
+    before = (
+        signal.signal(signal.SIGALRM, lambda *_: rang.append(1)),
+        signal.signal(signal.SIGPROF, lambda *_: rang.append(1)),
+    )
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    signal.setitimer(signal.ITIMER_PROF, 1e-3, 1e-3)
+    try:
+        grown = store.create_array("grown", 2_000_000)
+        for i in range(3):
+            grown[:: i + 1] += 1
+            store.commit()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGPROF, before[1])
+    assert rang and grown.sum() == 2_000_000 + 1_000_000 + 666_667 and store.check().ok
+    assert signal.SIGALRM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -39,8 +39,8 @@ FLAGS = [
     "-Wframe-larger-than=8192",
 ]
 
-# For compilers that have them. A frame larger than a page touches each of its pages, so a stack that is too small ends in a
-# signal, and no memory behind the guard page is written.
+# For compilers that have them: a frame larger than a page touches each of its pages. So a stack that is too small ends
+# in a signal, and no memory behind the guard page is written.
 OPTIONAL_FLAGS = ["-fstack-clash-protection"]
 
 # What Python may call.

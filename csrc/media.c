@@ -14,10 +14,6 @@
 #include "address.h"
 #include "media_again.h"
 
-#ifndef XFS_SUPER_MAGIC
-#define XFS_SUPER_MAGIC 0x58465342
-#endif
-
 enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20 };
 
 /* 1 % of 50 MB in rows, 0.9 MB: its parts leave every 256 KiB. Half or twice as much took longer. Traced records are small. */
@@ -25,7 +21,7 @@ enum { PART_FILE = 256 << 10, PART_TRACED = 2 * PM_PAGE };
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
     *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
-    pm_dio_init(&media->dio, -1);
+    pm_dio_init(&media->dio, -1, 0);
     if (trace) {
         pm_trace_keep(trace);
         pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
@@ -51,8 +47,9 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->granule = PM_PAGE;
         media->stage = STAGE_FILE;
         media->part = trace ? PART_TRACED : PART_FILE;
-        media->durable_range = fs.f_type == EXT4_SUPER_MAGIC || fs.f_type == XFS_SUPER_MAGIC;
-        if (media->durable_range && !read_only) pm_dio_init(&media->dio, fd);
+        if (!read_only) media->fs = pm_fs_of(fd, &file, &fs);
+        media->durable_range = media->fs.ranges;
+        if (media->durable_range) pm_dio_init(&media->dio, fd, media->fs.synced);
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
     }
     if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;

@@ -15,6 +15,7 @@
 
 #include "format.h"
 #include "media_dio.h"
+#include "media_fs.h"
 #include "status.h"
 #include "trace.h"
 
@@ -68,6 +69,7 @@ struct pm_media {
     atomic_bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back, too */
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
+    pm_fs fs; /* file, open for writing */
     pm_dio dio;
     uint8_t *copy; /* file: what write_hashed copies into, from the first use on */
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */

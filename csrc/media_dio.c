@@ -13,9 +13,9 @@
 #include "format.h"
 #include "status.h"
 
-void pm_dio_init(pm_dio *dio, int file)
+void pm_dio_init(pm_dio *dio, int file, int synced)
 {
-    *dio = (pm_dio){.file = file, .fd = -1};
+    *dio = (pm_dio){.file = file, .fd = -1, .synced = synced};
 }
 
 static bool is_open(pm_dio *dio)
@@ -38,13 +38,13 @@ void pm_dio_close(pm_dio *dio)
     pm_dio_wait(dio);
     if (dio->context) syscall(SYS_io_destroy, dio->context);
     if (dio->fd >= 0) close(dio->fd);
-    pm_dio_init(dio, -1);
+    pm_dio_init(dio, -1, 0);
 }
 
 void pm_dio_forked(pm_dio *dio)
 {
     if (dio->fd >= 0) close(dio->fd);
-    pm_dio_init(dio, -1);
+    pm_dio_init(dio, -1, 0);
 }
 
 ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset)
@@ -54,7 +54,7 @@ ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t of
         return -1;
     }
     struct iovec part = {(void *)(uintptr_t)source, length};
-    ssize_t done = pwritev2(dio->fd, &part, 1, (off_t)offset, RWF_DSYNC);
+    ssize_t done = pwritev2(dio->fd, &part, 1, (off_t)offset, dio->synced);
     if (done < 0 && errno == EINVAL) dio->refused = true;
     return done;
 }

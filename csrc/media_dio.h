@@ -22,6 +22,7 @@ typedef struct {
     int file;     /* the descriptor of the file itself; -1: it is not to be written like this */
     int fd;       /* opened by the first such write; -1: there is none. Closed with the file and not before, as closing any descriptor gives up the
                    * lock that tells others which process has it: for the same reason, creating a store must not open one */
+    int synced;   /* how pm_dio_write is durable: RWF_DSYNC or RWF_SYNC (media_fs.h) */
     bool refused; /* it can't be opened, or the file system does not take these writes */
     bool waits;   /* the system has nothing to begin them with, or to wait for them */
     aio_context_t context; /* 0: there is none yet */
@@ -29,7 +30,7 @@ typedef struct {
     struct iocb writes[PM_DIO_MOST];
 } pm_dio;
 
-void pm_dio_init(pm_dio *dio, int file);
+void pm_dio_init(pm_dio *dio, int file, int synced);
 void pm_dio_close(pm_dio *dio);
 void pm_dio_forked(pm_dio *dio); /* in a child: what its parent has begun is none of its own */
 

@@ -7,14 +7,10 @@
  * 3 to 8 ms instead of 0.1.
  *
  * The metadata. Space is reserved by fallocate, so a range may be written there for the first time, and its blocks are unwritten
- * extents until that is on the disk: a flush of the cache alone would leave bytes that read as zeros. Two facts make them durable. First,
- * the kernel marks such blocks as written before it lets the pages' writeback end (ext4: ext4_end_io_end, xfs: xfs_end_ioend; both
- * finish the pages after the conversion), so with WAIT_AFTER the change is in the journal's running transaction, or in
- * xfs's log. Second, RWF_DSYNC ends in the same vfs_fsync_range(datasync) as fdatasync; its range limits the pages that are written
- * back, not the metadata: ext4 commits the inode's i_datasync_tid, which the conversion has set, xfs forces its log up to the inode's
- * last change. The size does not come into it: growth is synced by itself (file_grow).
- *
- * Only ext4 and xfs are trusted with it (durable_range). Elsewhere, and where the ranges are too many to list, it is fdatasync.
+ * extents until that is on the disk: a flush of the cache alone would leave bytes that read as zeros. RWF_DSYNC makes the metadata of the whole inode
+ * durable, not only those of its range. media_fs.h says why that is so, and on which file systems; only they are trusted with it
+ * (durable_range). The size does not come into it: growth is synced by itself (file_grow). Elsewhere, and where the ranges are too many to list, it
+ * is fdatasync.
  *
  * Past the page cache (D15, media_dio.h). A record that is short, and vouches for nothing that was streamed, is written there: 4 KiB take 16 us
  * instead of 19. The parts of a long one leave while the rest is gathered, and are in the disk's cache before its first page is written, whose

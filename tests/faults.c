@@ -11,6 +11,8 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -41,6 +43,8 @@ long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
+const char *fault_ext4_options = "rw\ndata=ordered\n"; /* as the kernel tells them, if it says so; "": its driver is another one */
+int fault_flags;           /* of the last durable write past the page cache */
 
 enum { DO_ALL, DO_HALF, DO_NOTHING };
 enum { TAKES_HALF = PWRITE | PWRITEV2 | IO_RESULT };
@@ -109,7 +113,7 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int fla
 {
     NEXT(pwritev2);
     int what = fate(fd, PWRITEV2);
-    fault_past_cache += (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
+    if (fcntl(fd, F_GETFL) & O_DIRECT) fault_past_cache++, fault_flags = flags;
     if (what == DO_NOTHING) return -1;
     struct iovec half = {parts->iov_base, parts->iov_len / 2};
     if (what == DO_HALF && half.iov_len) return done(next(fd, &half, 1, at, flags));
@@ -214,6 +218,28 @@ int fstatfs(int fd, struct statfs *about)
     if (!status && fault_ext4 == 1) about->f_type = EXT4_SUPER_MAGIC;
     if (!status && fault_ext4 == 0 && about->f_type == EXT4_SUPER_MAGIC) about->f_type = BTRFS_SUPER_MAGIC;
     return status;
+}
+
+#define OPTIONS "/proc/fs/ext4/pretended/options"
+
+ssize_t readlink(const char *path, char *target, size_t room)
+{
+    NEXT(readlink);
+    if (fault_ext4 != 1 || strncmp(path, "/sys/dev/block/", 15)) return next(path, target, room);
+    return snprintf(target, room, "devices/pretended");
+}
+
+int open(const char *path, int how, ...)
+{
+    NEXT(open);
+    va_list rest;
+    va_start(rest, how);
+    int mode = how & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
+    va_end(rest);
+    if (fault_ext4 != 1 || strcmp(path, OPTIONS) || !*fault_ext4_options) return next(path, how, mode);
+    int fd = memfd_create("options", MFD_CLOEXEC);
+    ssize_t length = (ssize_t)strlen(fault_ext4_options);
+    return write(fd, fault_ext4_options, (size_t)length) == length && !lseek(fd, 0, SEEK_SET) ? fd : -1;
 }
 
 int fstatfs64(int fd, struct statfs64 *about)

@@ -79,6 +79,8 @@ def run(shim: Path, *arguments: str, timeout: float = 600) -> str:
 
 # ---- inside the child
 
+_kept: list[bytes] = []
+
 
 def variable(name: str, kind: Any = ctypes.c_int) -> Any:
     return kind.in_dll(ctypes.CDLL(None), name)
@@ -117,6 +119,9 @@ def faults(fault: Fault, path: Path | None = None) -> Iterator[None]:
         end()
 
 
-def pretend_ext4(is_so: bool) -> None:
-    """Whether the file medium uses pwritev2 depends on the file system; both ways are tested on any."""
+def pretend_ext4(is_so: bool, options: bytes = b"rw\ndata=ordered\n") -> None:
+    """Whether the file medium uses pwritev2 depends on the file system; both ways are tested on any. options: as ext4
+    tells them, b"" if another driver has the file system. A thread that opened a store before may know others."""
     variable("fault_ext4").value = int(is_so)
+    _kept.append(options)  # ctypes holds no reference
+    variable("fault_ext4_options", ctypes.c_char_p).value = options

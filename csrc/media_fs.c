@@ -1,0 +1,83 @@
+#define _GNU_SOURCE
+#include "media_fs.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#ifndef XFS_SUPER_MAGIC
+#define XFS_SUPER_MAGIC 0x58465342
+#endif
+#ifndef STATX_ATTR_DAX
+#define STATX_ATTR_DAX 0x200000
+#endif
+#ifndef STATX_MNT_ID_UNIQUE
+#define STATX_MNT_ID_UNIQUE 0x4000 /* Linux 6.8 */
+#endif
+
+/* What ext4 says of a file system that it has mounted, a line for each option. False: another driver has, or nobody can tell. ext2, ext3 and ext4
+ * have the same magic number. */
+static bool ext4_options(dev_t device, char *options, size_t room)
+{
+    char link[64], target[256], path[320];
+    snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(device), minor(device));
+    ssize_t length = readlink(link, target, sizeof target - 1);
+    if (length <= 0) return false;
+    target[length] = 0;
+    const char *name = strrchr(target, '/');
+    snprintf(path, sizeof path, "/proc/fs/ext4/%s/options", name ? name + 1 : target);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    options[0] = '\n';
+    length = read(fd, options + 1, room - 2);
+    close(fd);
+    if (length <= 0) return false;
+    options[1 + length] = 0;
+    return true;
+}
+
+static pm_fs look(const struct stat *file, const struct statfs *fs)
+{
+    char options[2048];
+    pm_fs found = {.synced = RWF_DSYNC};
+    switch ((unsigned long)fs->f_type) {
+    case XFS_SUPER_MAGIC:
+        found.ranges = found.reflinks = true;
+        break;
+    case EXT4_SUPER_MAGIC:
+        if (!ext4_options(file->st_dev, options, sizeof options)) break;
+        found.ranges = !strstr(options, "\ndata=journal\n");
+        if (!strstr(options, "\ndata=")) found.synced = RWF_SYNC; /* there is no journal */
+        break;
+    case TMPFS_MAGIC: break;
+    default: found.reflinks = true;
+    }
+    return found;
+}
+
+pm_fs pm_fs_of(int fd, const struct stat *file, const struct statfs *fs)
+{
+    static _Thread_local struct {
+        bool known;
+        dev_t device;
+        unsigned long long mount;
+        struct statfs fs;
+        pm_fs found;
+    } last;
+    struct statx more = {0};
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID_UNIQUE, &more)) more = (struct statx){0};
+    unsigned long long mount = more.stx_mask & STATX_MNT_ID_UNIQUE ? more.stx_mnt_id : 0;
+    bool same = last.known && last.device == file->st_dev && last.mount == mount && last.fs.f_type == fs->f_type &&
+                !memcmp(&last.fs.f_fsid, &fs->f_fsid, sizeof fs->f_fsid);
+    if (!same) {
+        last.known = true, last.device = file->st_dev, last.mount = mount, last.fs = *fs;
+        last.found = look(file, fs);
+    }
+    pm_fs found = last.found;
+    if (more.stx_attributes & STATX_ATTR_DAX) found.ranges = false;
+    return found;
+}

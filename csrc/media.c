@@ -18,6 +18,7 @@ enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20 };
 
 /* 1 % of 50 MB in rows, 0.9 MB: its parts leave every 256 KiB. Half or twice as much took longer. Traced records are small. */
 enum { PART_FILE = 256 << 10, PART_TRACED = 2 * PM_PAGE };
+
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
     *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};

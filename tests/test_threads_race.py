@@ -1,7 +1,11 @@
-"""The core under ThreadSanitizer: Python's own lock would hide races from it, so the threads are C's."""
+"""The core under ThreadSanitizer: Python's own lock would hide races from it, so the threads are C's.
+
+PMSTORE_ROUNDS says how often each thread does its part.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -12,6 +16,7 @@ import pytest
 from .conftest import Medium
 
 ROOT = Path(__file__).resolve().parent.parent
+ROUNDS = os.environ.get("PMSTORE_ROUNDS", "60")
 SANITIZED = ("-O1", "-g", "-fsanitize=thread")
 
 
@@ -41,7 +46,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(program: Path, medium: Medium) -> subprocess.CompletedProcess[str]:
     # Without it the addresses of today's kernels are not what older sanitizers expect.
     fixed = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
-    command = [*fixed, str(program), str(medium.directory / "race.pm"), medium.name]
+    command = [*fixed, str(program), str(medium.directory / "race.pm"), medium.name, ROUNDS]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

@@ -14,13 +14,14 @@
 
 #include "pmstore.h"
 
-enum { ARRAYS = 6, ROUNDS = 400 };
+enum { ARRAYS = 6 };
 
 static pm_store *store;
 static uint64_t lengths[ARRAYS] = {64, 1500, 5000, 60000, 300000, 5000000};
 static uint64_t offsets[ARRAYS];
 static pm_buffer *buffers[ARRAYS];
 static atomic_int left;
+static unsigned rounds; /* each thread does so many things */
 
 static void must(pm_status status, const char *what)
 {
@@ -33,7 +34,7 @@ static void must(pm_status status, const char *what)
 /* As numpy would: the sanitizer does not see it. */
 __attribute__((no_sanitize("thread"))) static void scribble(volatile uint8_t *bytes, uint64_t length, unsigned seed)
 {
-    uint64_t step = seed % 3 ? 4096 : 1;
+    uint64_t step = seed % 3 ? 4096 : 61;
     for (uint64_t i = seed % 97; i < length; i += step) bytes[i]++;
 }
 
@@ -42,18 +43,19 @@ static void *write_arrays(void *number)
     for (unsigned i = 0; atomic_load(&left) > 0; i++) {
         unsigned a = (i * 2 + (unsigned)(uintptr_t)number) % ARRAYS;
         scribble(pm_buffer_address(buffers[a]), lengths[a], i);
+        usleep(100); /* the processors are for the others */
     }
     return NULL;
 }
 
 static void *commit(void *unused)
 {
-    for (unsigned i = 0; i < ROUNDS; i++) {
+    for (unsigned i = 0; i < rounds; i++) {
         pm_range range = {(uint64_t)(uintptr_t)pm_buffer_address(buffers[i % ARRAYS]), lengths[i % ARRAYS]};
         if (i % 11 == 10) MUST(pm_rollback(store));
         else if (i % 7 == 6) MUST(pm_commit_only(store, &range, 1));
         else MUST(pm_commit(store));
-        if (i % 50 == 49) MUST(pm_checkpoint(store));
+        if (i % 25 == 24) MUST(pm_checkpoint(store));
     }
     atomic_fetch_sub(&left, 1);
     return unused;
@@ -62,7 +64,7 @@ static void *commit(void *unused)
 static void *use_catalog(void *unused)
 {
     uint8_t meta[PM_META_MAX], key[4] = "k";
-    for (unsigned i = 0; i < ROUNDS; i++) {
+    for (unsigned i = 0; i < rounds; i++) {
         pm_entry entry = {.meta_length = 8};
         key[1] = (uint8_t)i;
         MUST(pm_put(store, key, 2, &entry, meta, NULL, 0));
@@ -75,7 +77,7 @@ static void *use_catalog(void *unused)
 
 static void *open_buffers(void *unused)
 {
-    for (unsigned i = 0; i < ROUNDS; i++) {
+    for (unsigned i = 0; i < rounds; i++) {
         pm_buffer *buffer;
         unsigned a = i % ARRAYS;
         MUST(pm_buffer_open(store, offsets[a], lengths[a], i % 2, &buffer));
@@ -87,7 +89,7 @@ static void *open_buffers(void *unused)
 
 static void *look(void *unused)
 {
-    for (unsigned i = 0; i < ROUNDS / 10; i++) {
+    for (unsigned i = 0; i < rounds / 10; i++) {
         pm_statistics statistics;
         pm_report *report;
         MUST(pm_stats(store, &statistics));
@@ -104,7 +106,8 @@ static void *look(void *unused)
 
 int main(int count, char **arguments)
 {
-    if (count != 3) return 2;
+    if (count != 4) return 2;
+    rounds = (unsigned)atoi(arguments[3]);
     int fd = open(arguments[1], O_RDWR | O_CREAT | O_TRUNC, 0600);
     pm_media_kind kind = strcmp(arguments[2], "memory") ? PM_MEDIA_FILE : PM_MEDIA_MEMORY;
     MUST(pm_format(fd, kind, NULL));

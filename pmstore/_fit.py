@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -19,10 +20,16 @@ from pmstore._fingerprint import (
     describe_parameters,
     describe_weights,
 )
+from pmstore._mapping import Group
 from pmstore._resumable import Field, Resumable, State, check_commit_every
 from pmstore._store import Store
 
 __all__ = ["Fit", "InStore"]
+
+
+# scikit-learn compares parameters by it: a store is the same store whatever it holds.
+_sklearn.hash_as(Store, lambda store: (store.path,))
+_sklearn.hash_as(Group, lambda group: (group.store.path, group.name))
 
 
 class _Shown:
@@ -167,9 +174,19 @@ class InStore:
             parameters["store"] = _Shown(self.store.path)
         return parameters
 
+    def __copy__(self) -> Any:
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = made = type(self).__new__(type(self))
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[misc]
-        if isinstance(state.get("store"), Store):
+        if isinstance(state.get("store"), Store):  # a copy keeps it, a pickle can't
             state["store"] = os.fspath(state["store"].path)
         return state
 

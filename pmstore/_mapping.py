@@ -89,6 +89,16 @@ class NameMapping(MutableMapping[str, Any]):
 
         return tree_html(self)
 
+    # ---- copies
+
+    def __copy__(self) -> Any:
+        """Itself: it stands for the store, as an open file stands for its contents. dict() copies what it holds."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Itself, for the same reason, so that what holds it can be copied."""
+        return self
+
     # ---- changing
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -312,4 +322,4 @@ class Group(NameMapping):
         return hash((Group, id(self._store), self._name))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a Group of an open store can't be pickled or copied; dict(group) copies what it holds")
+        raise TypeError("a Group of an open store can't be pickled; dict(group) copies what it holds")

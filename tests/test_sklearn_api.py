@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import os
+import pickle
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 sklearn = pytest.importorskip("sklearn")
 
+import joblib  # noqa: E402
 from sklearn import decomposition, mixture  # noqa: E402
 from sklearn.base import clone  # noqa: E402
 from sklearn.cluster import KMeans as SklearnKMeans  # noqa: E402
@@ -61,6 +66,26 @@ def test_an_open_store_is_shown_by_its_path(changed_only: bool, tmp_path: Path) 
         assert alone.get_params()["store"] is store
 
 
+@pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans, GaussianMixture, BayesianGaussianMixture, IncrementalPCA])
+def test_copies_and_hashes_beside_an_open_store(kind: Any, tmp_path: Path) -> None:
+    path = tmp_path / "o.pm"
+    with pmstore.open(path) as store, pmstore.open(tmp_path / "other.pm") as other:
+        model = kind(store=store, name="fit")
+        for copied in (copy.copy(model), copy.deepcopy(model), clone(model)):
+            assert copied.store is store and copied is not model and copied.get_params() == model.get_params()
+        assert copy.deepcopy(model.fit(BLOBS)).n_features_in_ == 5
+        before = joblib.hash(store)
+        store["more"] = 1
+        assert joblib.hash(store) == before == joblib.hash({"store": store}["store"]) != joblib.hash(other)
+        assert joblib.hash(store.group("g")) != joblib.hash(other.group("g")) != joblib.hash(other.group("h"))
+        for refused in (store, store.group("g"), {"store": store}):
+            with pytest.raises(TypeError, match="can't be pickled"):
+                pickle.dumps(refused)
+            with pytest.raises(TypeError, match="can't be pickled"):
+                pickle._Pickler(io.BytesIO()).dump(refused)  # type: ignore[attr-defined]
+        assert pickle.loads(pickle.dumps(model)).store == str(path)
+
+
 def estimator_prefix(estimator: Any) -> str:
     """Of the parameters of the KMeans in it."""
     return next(name for name in estimator.get_params() if name.endswith("n_clusters")).removesuffix("n_clusters")
@@ -85,17 +110,50 @@ def outcomes(estimator: Any) -> set[tuple[str, str]]:
         return failed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind, theirs",
-    [
-        (KMeans, SklearnKMeans),
-        (MiniBatchKMeans, SklearnMiniBatchKMeans),
-        (GaussianMixture, mixture.GaussianMixture),
-        (BayesianGaussianMixture, mixture.BayesianGaussianMixture),
-        (IncrementalPCA, decomposition.IncrementalPCA),
-    ],
+KINDS = [
+    (KMeans, SklearnKMeans),
+    (MiniBatchKMeans, SklearnMiniBatchKMeans),
+    (GaussianMixture, mixture.GaussianMixture),
+    (BayesianGaussianMixture, mixture.BayesianGaussianMixture),
+    (IncrementalPCA, decomposition.IncrementalPCA),
+]
+
+# Those that copy, hash, set or pickle parameters. The others do to an open store what they do to a path.
+OF_PARAMETERS = (
+    "check_dict_unchanged",
+    "check_estimator_cloneable",
+    "check_estimator_get_tags_default_keys",
+    "check_estimators_overwrite_params",
+    "check_estimators_pickle",
+    "check_get_params_invariance",
+    "check_set_params",
 )
+
+
+def checks(estimator: Any) -> Iterator[tuple[Any, Any]]:
+    try:
+        from sklearn.utils.estimator_checks import estimator_checks_generator
+    except ImportError:  # before 1.6
+        yield from check_estimator(estimator, generate_only=True)
+    else:
+        yield from estimator_checks_generator(estimator)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in KINDS])
+def test_scikit_learns_checks_of_parameters_with_an_open_store(kind: Any, tmp_path: Path) -> None:
+    done = []
+    with warnings.catch_warnings(), pmstore.open(tmp_path / "checks.pm") as store:
+        warnings.simplefilter("ignore")
+        for estimator, check in checks(kind(store=store)):
+            name = getattr(check, "func", check).__name__
+            if name in OF_PARAMETERS:
+                check(estimator)
+                done.append(name)
+    assert {"check_set_params", "check_estimators_overwrite_params", "check_estimators_pickle"} <= set(done)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, theirs", KINDS)
 def test_scikit_learns_checks_pass_where_its_own_do(kind: Any, theirs: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -180,7 +180,7 @@ static pm_status descend(pm_region *region, pm_key key, tree_path *path)
     }
 }
 
-static void found_at(const pm_node *leaf, unsigned slot, pm_found *found)
+void pm_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
 {
     pm_cell cell = pm_node_cell(leaf, slot, &found->key, &found->meta);
     found->entry = (pm_entry){cell.offset, cell.length, cell.kind, cell.flags, cell.meta_length};
@@ -194,7 +194,7 @@ pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
     const pm_node *leaf = path.nodes[path.depth];
     unsigned slot = lower_bound(leaf, key, &exact);
     if (!exact) return PM_NOT_FOUND;
-    found_at(leaf, slot, found);
+    pm_node_found(leaf, slot, found);
     return PM_OK;
 }
 
@@ -237,7 +237,7 @@ pm_status pm_catalog_seek(pm_region *region, pm_key key, bool after, pm_found *f
         PM_TRY(step_leaf(region, &path, 1));
         slot = 0;
     }
-    found_at(path.nodes[path.depth], slot, found);
+    pm_node_found(path.nodes[path.depth], slot, found);
     return in_order(pm_key_compare(found->key, key) >= (after ? 1 : 0));
 }
 
@@ -251,7 +251,7 @@ pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found)
         PM_TRY(step_leaf(region, &path, -1));
         slot = path.nodes[path.depth]->count;
     }
-    found_at(path.nodes[path.depth], slot - 1, found);
+    pm_node_found(path.nodes[path.depth], slot - 1, found);
     return in_order(pm_key_compare(found->key, key) < 0);
 }
 
@@ -524,6 +524,21 @@ void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id)
     node->head = (pm_page_head){.self = offset, .type = PM_TYPE_NODE};
     node_clear(node);
     pm_page_seal(&region, node);
+}
+
+bool pm_found_row(const pm_found *found, uint8_t *rows, size_t capacity, size_t *used)
+{
+    size_t length = pm_round_up(sizeof(pm_row) + found->key.length + found->entry.meta_length, 8);
+    if (length > capacity - *used) return false;
+    pm_row row = {found->entry.offset, found->entry.length, found->entry.kind, found->entry.flags, found->entry.meta_length,
+                  (uint16_t)found->key.length, (uint16_t)length};
+    uint8_t *at = rows + *used;
+    memset(at + length - 8, 0, 8);
+    memcpy(at, &row, sizeof row);
+    memcpy(at + sizeof row, found->key.bytes, found->key.length);
+    if (row.meta_length) memcpy(at + sizeof row + row.key_length, found->meta, row.meta_length);
+    *used += length;
+    return true;
 }
 
 pm_status pm_catalog_hash(pm_region *region, uint64_t *hash)

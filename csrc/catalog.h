@@ -19,6 +19,9 @@ typedef struct {
     const uint8_t *meta;
 } pm_found;
 
+/* Appends it as a row of the C face (pm_row); false if there is no room. */
+bool pm_found_row(const pm_found *found, uint8_t *rows, size_t capacity, size_t *used);
+
 /* PM_NOT_FOUND, without a message, if there is no such key. */
 pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found);
 
@@ -36,7 +39,7 @@ pm_status pm_catalog_hash(pm_region *region, uint64_t *hash);
 
 void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id); /* an empty root node */
 
-/* ---- for verify.c: nodes of an image ---- */
+/* ---- for verify.c and pending.c: nodes of an image ---- */
 
 enum { PM_TREE_HEIGHT = 24 };
 typedef struct {
@@ -63,6 +66,7 @@ typedef struct {
 _Static_assert(sizeof(pm_node) == PM_PAGE && offsetof(pm_node, slots) == PM_LINE, "node");
 
 bool pm_node_sound(const pm_node *node); /* every cell lies inside, in order */
+void pm_node_found(const pm_node *leaf, unsigned slot, pm_found *found);
 pm_cell pm_node_cell(const pm_node *node, unsigned i, pm_key *key, const uint8_t **meta);
 int pm_key_compare(pm_key a, pm_key b); /* -1, 0 or 1 */
 

@@ -233,7 +233,7 @@ void pm_gather_sort(pm_candidate *list, size_t count)
     if (count > 1) qsort(list, count, sizeof *list, by_offset);
 }
 
-static bool differs(const pm_region *region, const pm_candidate *extent)
+bool pm_gather_differs(const pm_region *region, const pm_candidate *extent)
 {
     uint64_t blocks = pm_extent_blocks(extent->length);
     for (uint64_t block = 0; (block = next_block(region, extent, (choice){false, NULL}, block)) < blocks; block++) {
@@ -246,7 +246,7 @@ static bool differs(const pm_region *region, const pm_candidate *extent)
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (list[i].what != PM_EXTENT || differs(region, &list[i])) return true;
+        if (list[i].what != PM_EXTENT || pm_gather_differs(region, &list[i])) return true;
     return false;
 }
 

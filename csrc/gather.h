@@ -29,6 +29,9 @@ void pm_gather_sort(pm_candidate *list, size_t count);
 /* True if anything differs from home, as far as bytes are concerned that programs may write. */
 bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size_t count);
 
+/* The same of one extent. */
+bool pm_gather_differs(const pm_region *region, const pm_candidate *extent);
+
 /* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
 

@@ -202,6 +202,11 @@ typedef struct {
 
 pm_status pm_stats(pm_store *store, pm_statistics *out);
 
+/* What a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it is deleted),
+ * then one without a key for each extent that a program has changed in place. To be freed with pm_pending_free. */
+pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length);
+void pm_pending_free(uint8_t *rows);
+
 /* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check could
  * be made, sound or not. Takes a report, to be freed with pm_report_free. */
 typedef struct pm_report pm_report;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "pending.h"
 #include "recovery.h"
 #include "store_forks.h"
 #include "verify.h"
@@ -331,22 +332,6 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
     return leave(store, status);
 }
 
-/* Appends a row; false if there is no room. */
-static bool add_row(const pm_found *found, uint8_t *rows, size_t capacity, size_t *used)
-{
-    size_t length = pm_round_up(sizeof(pm_row) + found->key.length + found->entry.meta_length, 8);
-    if (length > capacity - *used) return false;
-    pm_row row = {found->entry.offset, found->entry.length, found->entry.kind, found->entry.flags, found->entry.meta_length,
-                  (uint16_t)found->key.length, (uint16_t)length};
-    uint8_t *at = rows + *used;
-    memset(at + length - 8, 0, 8);
-    memcpy(at, &row, sizeof row);
-    memcpy(at + sizeof row, found->key.bytes, found->key.length);
-    if (row.meta_length) memcpy(at + sizeof row + row.key_length, found->meta, row.meta_length);
-    *used += length;
-    return true;
-}
-
 static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length, uint8_t *rows,
                       size_t capacity, size_t *used)
 {
@@ -356,7 +341,7 @@ static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8
         pm_status status = pm_catalog_seek(&store->region, from, after, &found);
         if (status == PM_NOT_FOUND) return PM_OK;
         PM_TRY(status);
-        if (!starts_with(found.key, prefix, prefix_length) || !add_row(&found, rows, capacity, used)) return PM_OK;
+        if (!starts_with(found.key, prefix, prefix_length) || !pm_found_row(&found, rows, capacity, used)) return PM_OK;
         memcpy(last, found.key.bytes, found.key.length);
         from = (pm_key){last, found.key.length};
         after = true;
@@ -388,7 +373,7 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
     pm_status status = pm_catalog_before(&store->region, (pm_key){end, length}, &found);
     if (status == PM_OK && !starts_with(found.key, prefix, prefix_length)) status = PM_NOT_FOUND;
     size_t used = 0;
-    if (status == PM_OK) PM_CHECK(add_row(&found, rows, PM_PAGE, &used));
+    if (status == PM_OK) PM_CHECK(pm_found_row(&found, rows, PM_PAGE, &used));
     return leave(store, status);
 }
 
@@ -551,6 +536,12 @@ const char *pm_tracker_in_use(pm_store *store)
         leave(store, PM_OK);
     }
     return pm_tracker_name(kind);
+}
+
+pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length)
+{
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_pending_rows(store, rows, length));
 }
 
 pm_status pm_check(pm_store *store, pm_report **out)

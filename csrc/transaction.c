@@ -284,6 +284,13 @@ static void look(pm_store *store, bool only, pm_candidate *list, size_t count)
     }
 }
 
+pm_status pm_transaction_search(pm_store *store, bool only, pm_candidate **list, size_t *count)
+{
+    PM_TRY(list_candidates(store, only, list, count));
+    look(store, only, *list, *count);
+    return PM_OK;
+}
+
 /* The commit has succeeded: what it looked at is clean. */
 static void carried(pm_store *store, const pm_candidate *list, size_t count)
 {
@@ -474,8 +481,7 @@ pm_status pm_transaction_commit(pm_store *store, bool only)
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region, !only);
     PM_TRY(failed_if_io(store, pm_transaction_write_slots(store, only)));
-    PM_TRY(list_candidates(store, only, &list, &count));
-    look(store, only, list, count);
+    PM_TRY(pm_transaction_search(store, only, &list, &count));
     return commit_list(store, list, count);
 }
 

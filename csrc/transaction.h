@@ -78,6 +78,8 @@ pm_status pm_failed(pm_store *store, pm_status status);
 
 /* only: looks at metadata, fresh extents and what pm_region_mark was told. */
 pm_status pm_transaction_commit(pm_store *store, bool only);
+/* What may differ from home and belongs to the new state, in ascending order, and where it may. only: as above. */
+pm_status pm_transaction_search(pm_store *store, bool only, pm_candidate **list, size_t *count);
 /* See pm_commit_only: the ranges are marked, for the next commit. */
 void pm_transaction_promise(pm_store *store, const pm_range *ranges, size_t count);
 

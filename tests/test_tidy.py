@@ -46,6 +46,7 @@ C_RANKS = {
     "catalog": 7,
     "gather": 8,
     "transaction": 9,
+    "pending": 10,
     "recovery": 10,
     "verify": 10,
     "store": 11,

@@ -23,7 +23,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs paper paper-docs torture fuzz mutants sklearn pythons oldest wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -33,6 +33,7 @@ help:
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
+	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
@@ -40,6 +41,7 @@ help:
 	@echo 'make oldest    the tests with the oldest versions that pyproject.toml allows of numpy, scikit-learn and the others'
 	@echo 'make bench     the benchmarks of benchmarks/README.md; QUICK=1 for a few minutes'
 	@echo 'make bench-docs  puts the results of the last full make bench into the documents'
+	@echo 'make bench-filesystems  commits on ext4 with a journal and on xfs, on loop devices (root); ARGS=--docs keeps them'
 	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
 	@echo 'make paper-docs  puts the results of the last full make paper into docs/paper.md'
 	@echo 'make wheel     wheel and sdist in dist/'
@@ -117,6 +119,11 @@ torture: build
 	@echo "Kills"
 	@$(BIN)/python -m tests.kills $${PMSTORE_KILLS:-2000}
 
+# Without root, mounts or loop devices it says so. A failure prints the command that replays it (REPLAY=…).
+power: build
+	@$(BIN)/python -m tests.power --jobs $(JOBS) $(if $(CUTS),--cuts $(CUTS)) $(if $(SEED),--seed $(SEED)) $(if $(FS),--fs $(FS)) \
+		$(if $(REPLAY),--replay '$(REPLAY)') $(ARGS)
+
 # Without clang and libFuzzer it says so, and goes on without guidance by coverage. A failure prints the command that replays it.
 fuzz:
 	@$(PYTHON) fuzz/run.py --runs $(RUNS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -160,6 +167,9 @@ bench: $(BENCH)/.built
 
 bench-docs: $(BENCH)/.built
 	@$(BENCH)/venv/bin/python benchmarks/report.py --docs $(ARGS)
+
+bench-filesystems: $(BENCH)/.built
+	@$(BENCH)/venv/bin/python benchmarks/file_systems.py $(if $(QUICK),--quick) $(ARGS)
 
 paper: $(BENCH)/.built
 	@PYTHONPATH=benchmarks $(BENCH)/venv/bin/python -m paper $(if $(QUICK),--quick) $(ARGS)

@@ -1,0 +1,146 @@
+"""Commits on file systems with a journal: what bench_commit.py and bench_latency.py measure, on loop devices.
+
+    sudo python benchmarks/file_systems.py            the table; every measurement in build/bench/results
+    sudo python benchmarks/file_systems.py --docs     and puts both into benchmarks/
+
+Each file system is made in a file of the disk, mounted, measured and deleted. A loop device adds costs of its own, to
+the floor as much as to pmstore: so the floor is on the same file system, in the same run. Beside them is the disk
+itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _common import BUILD, HERE, percentile, ratio, seconds
+from report import fill, table, times_floor
+
+MKFS_EXT4 = "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+SYSTEMS = {
+    "the disk itself": None,
+    "ext4 without a journal, loop": (f"{MKFS_EXT4} -O ^has_journal", "ext4", ""),
+    "ext4 data=ordered, loop": (MKFS_EXT4, "ext4", "data=ordered"),
+    "xfs, loop": ("mkfs.xfs -q -f -K", "xfs", ""),
+}
+"""Name -> command that makes it, type, options of mount."""
+SIZE = 2 << 30
+WORKLOADS = ["8 B", "62,720 B", "1 MiB", "49 MB", "1 row", "1% of rows"]
+WHO = ("pmstore", "pmstore, with")
+KEPT = "file-systems"
+
+
+@contextlib.contextmanager
+def mounted(disk: Path, how: tuple[str, str, str] | None) -> Iterator[Path]:
+    """A directory on a new file system, which is gone afterwards; on the disk itself if there is no `how`."""
+    disk.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="pmstore-bench-", dir=disk) as made:
+        point = Path(made) / "mounted"
+        point.mkdir()
+        if how is None:
+            yield point
+            return
+        command, kind, options = how
+        image = Path(made) / "image"
+        with open(image, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, SIZE)
+            for at in range(0, SIZE, 1 << 24):  # blocks that were never written would be converted while it is measured
+                os.pwrite(file.fileno(), bytes(1 << 24), at)
+            os.fsync(file.fileno())
+        subprocess.run([*command.split(), str(image)], check=True)
+        losetup = ["losetup", "--find", "--show", "--direct-io=on", str(image)]
+        device = subprocess.run(losetup, check=True, capture_output=True, text=True).stdout.strip()
+        try:
+            subprocess.run(["mount", "-t", kind, *(["-o", options] if options else []), device, str(point)], check=True)
+            try:
+                yield point
+            finally:
+                subprocess.run(["umount", str(point)], check=True)
+        finally:
+            subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Name of a file system -> the raw results of both benchmarks."""
+    found: dict[str, Any] = {}
+    for name, how in SYSTEMS.items():
+        found[name] = {}
+        for benchmark in ("commit", "latency"):
+            print(f"\n== {name}: {benchmark} ==\n", flush=True)
+            with mounted(options.disk, how) as point:
+                raw = point.parent / "raw.json"
+                command = [sys.executable, str(HERE / f"bench_{benchmark}.py"), "--media", "disk", "--disk", str(point)]
+                command += ["--raw", str(raw), *(["--quick"] if options.quick else [])]
+                if benchmark == "commit":
+                    command += ["--only", "pmstore", "--workloads", *WORKLOADS]
+                else:
+                    command += ["--scale", "0.3"]
+                subprocess.run(command, check=True)
+                found[name][benchmark] = json.loads(raw.read_text())
+    return found
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Medians of commits with their floors, and the long ones."""
+    rows = []
+    for workload in WORKLOADS:
+        who = WHO[0] if " B" in workload or "MiB" in workload or "MB" in workload else WHO[1]
+        row = [workload]
+        for raw in found.values():
+            cells = [c for c in raw["commit"]["cells"] if c["workload"] == workload and c["who"] == who]
+            row += [_cell(cells[0]) if cells else ""]
+        rows.append(row)
+    text = table(["median (floor; × floor)", *found], rows)
+    rows = []
+    for workload in [c["workload"] for c in next(iter(found.values()))["latency"]["cells"]]:
+        row = [workload]
+        for raw in found.values():
+            cell = next(c for c in raw["latency"]["cells"] if c["workload"] == workload)
+            high = [seconds(percentile(cell[which], 0.999)) for which in ("times", "floors")]
+            row.append(f"{high[0]} ({high[1]})")
+        rows.append(row)
+    first = next(iter(found.values()))["commit"]
+    note = f"{first['machine']}, {first['priority']}"
+    return f"{text}\n\n{table(['p99.9 (of the floor)', *found], rows)}\n\n{note}"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    middle, floor = (seconds(statistics.median(cell[which])) for which in ("times", "floors"))
+    return f"{middle} ({floor}; {times_floor(ratio(cell['times'], cell['floors']))})"
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--disk", type=Path, default=HERE.parent / "build", help="default: build/")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it runs")
+    parser.add_argument("--docs", action="store_true", help="fill benchmarks/README.md, keep the raw results")
+    options = parser.parse_args()
+    if os.geteuid():
+        raise SystemExit("it needs root, for mounts and loop devices")
+    found = measure(options)
+    results = BUILD / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(found, separators=(",", ":"))
+    (results / f"{KEPT}.json").write_text(data + "\n")
+    print(f"\n{tables(found)}\n\n{results / f'{KEPT}.json'}")
+    if options.docs:
+        if options.quick:
+            raise SystemExit("these are figures of the quick form: not for the documents")
+        (HERE / "raw" / f"{KEPT}.json.gz").write_bytes(gzip.compress(data.encode(), mtime=0))
+        document = HERE / "README.md"
+        document.write_text(fill(document.read_text(), {KEPT: tables(found)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The disk after a power cut: mounted, the store recovered and compared with what was acknowledged."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import pmstore
+
+from .cuts import Cut, Images
+from .file_systems import BY_NAME, FileSystem, check
+from .record import STORE, Recorded
+from .requests import SECTOR
+from .system import loop, mounted
+from .workloads import digest
+
+CHUNK = 1 << 16
+
+
+class Verdict(NamedTuple):
+    """What a cut left. refused: why the kernel did not mount it as it was, empty if it did. mounted: whether it was
+    mounted in the end. failure: what is wrong with the store, empty if nothing is. found: the state it is in, or -1.
+    """
+
+    refused: str
+    mounted: bool
+    failure: str = ""
+    found: int = -1
+
+
+class Disk:
+    """A file that becomes one image after another."""
+
+    def __init__(self, path: Path, recorded: Recorded, honest: bool = True) -> None:
+        self.path = path
+        self.images = Images(recorded.recording, recorded.base, honest)
+        used = recorded.base.reshape(-1, CHUNK).any(axis=1)
+        for request in recorded.recording.requests:
+            used[request.sector * SECTOR // CHUNK : -(-request.end * SECTOR // CHUNK)] = True
+        self.chunks = np.flatnonzero(used)
+
+    def become(self, cut: Cut) -> None:
+        """The image that a cut leaves; cuts in the order of their places."""
+        patches = list(self.images.patches(cut))
+        disk = self.images.disk.reshape(-1, CHUNK)
+        with open(self.path, "wb", buffering=0) as file:
+            file.truncate(disk.size)
+            for chunk in self.chunks:
+                os.pwrite(file.fileno(), disk[chunk], int(chunk) * CHUNK)
+            for offset, contents in patches:
+                os.pwrite(file.fileno(), contents, offset)
+
+
+def judge(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
+    """Mount an image at a point, recover the store. Without a journal the file system's check comes first."""
+    system = BY_NAME[recorded.system]
+    refused = ""
+    if system.journal:
+        try:
+            return Verdict("", True, *_mounted(system, recorded, cut, image, point))
+        except OSError as error:
+            refused = f"mount says {error.strerror!r}"
+    said = check(system, image)
+    if said:
+        return Verdict(f"{refused or 'e2fsck'}, and its check does not repair it: {said}", False)
+    try:
+        return Verdict(refused, True, *_mounted(system, recorded, cut, image, point))
+    except OSError as error:
+        return Verdict(f"{refused}, after its check mount says {error.strerror!r}", False)
+
+
+def _mounted(system: FileSystem, recorded: Recorded, cut: Cut, image: Path, point: Path) -> tuple[str, int]:
+    """OSError if it can't be mounted."""
+    with loop(image) as device, mounted(device, point, system.kind, system.options):
+        failure, found = examine(point / STORE, recorded.states, *recorded.bounds(cut.at))
+        gc.collect()
+        return failure, found
+
+
+def examine(path: Path, states: list[str], least: int, most: int) -> tuple[str, int]:
+    """What is wrong with a store, which has to be in one of the states from least to most; and the one it is in."""
+    if not path.exists():
+        return (f"the file is missing, and state {least} was acknowledged" if least >= 0 else ""), -1
+    try:
+        store = pmstore.open(path, "r+", media="file", verify=True)
+    except (pmstore.Error, OSError) as error:
+        return f"it does not open: {type(error).__name__}: {error}", -1
+    try:
+        report = store.check()
+        if not report.ok:
+            return f"check() finds: {report}", -1
+        now = digest(store)
+        fitting = [n for n in range(max(least, 0), most + 1) if states[n] == now]
+        if not fitting:
+            others = [n for n, known in enumerate(states) if known == now]
+            what = f"it is in state {others}" if others else "it is in no state that was committed"
+            return f"{what}, and has to be in one from {least} to {most}", -1
+        store["after the cut"] = np.arange(3000.0)
+        store.commit()
+        if not store.check().ok:
+            return "a commit after recovery leaves it damaged", -1
+        return "", fitting[-1]
+    except (pmstore.Error, OSError) as error:
+        return f"it can't be used: {type(error).__name__}: {error}", -1
+    finally:
+        store._drop(discard=True)

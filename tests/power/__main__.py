@@ -136,7 +136,8 @@ def main() -> None:
         skip(str(error))
     if chosen.replay:
         raise SystemExit(not replay(chosen.replay))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for told_to_end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told_to_end, signal.default_int_handler)
     begun = time.monotonic()
     with system.scratch() as folder:
         sound = cut_all(chosen, systems, workloads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -197,17 +198,26 @@ def control_tasks(name: str, cuts: int, seed: int, liar: str, brief: bool) -> li
 
 def perform_all(todo: list[Task], jobs: int) -> Iterator[tuple[Task, Tally]]:
     """Each with its tally, as they end."""
-    with ProcessPoolExecutor(jobs, initializer=_quiet) as pool:
-        running = {pool.submit(perform, task): task for task in todo}
+    with ProcessPoolExecutor(jobs, initializer=_until_told_to_end) as pool:
+        running = {pool.submit(_perform, task): task for task in todo}
         try:
             for future in as_completed(running):
                 yield running[future], future.result()
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
             raise
 
 
-def _quiet() -> None:
+def _perform(task: Task) -> Tally:
+    """Ends this process if it is told to: the pool would go on with the next task."""
+    try:
+        return perform(task)
+    except KeyboardInterrupt:
+        os._exit(1)
+
+
+def _until_told_to_end() -> None:
     """An interrupt is for the process that started this one to handle. If that dies, this one ends, and cleans up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -12,6 +12,7 @@ import pytest
 
 from .power import fuse
 from .power.cuts import KINDS, Cut, Images, choose, plan, state
+from .power.file_systems import lost_blocks
 from .power.record import Recorded
 from .power.requests import NEVER, SECTOR, Recording, Request, fill, parse
 
@@ -150,6 +151,14 @@ def test_what_a_cut_may_leave_of_the_workload_is_from_the_last_acknowledged_stat
     assert [recorded.bounds(at) for at in (5, 6, 10, 13, 21)] == [(-1, 0), (0, 1), (0, 2), (0, 3), (2, 3)]
     recovering = Recorded("xfs", "recover", made, np.zeros(0, np.uint8), list("abcd"), acknowledged=0, committed=1)
     assert recovering.bounds(5) == (0, 2), "what was left may be in any of three states"
+
+
+def test_what_a_file_system_s_check_gave_up_is_told_from_what_it_only_counted_again() -> None:
+    harmless = "Inode 12 extent tree (at level 1) could be shorter.  Optimize? yes\nInode bitmap differences:  +12\n"
+    assert lost_blocks(harmless) == ""
+    torn = "Inode 12 has out of order extents\n\t(invalid logical block 822)\nClear? yes\n"
+    assert lost_blocks(harmless + torn) == "Inode 12 has out of order extents"
+    assert lost_blocks("Inode 12, i_blocks is 3688, should be 0.  Fix? yes\n")
 
 
 def test_the_device_keeps_each_write_in_its_order(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from .cuts import Cut
 from .file_systems import BY_NAME, missing
 from .judge import judge
 
-HEADS = ("file system", "cuts", "with writes to lose", "in recovery", "mounted", "refused", "checked", "failures")
+HEADS = (
+    "file system",
+    "cuts",
+    "with writes to lose",
+    "in recovery",
+    "mounted",
+    "refused at first",
+    "stores checked",
+    "lost by the file system",
+    "failures",
+)
 SOURCE = Path(__file__).with_name("liar.c")
 
 
@@ -47,7 +57,8 @@ def install(packages: list[str]) -> None:
 def table(tallies: dict[str, run.Tally]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
     for name, t in tallies.items():
-        cells = (name, t.cuts, t.open, t.nested, t.mounted, sum(t.refused.values()), t.checked, len(t.failures))
+        own = (sum(t.refused.values()), t.checked, sum(t.lost.values()))
+        cells = (name, t.cuts, t.open, t.nested, t.mounted, *own, len(t.failures))
         lines.append("| " + " | ".join(f"{c:,}" if isinstance(c, int) else c for c in cells) + " |")
     return "\n".join(lines)
 
@@ -60,13 +71,10 @@ def details(tallies: dict[str, run.Tally]) -> None:
         )
         for reason, count in t.refused.most_common():
             print(f"    {count} refused: {reason}")
-        if t.refused:
-            own = sum(t.lost.values())
-            print(f"    of these {t.repaired} mounted after a repair by the file system's check, {own} of them without")
-            print("    the last acknowledged commit: the file system's own loss, and no failure of the store")
+        if t.gave_up:
+            print(f"    {t.gave_up} times its check gave up blocks of a file, for its own map of them was torn or lost")
         for reason, count in t.lost.most_common():
-            if count:
-                print(f"        {count}: {reason}")
+            print(f"    {count} lost by the file system itself: {reason}")
         for failure in t.failures:
             print(f"    FAILURE {failure}")
 
@@ -112,7 +120,8 @@ def replay(text: str) -> bool:
         (scratch / "left").mkdir()
         verdict = judge(recorded, cut, image, scratch / "left")
     print(f"{recorded.workload} on {recorded.system}, {cut}: states {recorded.bounds(cut.at)} are allowed")
-    print(f"refused: {verdict.refused or 'no'}\nfailure: {verdict.failure or 'none'}\nstate: {verdict.found}")
+    print(f"refused: {verdict.refused or 'no'}\nlost by the file system: {verdict.lost or 'nothing'}")
+    print(f"failure: {verdict.failure or 'none'}\nstate: {verdict.found}")
     return not verdict.failure
 
 

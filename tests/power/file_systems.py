@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,11 +52,29 @@ def missing(systems: list[FileSystem]) -> list[str]:
     return sorted({PACKAGES[name] for one in systems for name in one.needs() if not shutil.which(name)})
 
 
-def check(system: FileSystem, image: Path) -> str:
-    """Have the file system's check repair an image; what it said, if it could not."""
+LOST = re.compile(r"^Inode \d+[, ].*(?:extent|i_blocks|i_size|checksum|illegal|corrupt|invalid).*", re.MULTILINE)
+HARMLESS = "could be shorter"
+
+
+class Checked(NamedTuple):
+    """failed: what the check said, if it could not repair the file system. lost: the first place in a file's own map of
+    blocks that it had to give up: what the file had there is gone, whatever the program has synced.
+    """
+
+    failed: str = ""
+    lost: str = ""
+
+
+def lost_blocks(said: str) -> str:
+    """What e2fsck says of the map of a file's blocks, if it gave up a part of it."""
+    return next((found[0] for found in LOST.finditer(said) if HARMLESS not in found[0]), "")
+
+
+def check(system: FileSystem, image: Path) -> Checked:
+    """Have the file system's check repair an image."""
     commands = ["xfs_repair -L"] if system.kind == "xfs" else ["e2fsck -fy", "e2fsck -fy -B 4096 -b 8192"]
     for command in commands:  # of ext4 with the other superblock, too
         done = subprocess.run([*command.split(), str(image)], capture_output=True, text=True, check=False)
         if done.returncode in (0, 1, 2):
-            return ""
-    return done.stdout[-500:]
+            return Checked(lost=lost_blocks(done.stdout))
+    return Checked(failed=" ".join(done.stdout.split())[:200])

@@ -23,11 +23,13 @@ CHUNK = 1 << 16
 
 class Verdict(NamedTuple):
     """What a cut left. refused: why the kernel did not mount it as it was, empty if it did. mounted: whether it was
-    mounted in the end. failure: what is wrong with the store, empty if nothing is. found: the state it is in, or -1.
+    mounted in the end. lost: what the file system's check gave up of a file's blocks. failure: what is wrong with the
+    store, empty if nothing is. found: the state it is in, or -1.
     """
 
     refused: str
     mounted: bool
+    lost: str = ""
     failure: str = ""
     found: int = -1
 
@@ -61,14 +63,14 @@ def judge(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
     refused = ""
     if system.journal:
         try:
-            return Verdict("", True, *_mounted(system, recorded, cut, image, point))
+            return Verdict("", True, "", *_mounted(system, recorded, cut, image, point))
         except OSError as error:
             refused = f"mount says {error.strerror!r}"
-    said = check(system, image)
-    if said:
-        return Verdict(f"{refused or 'e2fsck'}, and its check does not repair it: {said}", False)
+    checked = check(system, image)
+    if checked.failed:
+        return Verdict(f"{refused}, and its check does not repair it: {checked.failed}".lstrip(", "), False)
     try:
-        return Verdict(refused, True, *_mounted(system, recorded, cut, image, point))
+        return Verdict(refused, True, checked.lost, *_mounted(system, recorded, cut, image, point))
     except OSError as error:
         return Verdict(f"{refused}, after its check mount says {error.strerror!r}", False)
 

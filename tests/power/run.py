@@ -48,8 +48,9 @@ class Task:
 
 @dataclass
 class Tally:
-    """Counts. open: cuts at which writes could be lost. refused: reasons of the kernel. repaired: of those, mounted
-    after the file system's check; lost: of those, without what was acknowledged: the file system's own loss.
+    """Counts. open: cuts at which writes could be lost. refused: reasons of the kernel. mounted: after the file
+    system's check, too, where it comes first or the kernel refused. gave_up: where that check gave up blocks of a file.
+    lost: where it did, or the kernel refused, stores without what was acknowledged: the file system's own loss.
     single: writes taken for FUA. requests: recorded.
     """
 
@@ -58,7 +59,7 @@ class Tally:
     mounted: int = 0
     checked: int = 0
     nested: int = 0
-    repaired: int = 0
+    gave_up: int = 0
     requests: int = 0
     single: int = 0
     commits: int = 0
@@ -113,14 +114,14 @@ def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cu
         tally.open += bool(state(recorded.recording, cut.at, task.honest).open)
         if verdict.refused:
             tally.refused[verdict.refused] += 1
-            tally.repaired += verdict.mounted
-            tally.lost[verdict.failure] += bool(verdict.failure)
-        else:
-            tally.mounted += verdict.mounted
+        tally.mounted += verdict.mounted
+        tally.gave_up += bool(verdict.lost)
         if verdict.found >= 0:
             tally.checked += 1
             tally.states.add((recorded.workload, verdict.found))
-        if verdict.failure and not verdict.refused:
+        if verdict.failure and (verdict.refused or verdict.lost):
+            tally.lost[f"{recorded.workload}: {verdict.failure} ({verdict.lost or verdict.refused})"] += 1
+        elif verdict.failure:
             kept += 1
             tally.failures.append(_failure(task, recorded, cut, verdict.failure, life, kept <= MOST_KEPT))
 

@@ -20,6 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pmstore
+from pmstore._array import layout
+from pmstore._core import Entry
+from pmstore._kinds import ARRAY
+from pmstore._names import key_of
 from tests import crashes, crashes_async, crashes_slots
 
 Life = Callable[[Any], None]
@@ -135,6 +139,20 @@ def new(store: Any) -> None:
             store.commit()
 
 
+def sparse(store: Any) -> None:
+    """Reserved space that is written here and there: the file system keeps more extents than the inode has room for."""
+    described = layout(1_500_000, "f8", "C", True)
+    core = store._catalog.core
+    core.put(key_of("x"), Entry(core.alloc(described.length), described.length, ARRAY, 0, described.meta))
+    store.commit()
+    x = store["x"]
+    for i in range(20):
+        x[i * 9000 :: 200_000] = 1 + i
+        store.commit()
+        store[f"new{i}"] = np.full(3000, float(i))
+        store.commit()
+
+
 def lazy_growth(store: Any) -> None:
     """The file grows under commits that are durable later."""
     for i in range(6):
@@ -165,6 +183,7 @@ WORKLOADS = {
     "new": Workload((new,)),
     "names": Workload((crashes.arrays, crashes.names)),
     "reuse": Workload((crashes.reuse, crashes.freed)),
+    "sparse": Workload((sparse,)),
     "growth": Workload((crashes.growth, opened_again)),
     "scattered": Workload((crashes.scattered,)),
     "full": Workload((crashes.full,), crashes.OPTIONS[crashes.full]),

@@ -75,6 +75,9 @@ pm_status pm_address_refused(const char *what, uint64_t bytes)
 {
     struct rlimit limit;
     unsigned long long mebibytes = (unsigned long long)(bytes >> 20);
+    if (errno == EAGAIN) /* of memory that is to be locked (mlockall) */
+        return pm_fail(PM_NO_MEMORY, "%s: %llu MiB can't be locked in memory: raise the limit (ulimit -l), or close stores and let go of arrays", what,
+                       mebibytes);
     if (errno != ENOMEM) return pm_fail_errno(what);
     if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY)
         return pm_fail(PM_NO_MEMORY, "%s: %llu MiB are needed, and the address space of this process is limited to %llu MiB: raise the limit "

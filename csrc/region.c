@@ -343,7 +343,11 @@ static void finish_transaction(pm_region *region)
 
 void pm_region_settle(pm_region *region)
 {
-    for (size_t i = 0; i < region->buffer_count; i++) region->buffers[i]->owned_at_commit = region->buffers[i]->owned;
+    for (size_t i = 0; i < region->buffer_count; i++) {
+        pm_buffer *buffer = region->buffers[i];
+        buffer->owned_at_commit = buffer->owned;
+        buffer->committed |= buffer->owned;
+    }
     finish_transaction(region);
 }
 

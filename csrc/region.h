@@ -88,8 +88,9 @@ struct pm_buffer {
     uint64_t offset, length; /* of the extent's contents */
     atomic_int living;
     bool writable, owned, owned_at_commit;
-    bool fixed; /* these bytes never change */
-    uint64_t first_fork, last_fork; /* forks whose children may see them; 0: none */
+    bool fixed;     /* these bytes never change */
+    bool committed; /* once, with an owner */
+    int64_t first_fork, last_fork; /* forks whose children may see them; 0: none */
     bool mapped_in_child;           /* in the fork that is under way */
     bool done; /* nobody could write through it any more when the running commit or rollback began */
     bool only;  /* a promise names it, or the core wrote to it: a commit under a promise looks at it */

@@ -11,22 +11,29 @@
 
 #include "address.h"
 
-/* Behind the bytes that _opening.py locks: number `fork` belongs to that fork of its process. Two processes may give one number to two forks: then space is
- * kept for a little longer. */
-#define FORK_BYTES ((INT64_C(1) << 62) + (INT64_C(1) << 32))
-#define FORKS_MOST (INT64_C(1) << 40)
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+/*
+ * Behind the bytes that _opening.py locks. A fork's byte tells how many pages the region had, and which fork it was: of one process, those that are made later come
+ * later. Two processes may give one byte to two forks: then space is kept for a little longer.
+ */
+#define FORK_BYTES ((INT64_C(1) << 62) + (INT64_C(1) << 61))
+enum { NUMBER_BITS = 24 };
 
 const uint64_t pm_pid_byte = (UINT64_C(1) << 62) + 1;
 
-static atomic_ullong forks; /* of this process */
+static atomic_uint forks; /* of this process */
 
 /* ---- locks ---------------------------------------------------------------------------------------------------- */
 
-/* Whether a child lives of one of these forks. If it can't be known, one may. */
-static bool child_lives(const pm_region *region, uint64_t first, uint64_t last)
+/* Where the lock of a living child is, of the forks from first to last; 0: there is none, or the file system has no such locks. */
+static int64_t child_lives(const pm_region *region, int64_t first, int64_t last)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FORK_BYTES + (int64_t)first, .l_len = (int64_t)(last - first) + 1};
-    return fcntl(region->media->fd, F_OFD_GETLK, &lock) || lock.l_type != F_UNLCK;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = last - first + 1};
+    if (fcntl(region->media->fd, F_OFD_GETLK, &lock) || lock.l_type == F_UNLCK) return 0;
+    return lock.l_start > first ? lock.l_start : first;
 }
 
 /* Closing a descriptor has dropped the process's POSIX lock on the file, which only tells others its number. */
@@ -38,25 +45,30 @@ static void tell_pid_again(const pm_region *region)
 }
 
 /* A mapping that keeps the lock of this fork; NULL if there can't be one. */
-static void *lock_fork(const pm_region *region, uint64_t fork)
+static void *lock_fork(const pm_region *region, int64_t fork)
 {
     char name[32];
     snprintf(name, sizeof name, "/proc/self/fd/%d", region->media->fd);
     int fd = open(name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return NULL;
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = FORK_BYTES + (int64_t)(fork % FORKS_MOST), .l_len = 1};
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = fork, .l_len = 1};
     void *kept = fcntl(fd, F_OFD_SETLK, &lock) ? MAP_FAILED : mmap(NULL, PM_PAGE, PROT_NONE, MAP_SHARED, fd, 0);
     close(fd);
     tell_pid_again(region);
-    return kept == MAP_FAILED ? NULL : kept;
+    if (kept == MAP_FAILED) return NULL;
+    /* Some file systems map another file instead, and then nothing keeps the lock: overlayfs does. */
+    if (child_lives(region, fork, fork)) return kept;
+    munmap(kept, PM_PAGE);
+    return NULL;
 }
 
 /* ---- around a fork ---------------------------------------------------------------------------------------------- */
 
-/* Its bytes never change, nor anything else on its pages. */
+/* Its bytes never change, nor anything else on its pages. Before it is committed, no record declares it, and a recovery may write there what an earlier
+ * record has of an array that was there before (I8). */
 static bool stays(const pm_buffer *buffer)
 {
-    return buffer->fixed && buffer->offset % PM_PAGE == 0;
+    return buffer->fixed && buffer->committed && buffer->offset % PM_PAGE == 0;
 }
 
 /* Without memory for a page of its own the child must not take other bytes for the parent's: it gets none. A page that the disk can't read stays
@@ -80,7 +92,9 @@ void pm_fork_begins(pm_region *region)
 {
     bool any = false;
     for (size_t i = 0; i < region->buffer_count && !any; i++) any = atomic_load(&region->buffers[i]->living) && stays(region->buffers[i]);
-    uint64_t fork = any ? atomic_fetch_add(&forks, 1) + 1 : 0, from = 0, to = 0;
+    int64_t number = any ? atomic_fetch_add(&forks, 1) % (1 << NUMBER_BITS) : 0;
+    int64_t fork = FORK_BYTES + ((int64_t)(region->size / PM_PAGE) << NUMBER_BITS) + number;
+    uint64_t from = 0, to = 0;
     region->fork_lock = any ? lock_fork(region, fork) : NULL;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
@@ -100,26 +114,33 @@ void pm_fork_begins(pm_region *region)
 
 void pm_fork_is_over(pm_region *region)
 {
+    bool any = false;
     for (size_t i = 0; i < region->buffer_count; i++) {
-        pm_buffer *buffer = region->buffers[i];
-        if (!buffer->mapped_in_child) continue;
-        madvise(region->live + buffer->offset, buffer->length, MADV_DOFORK);
-        buffer->mapped_in_child = false;
+        any |= region->buffers[i]->mapped_in_child;
+        region->buffers[i]->mapped_in_child = false;
     }
+    if (any) madvise(region->live, region->size, MADV_DOFORK); /* of all of it: nothing has to be split */
     region->hidden_from_child = false;
     pm_fork_let_go(region);
 }
 
+static void *map_again(pm_region *region, uint64_t offset, uint64_t length, int access, int how, int fd)
+{
+    return mmap(region->live + offset, length, access, MAP_PRIVATE | MAP_NORESERVE | how, fd, fd < 0 ? 0 : (off_t)(PM_REGION_START + offset));
+}
+
 void pm_fork_in_child(pm_region *region)
 {
-    if (region->hidden_from_child) mprotect(region->live, region->size, PROT_NONE);
+    if (region->hidden_from_child) {
+        PM_CHECK(map_again(region, 0, region->size, PROT_NONE, MAP_ANONYMOUS | MAP_FIXED, -1) == region->live);
+        return;
+    }
     for (size_t i = 0; i < region->buffer_count; i++) {
         const pm_buffer *buffer = region->buffers[i];
         if (!buffer->mapped_in_child) continue;
-        /* Nothing else is there: other handlers of forks ran in the parent's addresses, and these are far from where mappings are put. */
-        void *at = region->live + buffer->offset;
-        PM_CHECK(mmap(at, buffer->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd,
-                      (off_t)(PM_REGION_START + buffer->offset)) == at);
+        /* Another handler of forks may have mapped something there, though it is unlikely. */
+        PM_CHECK(map_again(region, buffer->offset, buffer->length, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE, region->media->fd) ==
+                 region->live + buffer->offset);
     }
 }
 
@@ -134,19 +155,27 @@ void pm_fork_let_go(pm_region *region)
 bool pm_fork_may_show(const pm_region *region, pm_buffer *buffer)
 {
     if (!buffer->last_fork) return false;
-    if (child_lives(region, buffer->first_fork, buffer->last_fork)) return true;
+    int64_t last = buffer->last_fork < buffer->first_fork ? INT64_MAX - 1 : buffer->last_fork;
+    if (child_lives(region, buffer->first_fork, last)) return true;
     buffer->first_fork = buffer->last_fork = 0;
     return false;
 }
 
+/* Bytes of the region that a living child had. */
+static uint64_t shown(const pm_region *region)
+{
+    int64_t found = 0;
+    for (int64_t at = FORK_BYTES; (at = child_lives(region, at, INT64_MAX - 1)); at++) found = at;
+    return found ? (uint64_t)((found - FORK_BYTES) >> NUMBER_BITS) * PM_PAGE : 0;
+}
+
 void pm_fork_find_children(pm_region *region)
 {
-    bool any = !region->media->read_only && !region->media->lent && child_lives(region, 0, FORKS_MOST - 1);
-    region->shown_to_children = any ? region->size : 0;
+    region->shown_to_children = region->media->read_only || region->media->lent ? 0 : shown(region);
 }
 
 uint64_t pm_fork_free_from(pm_region *region)
 {
-    if (region->shown_to_children && !child_lives(region, 0, FORKS_MOST - 1)) region->shown_to_children = 0;
+    if (region->shown_to_children) region->shown_to_children = shown(region);
     return region->shown_to_children;
 }

@@ -8,8 +8,8 @@
  *
  * A child is known to live by a lock on one byte of the file, which belongs to an open file description that only a mapping keeps. The mapping
  * is made before the fork and undone in the parent, so that its children alone have it, whichever descriptors they close. A child that executes another
- * program lets go of it, and so does its death. Each fork locks a byte of its own. The lock also tells those who open the file later: while any child lives,
- * they use no space that was there when they opened it.
+ * program lets go of it, and so does its death. Each fork locks a byte of its own, which tells how large the region was: those who open the file later use no
+ * space that a living child may have had.
  */
 #ifndef PM_REGION_FORK_H
 #define PM_REGION_FORK_H

@@ -178,7 +178,10 @@ pm_status pm_region_part(pm_region *region)
     uint64_t size = all.to - all.from;
     if (!size) return PM_OK;
     uint8_t *copy = pm_address_resize(NULL, 0, size);
-    if (!copy) return pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
+    if (!copy) {
+        pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
+        return PM_NO_MEMORY;
+    }
     madvise(copy, size, MADV_NOHUGEPAGE); /* a small array takes no more than its pages */
     size_t next = 0;
     for (part.from = all.from; part.from < all.to; part.from = part.to) {
@@ -188,7 +191,7 @@ pm_status pm_region_part(pm_region *region)
         if (mremap(at, part.to - part.from, part.to - part.from, MREMAP_MAYMOVE | MREMAP_FIXED, region->live + part.from) == MAP_FAILED) {
             pm_status status = pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
             munmap(at, all.to - part.from);
-            return part.from == all.from ? status : PM_IO;
+            return part.from == all.from ? PM_NO_MEMORY : status == PM_NO_MEMORY ? PM_IO : status;
         }
     }
     return PM_OK;

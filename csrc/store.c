@@ -113,7 +113,10 @@ pm_status pm_close(pm_store *store, unsigned flags)
         status = close_locked(store, flags);
         bool closed = store->closed;
         pthread_mutex_unlock(&store->mutex);
-        if (!closed) return status;
+        if (!closed) {
+            pm_async_start(store);
+            return status;
+        }
     }
     pm_unlist_store(store);
     release_reference(store);
@@ -447,8 +450,9 @@ static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, b
 {
     pm_buffer *buffer = calloc(1, sizeof *buffer);
     if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
-    *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length,
-                          .writable = writable, .fixed = fixed, .owned = true, .owned_at_commit = !pm_transaction_fresh(store, offset)};
+    bool committed = !pm_transaction_fresh(store, offset);
+    *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length, .writable = writable,
+                          .fixed = fixed, .owned = true, .owned_at_commit = committed, .committed = committed};
     atomic_store(&buffer->living, 1);
     pm_status status = pm_region_add_buffer(&store->region, buffer);
     if (status == PM_OK) *out = buffer;
@@ -465,6 +469,7 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsi
     pm_buffer *buffer = status == PM_OK ? pm_region_revive_buffer(&store->region, offset, length, write) : NULL;
     if (status == PM_OK && !buffer) status = new_buffer(store, offset, length, write, how & PM_BUFFER_FIXED, &buffer);
     if (status == PM_OK) {
+        buffer->fixed |= (how & PM_BUFFER_FIXED) != 0; /* who had it before may not have known */
         pm_fresh *fresh = write ? pm_transaction_fresh(store, offset) : NULL;
         if (fresh) fresh->opened = true;
         atomic_fetch_add(&store->references, 1);

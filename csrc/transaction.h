@@ -138,6 +138,7 @@ void pm_home_stop(pm_store *store);          /* no thread is left; without the s
 
 /* Commits that are durable some time after they returned (D11), from now on. interval: nanoseconds. */
 pm_status pm_async_open(pm_store *store, uint64_t interval);
+pm_status pm_async_start(pm_store *store); /* the thread, if there is to be one and there is none */
 void pm_async_stop(pm_store *store); /* no thread is left; without the store's mutex */
 void pm_async_free(pm_store *store);
 pm_status pm_async_settle(pm_store *store); /* all commits are durable, and home in the file */

@@ -274,6 +274,16 @@ static void *background(void *argument)
     return NULL;
 }
 
+pm_status pm_async_start(pm_store *store)
+{
+    pm_async *async = store->async;
+    if (!async || async->every || async->threaded) return PM_OK;
+    async->stop = false;
+    errno = pm_thread_start(&async->thread, background, store);
+    async->threaded = !errno;
+    return errno ? pm_fail_errno("cannot start the thread that syncs commits") : PM_OK;
+}
+
 pm_status pm_async_open(pm_store *store, uint64_t interval)
 {
     pm_region *region = &store->region;
@@ -293,11 +303,7 @@ pm_status pm_async_open(pm_store *store, uint64_t interval)
     async->every = store->media.trace ? pm_trace_sync_every(store->media.trace) : 0;
     store->async = async;
     pm_status status = pm_unsettled_open(region);
-    if (status == PM_OK && !async->every) {
-        errno = pm_thread_start(&async->thread, background, store);
-        async->threaded = !errno;
-        if (errno) status = pm_fail_errno("cannot start the thread that syncs commits");
-    }
+    if (status == PM_OK) status = pm_async_start(store);
     if (status != PM_OK) {
         if (region->unsettled) region->home = region->unsettled->settled;
         pm_unsettled_close(region);

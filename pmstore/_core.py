@@ -219,6 +219,13 @@ class Core:
         if status:
             raise error(status)
 
+    def leave(self) -> None:
+        """In a forked process: the store is the parent's, and from now on only the arrays that are alive keep it."""
+        if self.gone is None:
+            store = self._store
+            self.forget(_errors.ForkedStoreError)
+            lib.pm_close(store, 0)
+
     def require_open(self) -> None:
         """Raises ClosedStoreError or ForkedStoreError, as every other method would."""
         self._store  # noqa: B018

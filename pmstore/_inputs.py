@@ -122,7 +122,9 @@ class Named(Input):
             return pin[1]
         described = read_layout(catalog.core, entry)
         # A buffer of its own: the live array's would make every commit look for changes, if nobody else has it.
-        buffer = catalog.core.buffer(entry.offset, entry.length, False) if entry.offset else bytearray()
+        buffer: Any = bytearray()
+        if entry.offset:
+            buffer = catalog.core.buffer(entry.offset, entry.length, False, fixed=not described.writeable)
         return live_array(buffer, described, False)
 
     def _never_changes(self, catalog: Catalog, entry: Entry) -> bool:

@@ -17,7 +17,6 @@ from pmstore._core import Core, Trace, all_ranges
 from pmstore._errors import (
     CorruptStoreError,
     Error,
-    ForkedStoreError,
     FormatVersionError,
     LostUpdateWarning,
     OutOfMemoryError,
@@ -391,8 +390,8 @@ class Store(NameMapping):
 
         Arrays that were handed out become read-only and keep their bytes, apart from the file. TransactionError
         inside a transaction; waits for one of another thread. After OutOfSpaceError the store is still open, with
-        what is pending: make space, or `rollback` first. After OutOfMemoryError, too, but committed: there is no memory
-        of their own for the arrays that are alive, so let go of some.
+        what is pending: make space, or `rollback` first. It is open after OutOfMemoryError, too: a commit lacked
+        memory, and all is pending, or it was made, and there is none for the arrays that are alive: let go of some.
         """
         if self._forked or self.closed:
             return
@@ -404,7 +403,7 @@ class Store(NameMapping):
             try:
                 if self._turn.usable:
                     self._commit_now(closing=True)
-            except OutOfSpaceError:
+            except (OutOfSpaceError, OutOfMemoryError):
                 raise
             except BaseException:
                 with contextlib.suppress(Error):
@@ -480,12 +479,9 @@ def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
                 source=store,
             )
     finally:
+        # OutOfMemoryError: the core stays open, and the file locked, as long as the process lives.
         with contextlib.suppress(Error):
-            try:
-                store._drop(exiting=exiting)
-            except OutOfMemoryError:
-                # Arrays that are alive go on to show the file, so the process keeps it locked.
-                store._catalog.close(exiting=True)
+            store._drop(exiting=exiting)
 
 
 @atexit.register
@@ -503,10 +499,10 @@ def _after_fork() -> None:
         lock = threading.RLock()  # another thread of the parent's may hold the old one for good
         core.lock = store._catalog.lock = lock
         store._catalog.deriving = threading.RLock()
-        core.forget(ForkedStoreError)
         store._turn.usable = False  # for transactions that are open; its lock, too, may be held for good
         store._turn = Turn(usable=False)
         store._forked = True
+        core.leave()
     _open_stores = weakref.WeakSet()
 
 

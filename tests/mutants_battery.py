@@ -28,6 +28,7 @@ from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
 from tests import crashes, crashes_slots, test_async, test_forks, test_home_behind, test_interrupts, test_turns
+from tests.conftest import Medium
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
@@ -401,14 +402,21 @@ def behind(directory: Path) -> None:
 
 def forks(directory: Path) -> None:
     """What forked children see."""
-    opener = partial(pmstore.open, directory / "forks.pm")  # type: ignore[call-arg]
+
+    def opener(name: str = "store.pm", mode: Any = "a") -> pmstore.Store:
+        return pmstore.open(directory / name, mode)
+
     for judge in (
         test_forks.test_I18_a_child_sees_no_commit_of_its_parent,
         partial(test_forks.test_I18_what_was_deleted_keeps_its_space_while_a_child_lives, how="os.fork"),
         partial(test_forks.test_I18_after_the_parent_has_closed_the_store, mode="a"),
         test_forks.test_space_is_used_again_when_the_children_are_gone,
+        test_forks.test_what_can_not_change_is_not_copied_whatever_read_it_before,
+        partial(
+            test_forks.test_I18_where_the_parent_is_killed_and_the_store_recovered, medium=Medium("auto", directory)
+        ),
     ):
-        (directory / "forks.pm").unlink(missing_ok=True)
+        (directory / "store.pm").unlink(missing_ok=True)
         with test_forks.ended_children() as child:
             judge(open_store=opener, child=child)
 

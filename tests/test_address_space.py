@@ -164,6 +164,40 @@ def test_without_memory_for_living_arrays_a_store_stays_open(medium: Medium) -> 
 
 
 @pytest.mark.no_sanitizer
+def test_a_store_that_could_not_be_closed_syncs_in_the_background_again(tmp_path: Path) -> None:
+    def child() -> str:
+        store = pmstore.open(tmp_path / "s", durability="async")
+        w = store.create_array("w", 8 * MIB, fill_value=1)
+        store.commit()
+        threads = len(os.listdir("/proc/self/task"))
+        limit_addresses(MIB)
+        with pytest.raises(pmstore.OutOfMemoryError):
+            store.close()
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert len(os.listdir("/proc/self/task")) == threads and w[0] == 1
+        store.close()
+        return "fine"
+
+    assert in_fork(child) == "fine"
+
+
+def test_a_commit_in_close_that_lacks_memory_leaves_all_pending(open_store, monkeypatch) -> None:
+    store = open_store()
+    store["a"] = 1
+
+    def refused(self: object, only: object = None, *, closing: bool = False) -> None:
+        raise pmstore.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pmstore.Store, "_commit_now", refused)
+        with pytest.raises(pmstore.OutOfMemoryError):
+            store.close()
+    assert not store.closed and store["a"] == 1 and store.sequence == 0
+    store.close()
+    assert open_store(mode="r")["a"] == 1
+
+
+@pytest.mark.no_sanitizer
 def test_a_store_that_is_collected_without_memory_for_its_arrays_stays_locked(medium: Medium) -> None:
     """They go on to show the file, so that nobody else may change it."""
 

@@ -277,6 +277,103 @@ def test_a_grandchild_keeps_space_and_a_program_that_is_executed_does_not(open_s
     assert store.stats().region_size == size, "the space of what was deleted"
 
 
+def test_I18_where_the_parent_is_killed_and_the_store_recovered(open_store, medium: Medium, child) -> None:
+    """What the log still has of an array that was there before is not written over one that is not committed."""
+    asked, ask = os.pipe()
+    said, saying = os.pipe()
+
+    def parent() -> str:
+        store = pmstore.open(medium.directory / "store.pm", media=medium.name)
+        x = store.create_array("x", 5000)
+        store.commit()
+        x[:] = 7
+        store.commit()
+        del x, store["x"]
+        store.commit()
+        pending = store.create_array("pending", 5000, fill_value=2.0, writeable=False)
+        if not os.fork():
+            os.read(asked, 1)
+            os.write(saying, str(np.unique(pending)).encode())
+            os._exit(0)
+        return "forked"
+
+    one = child(parent)
+    assert one.looks() == "forked"
+    one.end()
+    with open_store(mode="r+") as store:
+        assert store.sequence == 3
+        os.write(ask, b"?")
+        assert os.read(said, 4000) == b"[2.]"
+    for fd in (asked, ask, said, saying):
+        os.close(fd)
+
+
+def test_a_file_does_not_grow_with_every_opening_while_a_child_lives(open_store, child) -> None:
+    store = open_store()
+    arrays = fill(store)
+    one = child(seen(arrays))
+    del arrays
+    store.close()
+    sizes = []
+    for i in range(8):
+        with open_store(mode="r+") as store:
+            store["pages"] = np.full(6000 + i, float(i))
+            store.commit()
+            sizes.append(store.stats().file_size)
+    assert sizes[-1] == sizes[2] and one.looks() == "all of them"
+
+
+def test_a_child_that_has_let_go_of_its_arrays_keeps_nothing(open_store, child) -> None:
+    store = open_store()
+    arrays = fill(store)
+
+    def look() -> str:
+        arrays.clear()
+        return str(len(arrays))
+
+    one = child(look)
+    assert one.looks() == "0"
+    arrays.clear()
+    for name in KINDS:
+        del store[name]
+    store.commit()
+    used = store.stats()
+    store["large"] = np.full(LARGE - 5000, 3.0)
+    store.commit()
+    assert store.stats().region_size == used.region_size
+
+
+def test_a_fork_while_a_store_is_being_closed(open_store, child) -> None:
+    """Its core is gone, and it is still listed."""
+    closing, store = open_store("closing"), open_store()
+    closing.close()
+    pmstore._store._open_stores.add(closing)
+
+    def look() -> str:
+        with pytest.raises(pmstore.ForkedStoreError):
+            store.commit()
+        return "fine"
+
+    assert child(look).looks() == "fine"
+    pmstore._store._open_stores.discard(closing)
+
+
+def test_what_can_not_change_is_not_copied_whatever_read_it_before(open_store, child) -> None:
+    store = open_store()
+    many = [(f"a field with quite a long name, number {i}", "f8") for i in range(64)]
+    store.create_array("table", 20_000, many, writeable=False)
+    store.commit()
+    table = store["table"]
+
+    def anonymous() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+    before = anonymous()
+    assert child(lambda: table.nbytes).looks() == str(20_000 * 512)
+    assert anonymous() - before < 5000
+
+
 def test_the_parent_waits_for_no_child_that_is_stopped_or_killed(open_store, child) -> None:
     store = open_store()
     arrays = fill(store)

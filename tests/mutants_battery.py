@@ -402,6 +402,7 @@ def behind(directory: Path) -> None:
 
 def forks(directory: Path) -> None:
     """What forked children see."""
+    place = Medium("auto", directory)
 
     def opener(name: str = "store.pm", mode: Any = "a") -> pmstore.Store:
         return pmstore.open(directory / name, mode)
@@ -412,9 +413,7 @@ def forks(directory: Path) -> None:
         partial(test_forks.test_I18_after_the_parent_has_closed_the_store, mode="a"),
         test_forks.test_space_is_used_again_when_the_children_are_gone,
         test_forks.test_what_can_not_change_is_not_copied_whatever_read_it_before,
-        partial(
-            test_forks.test_I18_where_the_parent_is_killed_and_the_store_recovered, medium=Medium("auto", directory)
-        ),
+        partial(test_forks.test_I18_where_the_parent_is_killed_and_the_store_recovered, medium=place),
     ):
         (directory / "store.pm").unlink(missing_ok=True)
         with test_forks.ended_children() as child:

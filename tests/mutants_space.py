@@ -419,7 +419,7 @@ BUFFERS = [
         "settled-too-late",
         "C",
         REGION,
-        "region->buffers[i]->owned_at_commit = region->buffers[i]->owned;",
+        "buffer->owned_at_commit = buffer->owned;",
         ";",
         "a rollback takes back what was committed",
     ),

@@ -107,9 +107,10 @@ def test_marked_places_are_filled_again_and_again(benchmarks: None) -> None:
 def test_every_marked_place_of_the_documents_has_a_section(benchmarks: None) -> None:
     import re
 
+    import file_systems
     import report
 
-    known = {*report.SECTIONS, *(f"picture-{name}" for name in report.PICTURES)}
+    known = {*report.SECTIONS, *(f"picture-{name}" for name in report.PICTURES), file_systems.KEPT}
     for document in report.DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         marked = re.findall(r"<!-- bench:([\w-]+) -->\n.*?<!-- /bench:\1 -->", text, flags=re.DOTALL)

@@ -54,6 +54,20 @@ def install(packages: list[str]) -> None:
         skip(f"as {' '.join(packages)} can't be installed")
 
 
+def try_one(name: str) -> None:
+    """Unusable if a file system can't be mounted here: some containers allow all but that."""
+    one = BY_NAME[name]
+    try:
+        with system.scratch() as folder:
+            (folder / "mounted").mkdir()
+            one.made(folder / "image")
+            with system.loop(folder / "image") as device:
+                with system.mounted(device, folder / "mounted", one.kind, one.options):
+                    pass
+    except OSError as error:
+        raise system.Unusable(f"{name} can't be mounted: {error}") from None
+
+
 def table(tallies: dict[str, run.Tally]) -> str:
     lines = ["| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
     for name, t in tallies.items():
@@ -141,6 +155,7 @@ def main() -> None:
         install(packages)
     try:
         system.prepare()
+        try_one(systems[0])
     except system.Unusable as error:
         skip(str(error))
     if chosen.replay:

@@ -27,6 +27,7 @@ build = runpy.run_path(str(BUILDER))
 turn = Extension(
     "pmstore._turn",
     sources=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.c")),
+    depends=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.h")),
     define_macros=[("Py_LIMITED_API", "0x030a0000")] if stable_abi else [],
     py_limited_api=stable_abi,
     extra_compile_args=build["flags"](),

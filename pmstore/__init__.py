@@ -16,6 +16,7 @@ import os as _os
 from pmstore._decision import Decision
 from pmstore._derived import Derived
 from pmstore._errors import (
+    AbandonedTransactionWarning,
     ClosedStoreError,
     CorruptStoreError,
     DerivedArrayError,
@@ -40,6 +41,7 @@ from pmstore._errors import (
     StoreNotFoundError,
     TooLargeError,
     TransactionError,
+    UncommittedChangesWarning,
     UnknownNameError,
 )
 from pmstore._estimators import prune
@@ -88,6 +90,8 @@ __all__ = [
     "DerivedMismatchError",
     "NonDeterministicError",
     "LostUpdateWarning",
+    "UncommittedChangesWarning",
+    "AbandonedTransactionWarning",
     "Resumable",
     "Field",
     "State",

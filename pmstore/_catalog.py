@@ -52,6 +52,7 @@ class Catalog:
     """
 
     __slots__ = (
+        "__weakref__",
         "_live",
         "_next_list",
         "_shadowed",
@@ -347,6 +348,12 @@ class Catalog:
         if place is None or (place[1] >= 1 << 16 and place[1] >= self.core.stats()["keys"]):
             raise CorruptStoreError("a damaged list")
         return place[1] + 1
+
+    def rollback(self) -> None:
+        """Take arrays and names back to the last commit."""
+        with self.lock:
+            self.core.rollback()
+            self.watch.clear()
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close the core; arrays handed out become read-only, and keep their bytes. OutOfMemoryError: it is open."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pmstore import _errors
 from pmstore._pmcore import ffi, lib
+from pmstore._turn import Lock
 
 __all__ = ["BLOCK", "META_MAX", "PID_BYTE", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
 
@@ -194,7 +194,7 @@ class Core:
         if status:
             raise error(status)
         self.trace = trace
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self._attach(out[0])
 
     def _attach(self, store: Any) -> None:
@@ -209,9 +209,8 @@ class Core:
         OutOfMemoryError: there is none for the arrays that are alive, and the store is still open.
         """
         store = self._store
-        self.forget(
-            _errors.ClosedStoreError
-        )  # before it is true: an interrupt between leaves a store open, not one that is gone in use
+        # Before it is true: an interrupt between leaves a store open, and not one in use that is gone.
+        self.forget(_errors.ClosedStoreError)
         flags = (lib.PM_CLOSE_DISCARD if discard else 0) | (lib.PM_CLOSE_EXITING if exiting else 0)
         status = lib.pm_close(store, flags)
         if status == lib.PM_NO_MEMORY:
@@ -438,6 +437,22 @@ class Core:
         if status:
             raise error(status)
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
+
+    def pending(self) -> list[Row]:
+        """What a commit would carry: rows that are not as at the last commit (old ones of deleted keys), then, with the
+        key b"", extents that a program has changed in place.
+        """
+        rows, length = ffi.new("uint8_t **"), ffi.new("size_t *")
+        status = lib.pm_pending(self._store, rows, length)
+        if status:
+            raise error(status)
+        kept = ffi.gc(rows[0], lib.pm_pending_free)
+        buffer = ffi.buffer(kept, length[0])[:] if length[0] else b""
+        found, at = [], 0
+        while at < len(buffer):
+            row, at = _row(buffer, at)
+            found.append(row)
+        return found
 
     def check(self) -> list[tuple[int, int, int, bytes, str]]:
         """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage."""

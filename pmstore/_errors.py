@@ -7,6 +7,7 @@ import errno
 from collections.abc import Callable
 
 __all__ = [
+    "AbandonedTransactionWarning",
     "ClosedStoreError",
     "CorruptStoreError",
     "DerivedArrayError",
@@ -31,6 +32,7 @@ __all__ = [
     "StoreNotFoundError",
     "TooLargeError",
     "TransactionError",
+    "UncommittedChangesWarning",
     "UnknownNameError",
 ]
 
@@ -242,6 +244,21 @@ class DerivedMismatchError(DerivedArrayError, ValueError):
 
 class NonDeterministicError(DerivedArrayError):
     """The function of a derived array gave another value for the same inputs; see ``verify`` of `Store.derive`."""
+
+
+class AbandonedTransactionWarning(RuntimeWarning):
+    """A transaction was abandoned: everything since the last commit was rolled back.
+
+    Nobody left it, or it was left where there is no moment for a rollback: by the garbage collector, which destroyed a
+    suspended generator or coroutine that was inside; by another thread than its own; or by a signal handler in the
+    middle of an operation of the store. Given by the next operation of the store, which rolls back before it begins.
+    """
+
+
+class UncommittedChangesWarning(RuntimeWarning):
+    """A store was not closed, and changes since its last commit are lost: the program ended, or nobody refers to the
+    store any more. It says how many names are concerned, and is shown where the store was opened.
+    """
 
 
 class LostUpdateWarning(UserWarning):

@@ -23,11 +23,12 @@ from pmstore._errors import (
     OutOfSpaceError,
     TransactionError,
 )
+from pmstore._lost import Undo, warn_of_drop
 from pmstore._mapping import NameMapping
 from pmstore._only import broken, spans
 from pmstore._opening import MODES, Claim, claim, outside, path_of, seconds
 from pmstore._report import CheckReport, Stats, check
-from pmstore._turn import Transaction, Turn
+from pmstore._turn import Lock, Transaction, Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,9 +167,11 @@ def _size(max_size: Any) -> int:
 class Store(NameMapping):
     """An open store: a mapping from names to arrays and values, made by `open`. A context manager.
 
-    Leaving a with statement commits and closes, or rolls back and closes if an exception is passing. Stores compare by
-    identity and are hashable. Everything but `close`, `closed`, `path`, `mode` and `media` raises ClosedStoreError on
-    a closed store, and ForkedStoreError in a process that was forked while the store was open.
+    Leaving a with statement commits and closes, or rolls back and closes if an exception is passing. What is pending
+    when the program ends, or when nobody refers to the store any more, is lost, with an UncommittedChangesWarning.
+    Stores compare by identity and are hashable; a copy of one is the store itself. Everything but `close`, `closed`,
+    `path`, `mode` and `media` raises ClosedStoreError on a closed store, and ForkedStoreError in a process that was
+    forked while the store was open.
 
     May be used from several threads. See `transaction` for which changes become durable together.
     """
@@ -183,10 +186,14 @@ class Store(NameMapping):
         self._media = core.media
         self._catalog = Catalog(core, read_only=mode == "r")
         self._prefix = ""
-        self._turn = Turn(usable=mode != "r")
+        self._turn = Turn(usable=mode != "r", operations=self._catalog.lock)
+        self._catalog.lock.undo = Undo(self._catalog, self._described())
         self._forked = False
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # promises are checked
         _open_stores.add(self)
+
+    def _described(self) -> str:
+        return f"the store {self._path!r}, opened at {self._claim.where}"
 
     # ---- about the store
 
@@ -255,7 +262,9 @@ class Store(NameMapping):
         began belong to it.
 
         No await or yield inside: what else runs meanwhile would be part of it. If transactions are then left out of
-        order, all of them are rolled back and raise TransactionError; what ends in order is not noticed.
+        order, all of them are rolled back and raise TransactionError; what ends in order is not noticed. One that
+        nobody leaves is rolled back when the garbage collector finds it: before the next operation of the store, with
+        an AbandonedTransactionWarning.
 
         It belongs to one thread; others that ask for one wait. A transaction inside another joins it; an exception that
         leaves an inner one dooms the outer, which rolls back and raises TransactionError if it ends without an
@@ -368,10 +377,7 @@ class Store(NameMapping):
     _both_promises = staticmethod(all_ranges)  # for Transaction, as are the four methods above and below
 
     def _rollback_now(self) -> None:
-        catalog = self._catalog
-        with catalog.lock:
-            catalog.core.rollback()
-            catalog.watch.clear()
+        self._catalog.rollback()
 
     # ---- arrays
 
@@ -415,13 +421,17 @@ class Store(NameMapping):
         """Close without a commit. After OutOfMemoryError the store is still open."""
         usable, self._turn.usable = self._turn.usable, False
         try:
-            self._catalog.close(discard=discard, exiting=exiting)
+            with self._catalog.lock:  # which may tell of a transaction that was abandoned, as an error perhaps
+                pass
         finally:
-            if self._catalog.core.gone is None:
-                self._turn.usable = usable
-            else:
-                _open_stores.discard(self)
-                self._claim.unlock()
+            try:
+                self._catalog.close(discard=discard, exiting=exiting)
+            finally:
+                if self._catalog.core.gone is None:
+                    self._turn.usable = usable
+                else:
+                    _open_stores.discard(self)
+                    self._claim.unlock()
 
     def __enter__(self) -> Store:
         self._catalog.core.require_open()
@@ -459,8 +469,7 @@ class Store(NameMapping):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "an open Store can't be pickled or copied: pass its path and open it there, "
-            "or copy what it holds with dict(store)"
+            "an open Store can't be pickled: pass its path and open it there, or copy what it holds with dict(store)"
         )
 
     def __sklearn_clone__(self) -> Store:
@@ -471,13 +480,7 @@ class Store(NameMapping):
 def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
     try:
         if store._turn.usable:
-            warnings.warn(
-                f"the store {store._path!r}, opened at {store._claim.where}, was not closed: changes since its last "
-                "commit, if any, are dropped",
-                ResourceWarning,
-                stacklevel=2,
-                source=store,
-            )
+            warn_of_drop(store, store._described(), store._claim.where)
     finally:
         # OutOfMemoryError: the core stays open, and the file locked, as long as the process lives.
         with contextlib.suppress(Error):
@@ -486,21 +489,28 @@ def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
 
 @atexit.register
 def close_all() -> None:
-    """Close what is open as the interpreter does when it exits: what is pending is dropped, with a ResourceWarning."""
+    """Close what is open as the interpreter does when it exits: what is pending is dropped, with a warning."""
+    told: Warning | None = None
     for store in list(_open_stores):
-        with contextlib.suppress(ResourceWarning):  # made an error: the others are to be closed too
+        try:
             _drop_with_warning(store, exiting=True)
+        except ResourceWarning:  # made an error: the others are to be closed too
+            pass
+        except Warning as warning:
+            told = told or warning
+    if told is not None:
+        raise told  # which Python prints, and goes on
 
 
 def _after_fork() -> None:
     global _open_stores
     for store in list(_open_stores):
         core = store._catalog.core
-        lock = threading.RLock()  # another thread of the parent's may hold the old one for good
+        lock = Lock()  # another thread of the parent's may hold the old one for good
         core.lock = store._catalog.lock = lock
         store._catalog.deriving = threading.RLock()
         store._turn.usable = False  # for transactions that are open; its lock, too, may be held for good
-        store._turn = Turn(usable=False)
+        store._turn = Turn(usable=False, operations=lock)
         store._forked = True
         core.leave()
     _open_stores = weakref.WeakSet()

@@ -27,7 +27,16 @@ from pmstore import _opening
 from pmstore._core import lib
 from pmstore.testing._engine import KINDS, Found, Options, explore
 from pmstore.testing._recording import Recorder, Recording
-from tests import crashes, crashes_slots, test_async, test_forks, test_home_behind, test_interrupts, test_turns
+from tests import (
+    crashes,
+    crashes_slots,
+    test_abandoned,
+    test_async,
+    test_forks,
+    test_home_behind,
+    test_interrupts,
+    test_turns,
+)
 from tests.conftest import Medium
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
@@ -388,6 +397,18 @@ def turns(directory: Path) -> None:
             test_turns.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
     with pmstore.open(directory / "turns.pm", "w") as store:
         test_interrupts.test_a_transaction_that_dies_inside_is_rolled_back(store, passing=False)
+    abandoned(directory)
+
+
+def abandoned(directory: Path) -> None:
+    uses: tuple[Callable[[pmstore.Store], None], ...] = (
+        test_abandoned.test_what_a_thread_did_before_and_after_goes_together,
+        test_abandoned.test_the_collector_of_another_thread,
+        test_abandoned.test_a_reference_counted_to_zero_in_the_middle_of_an_assignment,
+    )
+    for use in uses:
+        with pmstore.open(directory / "abandoned.pm", "w") as store:
+            use(store)
 
 
 def behind(directory: Path) -> None:

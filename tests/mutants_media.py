@@ -8,6 +8,7 @@ from tests.mutants_build import Mutant, part
 
 FILE, MEMORY, MEDIA, STORE = "csrc/media_file.c", "csrc/media_memory.c", "csrc/media.c", "csrc/store_format.c"
 OPENING, TURN, CATALOG = "pmstore/_opening.py", "csrc/python/turn.c", "pmstore/_catalog.py"
+LOCK = "csrc/python/lock.c"
 STORE_PY, LIST = "pmstore/_store.py", "pmstore/_list.py"
 
 MEMORY_MEDIUM = [
@@ -344,7 +345,39 @@ PYTHON = [
         "self->depth",
         "false",
         "a transaction that nobody left is committed by the next one",
-        within="if (self->depth) { /* nobody will leave it any more */",
+        within="if (self->depth) die_inside(self);",
+    ),
+    Mutant(
+        "rollback-in-the-collector",
+        "W",
+        TURN,
+        "is_collecting()",
+        "false",
+        "half of what a thread did around a collection is committed",
+    ),
+    Mutant(
+        "rollback-inside-an-operation",
+        "W",
+        TURN,
+        "lock_is_mine(turn->operations)",
+        "false",
+        "a name that was assigned is gone when the assignment returns, and nobody says so",
+    ),
+    Mutant(
+        "operation-before-a-rollback-that-is-due",
+        "W",
+        LOCK,
+        "lock->due == NOTHING_DUE || lock->depth > 1",
+        "true",
+        "what an abandoned transaction changed is committed",
+    ),
+    Mutant(
+        "transaction-before-a-rollback-that-is-due",
+        "W",
+        TURN,
+        "turn->operations->due && !begin_clean(turn)",
+        "false",
+        "what an abandoned transaction changed is part of the next one, or takes it back",
     ),
     Mutant(
         "commit-without-a-turn",

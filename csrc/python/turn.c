@@ -13,23 +13,28 @@
  * Leaving has to happen whatever a signal handler raises, and when. Python runs handlers when one of its functions is entered and when a call
  * comes back to one, so that a KeyboardInterrupt may be raised in the very first instruction of an __exit__ of Python's, before any try: the most
  * likely place of all, if the last statement of the block is one long call into numpy. Here handlers run only inside the methods of the store that
- * are called, and what they raise comes back as an error. A transaction that dies without having been left, as when an ExitStack is interrupted,
- * is rolled back.
+ * are called, and what they raise comes back as an error.
+ *
+ * A transaction that dies without having been left, as when an ExitStack is interrupted, is rolled back. So is one that
+ * is left because the generator dies that is suspended inside it. That happens at once if its own thread lets go of it
+ * between two operations. Otherwise, most of all in the garbage collector, the rollback waits for the next operation:
+ * see lock.c.
  *
  * And it is on the way of every commit: of an 8-byte commit, which takes 0.3 us, a with statement of Python's is longer than all the rest.
  *
  * Transactions are left in the reverse of the order in which they were entered, unless a generator or a coroutine was suspended inside one. Then
  * nobody can say which changes are whose, so everything is rolled back, and each of those concerned is told. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
+#include "lock.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
 static const char INNER_FAILED[] = "everything since the last commit was rolled back: an exception had left an inner transaction";
 static const char OUT_OF_ORDER[] = "transactions were left out of order: an await or a yield inside a transaction let another one begin; "
                                    "everything since the last commit is rolled back";
+static const char STILL_DUE[] = "an abandoned transaction is to be rolled back first, and that has to wait for the end of the operation "
+                                "in whose middle this one would begin";
 
 /* Which thread may commit: the one that holds `lock`, an RLock. Of the open transaction, which is that of the lock's owner: */
 typedef struct {
@@ -39,6 +44,7 @@ typedef struct {
     const char *doomed; /* why it can't be committed, or NULL */
     PyObject *only;     /* what it promises to change of arrays (see _only.py), or None: anything */
     bool usable;        /* whether the store may change: it is open, for writing, in this process */
+    Lock *operations;   /* the lock around each operation of the store */
     PyObject *idle;     /* True if it is, and no transaction is open; an object, for Store.commit: Python reads those quickest */
 } Turn;
 
@@ -48,6 +54,7 @@ typedef struct {
     PyObject *only; /* as of Turn */
     Turn *turn;
     Py_ssize_t depth; /* how many with statements there were when this one was entered, with it; 0: not inside */
+    bool dying;       /* nobody will leave it any more */
 } Transaction;
 
 static struct {
@@ -65,18 +72,10 @@ static PyObject *transaction_error(const char *text)
     return NULL;
 }
 
-/* Calls a method for what it does. */
-static bool call(PyObject *object, PyObject *method, PyObject *argument)
-{
-    PyObject *result = PyObject_CallMethodObjArgs(object, method, argument, NULL);
-    Py_XDECREF(result);
-    return result;
-}
-
 /* Read-only, closed or forked: raises what the store says of it. */
 static PyObject *refuse(Transaction *self)
 {
-    if (call(self->store, name.writable, NULL)) transaction_error("the store is being closed");
+    if (call_method(self->store, name.writable, NULL)) transaction_error("the store is being closed");
     return NULL;
 }
 
@@ -111,11 +110,11 @@ static void promise(Turn *turn, PyObject *only)
 
 static bool take_turn(Turn *turn)
 {
-    if (call(turn->lock, name.acquire, NULL)) return true;
+    if (call_method(turn->lock, name.acquire, NULL)) return true;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     /* A lock of Python's, unlike that of C's, can be interrupted when it has been taken. */
-    if (owns(turn) == 1) call(turn->lock, name.release, NULL);
+    if (owns(turn) == 1) call_method(turn->lock, name.release, NULL);
     PyErr_Restore(type, value, traceback); /* instead of any that was set since */
     return false;
 }
@@ -126,10 +125,19 @@ static void give_turn_back(Turn *turn)
     turn->doomed = NULL;
     promise(turn, Py_None);
     note_idle(turn);
-    if (call(turn->lock, name.release, NULL)) return;
+    if (call_method(turn->lock, name.release, NULL)) return;
     if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
     PyErr_Clear(); /* another thread has it: it closed a generator that was suspended inside a transaction */
-    call(turn->lock, name.give_up, NULL);
+    call_method(turn->lock, name.give_up, NULL);
+}
+
+/* The same, while an error may be set, which stays. */
+static void give_turn_back_beside(Turn *turn)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    give_turn_back(turn);
+    if (type) PyErr_Restore(type, value, traceback);
 }
 
 /* ---- entering ----------------------------------------------------------------------------------------------------- */
@@ -153,6 +161,13 @@ static PyObject *join(Transaction *self)
     return Py_NewRef(self->store);
 }
 
+/* What was abandoned before this transaction is no part of it. */
+static bool begin_clean(Turn *turn)
+{
+    if (!lock_settle(turn->operations)) return false;
+    return turn->operations->due != ROLLBACK_DUE || transaction_error(STILL_DUE);
+}
+
 static PyObject *enter(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -163,11 +178,15 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     if (inside < 0) return NULL;
     if (inside) return join(self);
     /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited for. */
-    if (!turn->usable && !call(self->store, name.writable, NULL)) return NULL;
+    if (!turn->usable && !call_method(self->store, name.writable, NULL)) return NULL;
     if (!take_turn(turn)) return NULL;
     if (!turn->usable) { /* closed while this thread waited */
         give_turn_back(turn);
         return PyErr_Occurred() ? NULL : refuse(self);
+    }
+    if (turn->operations->due && !begin_clean(turn)) {
+        give_turn_back_beside(turn);
+        return NULL;
     }
     promise(turn, self->only);
     self->depth = turn->depth = 1;
@@ -177,24 +196,24 @@ static PyObject *enter(PyObject *object, PyObject *unused)
 
 /* ---- leaving ------------------------------------------------------------------------------------------------------ */
 
-enum { INTERRUPTS = 8 }; /* in a row, after which somebody means it */
+/* Whether this is the moment for a rollback: the transaction's own thread is between two operations, and the garbage
+ * collector did not interrupt it. */
+static bool may_roll_back(Turn *turn)
+{
+    if (is_collecting() || lock_is_mine(turn->operations)) return false;
+    int own = owns(turn);
+    if (own < 0) PyErr_Clear();
+    return own == 1;
+}
 
-/* Takes everything back to the last commit; true if no error is set. What a signal handler raises on the way, of
- * whatever kind, or want of memory, is raised when that is done: what is not taken back would be in the next commit. */
+/* Takes everything back to the last commit, now or before the next operation; true if no error is set. What is not taken
+ * back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
-    PyObject *type = NULL, *value = NULL, *traceback = NULL;
-    for (int i = 0; !call(self->store, name.rollback, NULL); i++) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-        type = value = traceback = NULL;
-        if (i == INTERRUPTS) return false;
-        PyErr_Fetch(&type, &value, &traceback);
-    }
-    if (!type) return true;
-    PyErr_Restore(type, value, traceback);
-    return false;
+    bool done;
+    if (!self->dying && may_roll_back(self->turn)) return call_until_done(self->store, name.rollback, &done);
+    lock_abandon(self->turn->operations);
+    return true;
 }
 
 /* The same, while an error is set, which stays. */
@@ -216,7 +235,7 @@ static bool end(Transaction *self, bool failing)
         return failing;
     }
     PyObject *only = Py_NewRef(self->turn->only);
-    bool committed = call(self->store, name.commit, only);
+    bool committed = call_method(self->store, name.commit, only);
     Py_DECREF(only);
     /* After an error what is pending stays pending; an interrupt leaves nothing pending. */
     if (!committed && !PyErr_ExceptionMatches(PyExc_Exception)) roll_back_beside(self);
@@ -230,7 +249,7 @@ static bool leave(Transaction *self, bool failing)
     Py_ssize_t depth = self->depth;
     bool done = true;
     if (depth == 0 || !turn->usable) { /* left already; closed, or forked */
-        if (!failing) done = call(self->store, name.writable, NULL);
+        if (!failing) done = call_method(self->store, name.writable, NULL);
     } else if (depth != turn->depth) {
         turn->doomed = OUT_OF_ORDER;
         if (turn->depth == 1) done = roll_back(self);
@@ -246,10 +265,7 @@ static bool leave(Transaction *self, bool failing)
         turn->depth--;
         return done;
     }
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    give_turn_back(turn);
-    if (type) PyErr_Restore(type, value, traceback);
+    give_turn_back_beside(turn);
     return !PyErr_Occurred();
 }
 
@@ -259,17 +275,23 @@ static PyObject *leave_with(PyObject *object, PyObject *const *error, Py_ssize_t
     return Py_NewRef(Py_None);
 }
 
+/* Nobody will leave it any more. */
+static void die_inside(Transaction *self)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    bool now = may_roll_back(self->turn);
+    self->dying = true;
+    if (!leave(self, true) || (now && !lock_settle(self->turn->operations))) PyErr_WriteUnraisable(self->store);
+    PyErr_Restore(type, value, traceback);
+}
+
 static void transaction_dealloc(PyObject *object)
 {
     Transaction *self = (Transaction *)object;
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    if (self->depth) { /* nobody will leave it any more */
-        PyObject *error, *value, *traceback;
-        PyErr_Fetch(&error, &value, &traceback);
-        if (!leave(self, true)) PyErr_WriteUnraisable(self->store);
-        PyErr_Restore(error, value, traceback);
-    }
+    if (self->depth) die_inside(self);
     Py_DECREF(self->store);
     Py_DECREF(self->only);
     Py_DECREF(self->turn);
@@ -307,9 +329,11 @@ static PyType_Spec transaction_spec = {
 
 static PyObject *turn_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"usable", NULL};
+    static char *names[] = {"usable", "operations", NULL};
     int usable;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "p:Turn", names, &usable)) return NULL;
+    PyObject *operations;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "pO!:Turn", names, &usable, lock_type(), &operations))
+        return NULL;
     PyObject *threading = PyImport_ImportModule("threading");
     PyObject *lock = threading ? PyObject_CallMethod(threading, "RLock", NULL) : NULL;
     Py_XDECREF(threading);
@@ -324,6 +348,7 @@ static PyObject *turn_new(PyTypeObject *type, PyObject *arguments, PyObject *key
     turn->doomed = NULL;
     turn->only = Py_NewRef(Py_None);
     turn->usable = usable;
+    turn->operations = (Lock *)Py_NewRef(operations);
     turn->idle = Py_NewRef(Py_False);
     note_idle(turn);
     return (PyObject *)turn;
@@ -333,6 +358,7 @@ static void turn_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     Py_XDECREF(((Turn *)object)->lock);
+    Py_DECREF(((Turn *)object)->operations);
     Py_DECREF(((Turn *)object)->only);
     Py_DECREF(((Turn *)object)->idle);
     PyObject_Free(object);
@@ -355,6 +381,7 @@ static PyObject *turn_transaction(PyObject *object, PyObject *const *arguments, 
     transaction->only = Py_NewRef(arguments[1]);
     transaction->turn = (Turn *)Py_NewRef(object);
     transaction->depth = 0;
+    transaction->dying = false;
     PyObject_GC_Track(transaction);
     return (PyObject *)transaction;
 }
@@ -375,14 +402,22 @@ static int turn_set_usable(PyObject *object, PyObject *value, void *unused)
     return 0;
 }
 
+static PyObject *turn_doomed(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((Turn *)object)->doomed != NULL);
+}
+
 static PyType_Slot turn_slots[] = {
-    {Py_tp_doc, "Turn(usable): which thread may commit, and whether any may."},
+    {Py_tp_doc, "Turn(usable, operations): which thread may commit, and whether any may. operations: the store's Lock."},
     {Py_tp_new, turn_new},
     {Py_tp_dealloc, turn_dealloc},
     {Py_tp_members, (PyMemberDef[]){{"lock", T_OBJECT_EX, offsetof(Turn, lock), 0, NULL},
                                     {"idle", T_OBJECT_EX, offsetof(Turn, idle), READONLY, NULL},
                                     {NULL, 0, 0, 0, NULL}}},
-    {Py_tp_getset, (PyGetSetDef[]){{"usable", turn_usable, turn_set_usable, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}}},
+    {Py_tp_getset, (PyGetSetDef[]){{"usable", turn_usable, turn_set_usable, NULL, NULL},
+                                   {"doomed", turn_doomed, NULL, "Whether a transaction is open, and can't be committed.", NULL},
+                                   {NULL, NULL, NULL, NULL, NULL}}},
     {Py_tp_methods, (PyMethodDef[]){{"mine", turn_mine, METH_NOARGS, "Whether the calling thread is inside a transaction."},
                                     {"transaction", (PyCFunction)(void (*)(void))turn_transaction, METH_FASTCALL,
                                      "transaction(store, only): one that has not begun."},
@@ -407,6 +442,7 @@ static bool prepare(PyObject *module)
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].object = PyUnicode_InternFromString(names[i].text))) return false;
+    if (!lock_prepare(module)) return false;
     PyObject *turn = PyType_FromSpec(&turn_spec);
     if (!turn || PyModule_AddObject(module, "Turn", turn) < 0) return false;
     transaction_type = (PyTypeObject *)PyType_FromSpec(&transaction_spec);

@@ -1,0 +1,256 @@
+/* The lock around every operation of a store: recursive, as Python's RLock.
+ *
+ *             lock_abandon                  rolled back                   warned
+ *   NOTHING ──────────────▶ ROLLBACK_DUE ─────────────▶ WARNING_DUE ─────────────▶ NOTHING
+ *                           by whoever takes the lock from outside of any operation
+ *
+ * A transaction that is abandoned, as in a generator that nobody resumes, is left when the generator dies. The garbage
+ * collector decides when that is, and in which thread: in the middle of an operation, of a computation, of another
+ * thread's operation. A rollback there would take back half of what the program is doing. So nothing happens there but
+ * this mark. The next operation finds the mark before it begins, rolls back, and warns. What it then does
+ * starts from the last commit.
+ *
+ * The warning is given without the lock: it may run code of the program's, which may wait for a thread that wants the
+ * lock.
+ *
+ * The GIL guards the fields. */
+#include "lock.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+enum { INTERRUPTS = 8 }; /* in a row, after which somebody means it */
+
+static struct {
+    PyObject *roll_back, *warn;
+} name;
+static PyObject *type;
+static unsigned long collector; /* the thread that collects garbage; 0: none */
+
+bool call_method(PyObject *object, PyObject *method, PyObject *argument)
+{
+    PyObject *result = PyObject_CallMethodObjArgs(object, method, argument, NULL);
+    Py_XDECREF(result);
+    return result;
+}
+
+bool call_until_done(PyObject *object, PyObject *method, bool *done)
+{
+    PyObject *kind = NULL, *value = NULL, *traceback = NULL;
+    for (int i = 0; !(*done = call_method(object, method, NULL)); i++) {
+        Py_XDECREF(kind);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        kind = value = traceback = NULL;
+        if (i == INTERRUPTS) return false;
+        PyErr_Fetch(&kind, &value, &traceback);
+    }
+    if (!kind) return true;
+    PyErr_Restore(kind, value, traceback);
+    return false;
+}
+
+/* ---- taking and giving --------------------------------------------------------------------------------------- */
+
+bool lock_is_mine(const Lock *lock)
+{
+    return lock->owner == PyThread_get_thread_ident();
+}
+
+/* 1: it is the calling thread's. 0: it would have to wait. -1: a signal handler has raised an error. */
+static int take(Lock *lock, bool wait)
+{
+    if (lock_is_mine(lock)) {
+        lock->depth++;
+        return 1;
+    }
+    PyLockStatus status = PyThread_acquire_lock_timed(lock->lock, 0, 0);
+    if (status != PY_LOCK_ACQUIRED && !wait) return 0;
+    while (status != PY_LOCK_ACQUIRED) {
+        Py_BEGIN_ALLOW_THREADS
+        status = PyThread_acquire_lock_timed(lock->lock, -1, 1);
+        Py_END_ALLOW_THREADS
+        if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) return -1;
+    }
+    lock->owner = PyThread_get_thread_ident();
+    lock->depth = 1;
+    return 1;
+}
+
+static void give(Lock *lock)
+{
+    if (--lock->depth) return;
+    lock->owner = 0;
+    PyThread_release_lock(lock->lock);
+}
+
+/* Gives the lock back, which the calling thread has taken once. */
+static bool settle(Lock *lock)
+{
+    bool quiet = true;
+    if (lock->due == ROLLBACK_DUE) {
+        bool done;
+        quiet = call_until_done(lock->undo, name.roll_back, &done);
+        if (done) lock->due = WARNING_DUE; /* not before: who sees that no rollback is due may begin */
+    }
+    bool warn = quiet && lock->due == WARNING_DUE;
+    if (warn) lock->due = NOTHING_DUE;
+    give(lock);
+    return warn ? call_method(lock->undo, name.warn, NULL) : quiet;
+}
+
+static int acquire(Lock *lock, bool wait)
+{
+    for (;;) {
+        int taken = take(lock, wait);
+        if (taken <= 0 || lock->due == NOTHING_DUE || lock->depth > 1) return taken;
+        if (!settle(lock)) return -1;
+    }
+}
+
+void lock_abandon(Lock *lock)
+{
+    if (lock->undo) lock->due = ROLLBACK_DUE;
+}
+
+bool lock_settle(Lock *lock)
+{
+    if (lock->due == NOTHING_DUE) return true;
+    if (acquire(lock, true) < 0) return false;
+    give(lock);
+    return true;
+}
+
+/* ---- the type ------------------------------------------------------------------------------------------------ */
+
+static PyObject *lock_new(PyTypeObject *of, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, ":Lock", names)) return NULL;
+    PyThread_type_lock inner = PyThread_allocate_lock();
+    if (!inner) return PyErr_NoMemory();
+    Lock *lock = PyObject_New(Lock, of);
+    if (!lock) {
+        PyThread_free_lock(inner);
+        return NULL;
+    }
+    lock->lock = inner;
+    lock->owner = 0;
+    lock->depth = 0;
+    lock->due = NOTHING_DUE;
+    lock->undo = NULL;
+    return (PyObject *)lock;
+}
+
+static void lock_dealloc(PyObject *object)
+{
+    Lock *lock = (Lock *)object;
+    PyTypeObject *of = Py_TYPE(object);
+    if (lock->depth) PyThread_release_lock(lock->lock); /* in a fork, that of a thread which is not there */
+    PyThread_free_lock(lock->lock);
+    Py_XDECREF(lock->undo);
+    PyObject_Free(object);
+    Py_DECREF(of);
+}
+
+static PyObject *lock_acquire(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    int wait = count ? PyObject_IsTrue(arguments[0]) : 1;
+    int taken = wait < 0 ? -1 : acquire((Lock *)object, wait);
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+static PyObject *lock_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return acquire((Lock *)object, true) < 0 ? NULL : Py_NewRef(object);
+}
+
+static PyObject *lock_release(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (!lock_is_mine((Lock *)object)) {
+        PyErr_SetString(PyExc_RuntimeError, "the lock is not this thread's");
+        return NULL;
+    }
+    give((Lock *)object);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *lock_exit(PyObject *object, PyObject *const *error, Py_ssize_t count)
+{
+    (void)error, (void)count;
+    return lock_release(object, NULL);
+}
+
+static PyObject *lock_owned(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(lock_is_mine((Lock *)object));
+}
+
+static PyMethodDef lock_methods[] = {
+    {"acquire", (PyCFunction)(void (*)(void))lock_acquire, METH_FASTCALL, "acquire(wait=True): whether it was taken."},
+    {"release", lock_release, METH_NOARGS, NULL},
+    {"_is_owned", lock_owned, METH_NOARGS, "Whether the calling thread has it."},
+    {"__enter__", lock_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))lock_exit, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot lock_slots[] = {
+    {Py_tp_doc, "Lock(): for the operations of one store. Before the next of them, `undo` undoes what was abandoned."},
+    {Py_tp_new, lock_new},
+    {Py_tp_dealloc, lock_dealloc},
+    {Py_tp_members, (PyMemberDef[]){{"undo", T_OBJECT, offsetof(Lock, undo), 0, NULL}, {NULL, 0, 0, 0, NULL}}},
+    {Py_tp_methods, lock_methods},
+    {0, NULL},
+};
+static PyType_Spec lock_spec = {
+    .name = "pmstore._turn.Lock",
+    .basicsize = sizeof(Lock),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = lock_slots,
+};
+
+PyObject *lock_type(void)
+{
+    return type;
+}
+
+/* ---- the garbage collector ----------------------------------------------------------------------------------- */
+
+bool is_collecting(void)
+{
+    return collector == PyThread_get_thread_ident();
+}
+
+static PyObject *note_collector(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    (void)self;
+    bool begins = count && PyUnicode_Check(arguments[0]) && !PyUnicode_CompareWithASCIIString(arguments[0], "start");
+    collector = begins ? PyThread_get_thread_ident() : 0;
+    return Py_NewRef(Py_None);
+}
+
+static bool watch_collector(void)
+{
+    static PyMethodDef method = {"pmstore_collecting", (PyCFunction)(void (*)(void))note_collector, METH_FASTCALL,
+                                 "Notes which thread collects garbage: no transaction is rolled back there."};
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *callbacks = gc ? PyObject_GetAttrString(gc, "callbacks") : NULL;
+    PyObject *function = callbacks ? PyCFunction_New(&method, NULL) : NULL;
+    bool done = function && PyList_Append(callbacks, function) == 0;
+    Py_XDECREF(function);
+    Py_XDECREF(callbacks);
+    Py_XDECREF(gc);
+    return done;
+}
+
+bool lock_prepare(PyObject *module)
+{
+    name.roll_back = PyUnicode_InternFromString("roll_back");
+    name.warn = PyUnicode_InternFromString("warn");
+    type = PyType_FromSpec(&lock_spec);
+    if (!name.roll_back || !name.warn || !type || !watch_collector()) return false;
+    return PyModule_AddObject(module, "Lock", Py_NewRef(type)) == 0;
+}

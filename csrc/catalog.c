@@ -58,10 +58,11 @@ static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm
     if (!node) return NULL;
     /* Contents that programs may write can't pass for a node: the map says what a page is. Levels fall by one, so
      * references can't form a loop. */
-    if ((!known && (!pm_node_sound(node) || pm_map_kind(region, region->live, offset / PM_PAGE) != PM_PAGE_META)) ||
-        node->head.level != level) {
+    bool sound = known || (pm_node_sound(node) && pm_live_kind(region, offset / PM_PAGE, status) == PM_PAGE_META);
+    if (!sound || node->head.level != level) {
         region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
-        *status = pm_fail(PM_CORRUPT, "the catalog is damaged at region offset %llu", (unsigned long long)offset);
+        if (*status == PM_OK)
+            *status = pm_fail(PM_CORRUPT, "the catalog is damaged at region offset %llu", (unsigned long long)offset);
         return NULL;
     }
     return node;
@@ -168,6 +169,8 @@ static pm_status descend(pm_region *region, pm_key key, tree_path *path)
     uint64_t offset = root->tree;
     if (!pm_region_holds(region, offset, PM_PAGE) || offset % PM_PAGE)
         return pm_fail(PM_CORRUPT, "the catalog's root lies outside the store");
+    if (!(region->flags[offset / PM_PAGE] & PM_FLAG_VERIFIED))
+        PM_TRY(pm_region_make_private(region, offset, PM_PAGE, "a page of metadata"));
     uint32_t level = ((const pm_page_head *)(const void *)(region->live + offset))->level;
     if (level >= PM_TREE_HEIGHT) return pm_fail(PM_CORRUPT, "the catalog is damaged: it is too high");
     for (path->depth = 0;; path->depth++, level--) {
@@ -559,7 +562,9 @@ pm_status pm_catalog_hash(pm_region *region, uint64_t *hash)
         memcpy(last, found.key.bytes, found.key.length);
         from = (pm_key){last, found.key.length};
         if (!entry->offset) continue;
+        uint64_t place = pm_region_place(region, entry->offset, entry->length);
         PM_TRY(pm_heap_check_extent(region, entry->offset, entry->length));
-        *hash = pm_hash64(region->live + pm_region_place(region, entry->offset, entry->length), entry->length, *hash);
+        PM_TRY(pm_region_readable(region, region->live, place, entry->length, "contents"));
+        *hash = pm_hash64(region->live + place, entry->length, *hash);
     }
 }

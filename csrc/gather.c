@@ -106,11 +106,26 @@ static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *
     return PAGE_SPARSE;
 }
 
+/* Pages from one page of a sample to the next. */
+static uint64_t sample_step(uint64_t length)
+{
+    enum { ONE_PAGE_OF = 8, PAGES_MOST = 64 };
+    uint64_t blocks = length / PM_PAGE;
+    return blocks / PAGES_MOST > ONE_PAGE_OF ? blocks / PAGES_MOST : ONE_PAGE_OF;
+}
+
+bool pm_gather_sample_readable(const pm_region *region, uint64_t place, uint64_t home, uint64_t length)
+{
+    uint64_t step = sample_step(length) * PM_PAGE;
+    for (uint64_t at = 0; at + PM_PAGE <= length; at += step)
+        if (pm_region_comparable(region, place + at, home + at, PM_PAGE) != PM_OK) return false;
+    return true;
+}
+
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length)
 {
-    enum { ONE_PAGE_OF = 8, PAGES_MOST = 64, LINES_APART = 21 };
-    uint64_t blocks = length / PM_PAGE, step = blocks / PAGES_MOST > ONE_PAGE_OF ? blocks / PAGES_MOST : ONE_PAGE_OF;
-    uint64_t seen = 0, changed = 0;
+    enum { LINES_APART = 21 };
+    uint64_t blocks = length / PM_PAGE, step = sample_step(length), seen = 0, changed = 0;
     for (uint64_t block = 0; block < blocks; block += step, seen++) {
         uint64_t at = block * PM_PAGE, end = at + PM_PAGE;
         while (at < end && memcmp(region->live + place + at, region->home + home + at, PM_LINE)) at += LINES_APART * PM_LINE;
@@ -135,6 +150,16 @@ static uint64_t next_block(const pm_region *region, const pm_candidate *extent, 
 }
 
 enum { UNCOMPARED = 7 };
+
+/* The hashes that a commit changes can be read. Contents were read by the program that changed them, and smaller extents
+ * when a program got them (pm_region_prepare): of the hashes this may be the first time. */
+static pm_status table_readable(const pm_region *region, const pm_candidate *extent, uint64_t first, uint64_t last)
+{
+    if (pm_extent_blocks(extent->length) < PM_WATCH_LEAST) return PM_OK;
+    uint64_t table = extent->home + pm_extent_table(extent->length);
+    uint64_t size = 8 * (last - first + 1);
+    return pm_region_readable(region, region->home, table + 8 * first, size, "the hashes of contents");
+}
 
 /* Changed blocks of an extent, then the entries of its table of hashes. fresh: home means nothing yet. */
 static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, bool fresh, bool *dense)
@@ -184,7 +209,9 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
         }
         hashes[dirty++] = (struct block_hash){block, hash};
     }
-    for (uint64_t i = 0; i < dirty; i++) {
+    pm_status status = PM_OK;
+    if (dirty && !fresh) status = table_readable(region, extent, hashes[0].block, hashes[dirty - 1].block);
+    for (uint64_t i = 0; status == PM_OK && i < dirty; i++) {
         uint64_t at = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
         memcpy(&old, region->home + entry, sizeof old);
         pm_digest_add(&c->changed, at, pm_digest_term(at, hashes[i].hash) - (fresh ? 0 : pm_digest_term(at, old)));
@@ -194,7 +221,7 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
     if (hashes != few) free(hashes);
     extent->changed = dirty;
     if (dirty && extent->look != PM_LOOK_ONLY) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
-    return PM_OK;
+    return status;
 }
 
 /* *dense: learned, most of it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */

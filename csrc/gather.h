@@ -34,6 +34,8 @@ bool pm_gather_differs(const pm_region *region, const pm_candidate *extent);
 
 /* True if most of an extent differs from home, as far as a few lines of a few of its pages tell. */
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
+/* Whether those pages can be read: to be asked for before the first time, for no program may have touched them. */
+bool pm_gather_sample_readable(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
 
 /* A program will soon change the bytes [at, at + bytes) of an extent, whose memory begins at `live`, and commit: they are fetched from memory, and what
  * the commit reads of home to decide how, and cannot go on without. Of the first pages: more would be gone from the cache again. */

@@ -49,6 +49,16 @@ static pm_map *map_read(pm_region *region, uint64_t page, pm_status *status)
     return offset ? pm_page_read(region, offset, PM_TYPE_MAP, status) : NULL;
 }
 
+unsigned pm_live_kind(pm_region *region, uint64_t page, pm_status *status)
+{
+    *status = PM_OK;
+    if (page / PAGES_PER_LIST >= PM_ROOT_LISTS) return PM_PAGE_FREE;
+    /* A damaged map may still say what the page is: only what it frees or gives away has to be right. */
+    if (!map_read(region, page, status) && *status == PM_UNREADABLE) return PM_PAGE_FREE;
+    *status = PM_OK;
+    return pm_map_kind(region, region->live, page);
+}
+
 /* ---- searching ---------------------------------------------------------------------------------------------- */
 
 /* End of what forbids the use of a free range: a detached buffer (I9), a page that the space map took and could not mark
@@ -155,6 +165,15 @@ static pm_status set_kind(pm_region *region, uint64_t page, uint64_t pages, unsi
 
 static pm_status ensure_map(pm_region *region, uint64_t page);
 
+/* A free page may lie on a block that the disk can't read. Metadata there change in parts, which begins by reading the page;
+ * to write all of it, nobody has to. */
+static pm_status make_readable(pm_region *region, uint64_t page)
+{
+    static const uint8_t zeros[PM_PAGE];
+    if (pm_region_readable(region, region->home, page * PM_PAGE, PM_PAGE, "free space") == PM_OK) return PM_OK;
+    return pm_home_write(region, page * PM_PAGE, zeros, PM_PAGE, PM_WRITE_CACHED);
+}
+
 /* A page for the map itself, named by `slot` of `parent`. It is marked as used once a map describes it, which may have to be
  * made first, or be this very page; until then `taken` keeps it from being found again. */
 static pm_status add_map_page(pm_region *region, uint32_t type, void *parent, uint64_t *slot)
@@ -162,6 +181,7 @@ static pm_status add_map_page(pm_region *region, uint32_t type, void *parent, ui
     uint64_t page;
     pm_status status;
     PM_TRY(find(region, 1, &page));
+    PM_TRY(make_readable(region, page));
     pm_page_edit(region, parent);
     pm_page_new(region, page * PM_PAGE, type, 0);
     PM_CHECK(region->taken_count < sizeof region->taken / sizeof region->taken[0]);
@@ -205,6 +225,7 @@ pm_status pm_heap_pages(pm_region *region, uint64_t pages, unsigned kind, uint64
         /* The new map page may stand in the run that was found: look again. */
         return pm_heap_pages(region, pages, kind, offset);
     }
+    if (kind != PM_PAGE_DATA) PM_TRY(make_readable(region, first));
     PM_TRY(set_kind(region, first, pages, kind));
     if (kind == PM_PAGE_DATA) pm_region_take(region, first * PM_PAGE, pages * PM_PAGE);
     *offset = first * PM_PAGE;
@@ -392,7 +413,10 @@ pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t leng
     if (pm_extent_is_small(length)) {
         pm_slab *slab;
         unsigned block;
-        if (offset % PM_PAGE < PM_LINE || pm_map_kind(region, region->live, offset / PM_PAGE) != PM_PAGE_SLAB)
+        pm_status status;
+        unsigned there = pm_live_kind(region, offset / PM_PAGE, &status);
+        PM_TRY(status);
+        if (offset % PM_PAGE < PM_LINE || there != PM_PAGE_SLAB)
             return pm_fail(PM_CORRUPT, "an extent is damaged: no slab at region offset %llu", (unsigned long long)offset);
         return slab_of(region, offset, length, &slab, &block);
     }

@@ -47,6 +47,8 @@ uint64_t pm_slab_all(unsigned class);   /* a bit for every block */
 
 /* The kind of a page in an image of the region; map pages are taken as they are, places are checked. */
 unsigned pm_map_kind(const pm_region *region, const uint8_t *image, uint64_t page);
+/* The same in the live state, whose map may have to be read first: *status says if the disk can't. */
+unsigned pm_live_kind(pm_region *region, uint64_t page, pm_status *status);
 uint64_t pm_heap_used(pm_region *region); /* allocated pages in the live state */
 
 #endif

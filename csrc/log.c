@@ -60,17 +60,45 @@ static pm_status layout_sound(const pm_header *header, const pm_media *media)
     return PM_OK;
 }
 
+/* Which of the header's copies the disk can't read. */
+static void find_lost(const pm_media *media, bool *lost)
+{
+    uint64_t size = media->size < PM_REGION_START ? media->size : PM_REGION_START;
+    if (pm_media_readable(media, 0, size, "the header") == PM_OK) return;
+    for (uint64_t copy = 0; copy * PM_PAGE < size; copy++)
+        lost[copy] = pm_media_readable(media, copy * PM_PAGE, 1, "the header") != PM_OK;
+}
+
+/* A copy that can't be read is left as zeros, which are never sound. */
+static pm_status read_copies(const pm_media *media, pm_header *copies, const bool *lost)
+{
+    bool store = !lost[0] && media->size >= sizeof PM_MAGIC && !memcmp(media->view, PM_MAGIC, sizeof PM_MAGIC);
+    if (!store && !lost[1] && media->size >= PM_REGION_START)
+        store = !memcmp(media->view + PM_PAGE, PM_MAGIC, sizeof PM_MAGIC);
+    if (!store && (lost[0] || lost[1])) return PM_UNREADABLE;
+    if (!store)
+        return pm_fail(PM_NOT_A_STORE, media->size ? "this file is not a pmstore store" : "the file is empty, not a store");
+    if (media->size < PM_REGION_START) return pm_fail(PM_CORRUPT, "the file is truncated: its headers are cut off");
+    if (!lost[0]) memcpy(&copies[0], media->view, sizeof copies[0]);
+    if (!lost[1]) memcpy(&copies[1], media->view + PM_PAGE, sizeof copies[1]);
+    return PM_OK;
+}
+
+/* A copy that can't be read gets what the other one says, as a whole page, so that nobody has to read the old one. Later
+ * writes of a header or a witness change a part of the page, and would. */
+static pm_status mend_lost(pm_log *log, unsigned copy)
+{
+    uint8_t page[PM_PAGE] __attribute__((aligned(PM_LINE))) = {0};
+    memcpy(page, &log->header, sizeof log->header);
+    return log->media->operations->write_through(log->media, copy * PM_PAGE, page, sizeof page);
+}
+
 pm_status pm_log_open(pm_log *log, pm_media *media)
 {
     *log = (pm_log){.media = media, .read_only = media->read_only};
-    pm_header copies[2];
-    if (media->size < sizeof PM_MAGIC || memcmp(media->view, PM_MAGIC, sizeof PM_MAGIC)) {
-        if (media->size < PM_REGION_START || memcmp(media->view + PM_PAGE, PM_MAGIC, sizeof PM_MAGIC))
-            return pm_fail(PM_NOT_A_STORE, media->size ? "this file is not a pmstore store" : "the file is empty, not a store");
-    }
-    if (media->size < PM_REGION_START) return pm_fail(PM_CORRUPT, "the file is truncated: its headers are cut off");
-    memcpy(&copies[0], media->view, sizeof copies[0]);
-    memcpy(&copies[1], media->view + PM_PAGE, sizeof copies[1]);
+    pm_header copies[2] = {0};
+    find_lost(media, log->lost);
+    PM_TRY(read_copies(media, copies, log->lost));
     bool sound[2] = {pm_header_sound(&copies[0]), pm_header_sound(&copies[1])};
     const pm_header *best = NULL;
     if (sound[0]) best = &copies[0];
@@ -78,6 +106,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     if (!best) {
         /* A later format may check its header in another way. */
         if (copies[0].version == copies[1].version && copies[0].version > PM_FORMAT_VERSION && copies[0].version < 1000) best = copies;
+        if (!best && (log->lost[0] || log->lost[1])) return PM_UNREADABLE;
         if (!best) return pm_fail(PM_CORRUPT, "both copies of the header are damaged");
     }
     if (best->version != PM_FORMAT_VERSION)
@@ -93,7 +122,8 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     log->sequence = log->durable = best->sequence;
     log->digest = best->digest;
     memcpy(log->slots, best->slots, sizeof log->slots);
-    return PM_OK;
+    bool mends = log->lost[1 - log->copy] && !log->read_only;
+    return mends ? mend_lost(log, 1 - log->copy) : PM_OK;
 }
 
 pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id, pm_digest digest)
@@ -427,6 +457,7 @@ const pm_record *pm_log_record(const pm_log *log, uint64_t at, uint64_t sequence
 uint64_t pm_log_witnessed(const pm_log *log)
 {
     pm_witness witness;
+    if (log->lost[0]) return 0;
     memcpy(&witness, log->media->view + PM_WITNESS_PLACE, sizeof witness);
     return witness.seal == witness_seal(log, witness.sequence) ? witness.sequence : 0;
 }

@@ -22,6 +22,7 @@ typedef struct {
     bool read_only;
     unsigned copy;     /* of the header: the one that was read, 0 for A and 1 for B */
     bool half_written; /* the copies differ: a crash between them, or damage to one */
+    bool lost[2];      /* copies that could not be read, A's with its witness */
 } pm_log;
 
 /* Reads both copies of the header, and checks the file against them. */

@@ -126,6 +126,25 @@ static inline bool pm_media_cannot_reserve(pm_status status)
  * SIGBUS. */
 pm_status pm_media_fill_holes(pm_media *media, uint64_t size);
 
+/* A range of the file, which is mapped at `at`: the first offset that can't be read there without a signal, UINT64_MAX if all
+ * can (media_read.c). If there is one, the failure is remembered: "cannot read WHAT: …". privately: the mapping is a private
+ * one, and its pages become private. */
+uint64_t pm_media_find_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
+                                  bool privately, const char *what);
+
+static inline uint64_t pm_media_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
+                                           const char *what)
+{
+    if (media->kind == PM_MEDIA_MEMORY || media->lent || !length) return UINT64_MAX;
+    return pm_media_find_unreadable(media, at, offset, length, false, what);
+}
+
+/* The same of the shared view, as a status. */
+static inline pm_status pm_media_readable(const pm_media *media, uint64_t offset, uint64_t length, const char *what)
+{
+    return pm_media_unreadable(media, media->view + offset, offset, length, what) == UINT64_MAX ? PM_OK : PM_UNREADABLE;
+}
+
 /* Memory: the pages of [from, to) are in the page table, so that the first store to each does not cost a fault. */
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);
 

@@ -32,7 +32,8 @@ typedef enum {
     PM_FAILED,     /* an earlier write or sync failed (D7): reopen the store */
     PM_NOT_FOUND,
     PM_TOO_LONG,   /* a key, a meta or an extent is over its limit */
-    PM_INVALID     /* the caller broke the contract of the function */
+    PM_INVALID,    /* the caller broke the contract of the function */
+    PM_UNREADABLE  /* the disk can't read a part of the file; nothing was changed by that, and the rest can be used */
 } pm_status;
 
 typedef enum { PM_MEDIA_AUTO = 0, PM_MEDIA_MEMORY = 1, PM_MEDIA_FILE = 2 } pm_media_kind;
@@ -169,6 +170,9 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
 /* Copies out all of an extent's contents, checking them against their hashes at rest: for contents that are
  * never changed in place. destination NULL: only looks whether there is such an extent. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
+
+/* PM_UNREADABLE if the disk can't read the bytes [at, at + count) of an extent, which through a buffer would be a signal. */
+pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_t at, uint64_t count);
 
 enum {
     PM_BUFFER_WRITABLE = 1,

@@ -51,33 +51,47 @@ static bool items_sound(const pm_region *region, const uint8_t *body, uint64_t l
     return cursor == length;
 }
 
-/* A record's items may stand in free pages of the region instead of the log. */
-static bool follow_spill(pm_store *store, found_body *body)
+/* A record's items may stand in free pages of the region instead of the log. *sound: they are what it says. */
+static pm_status follow_spill(pm_store *store, found_body *body, bool *sound)
 {
     pm_log_item item;
     uint64_t cursor = 0;
-    if (!pm_log_next(body->body, body->length, &cursor, &item) || item.kind != PM_ITEM_SPILL) return true;
+    *sound = true;
+    if (!pm_log_next(body->body, body->length, &cursor, &item) || item.kind != PM_ITEM_SPILL) return PM_OK;
     uint64_t place = PM_REGION_START + item.offset;
     const uint8_t *spilled = store->media.view + place;
-    if (pm_body_hash(spilled, item.length, place, store->log.header.salt) != direct_of(&item).hash) return false;
+    PM_TRY(pm_media_readable(&store->media, place, item.length, "a commit's list of changes"));
+    *sound = pm_body_hash(spilled, item.length, place, store->log.header.salt) == direct_of(&item).hash;
+    if (!*sound) return PM_OK;
     body->body = spilled, body->length = item.length, body->spill = place;
-    return items_sound(&store->region, spilled, item.length, true);
+    *sound = items_sound(&store->region, spilled, item.length, true);
+    return PM_OK;
 }
 
 /* What a record declares was not surely durable before it. So it is verified, in the newest record, and in all that nothing durable
  * knows of (I14). Others may have been changed in their place since. */
-static bool directs_sound(pm_store *store, const found_body *body)
+static pm_status directs_sound(pm_store *store, const found_body *body, bool *sound)
 {
     const pm_region *region = &store->region;
     const uint8_t *home = store->media.view + PM_REGION_START;
     pm_log_item item;
-    for (uint64_t cursor = 0; pm_log_next(body->body, body->length, &cursor, &item);) {
+    for (uint64_t cursor = 0; *sound && pm_log_next(body->body, body->length, &cursor, &item);) {
         if (!is_direct(&item)) continue;
-        uint64_t place = item.offset + pm_extent_table(item.length);
-        if (pm_table_hash(region, home + place, 8 * pm_extent_blocks(item.length), place) != direct_of(&item).hash) return false;
-        if (pm_extent_damage(region, home, item.offset, item.length) != UINT64_MAX) return false;
+        uint64_t block, place = item.offset + pm_extent_table(item.length), size = 8 * pm_extent_blocks(item.length);
+        pm_status status = pm_region_readable(region, home, place, size, "the hashes of a new array");
+        if (status == PM_OK && pm_table_hash(region, home + place, size, place) != direct_of(&item).hash) status = PM_CORRUPT;
+        if (status == PM_OK) status = pm_extent_check(region, home, item.offset, item.length, &block);
+        if (status == PM_UNREADABLE) return status;
+        *sound = status == PM_OK;
     }
-    return true;
+    return PM_OK;
+}
+
+/* Whether what a record refers to outside of the log is what it says. unsure: it may never have been there. */
+static pm_status references_sound(pm_store *store, found_body *body, bool unsure, bool *sound)
+{
+    PM_TRY(follow_spill(store, body, sound));
+    return unsure ? directs_sound(store, body, sound) : PM_OK;
 }
 
 static pm_status add_body(found_log *found, const pm_record *record, uint64_t place)
@@ -121,6 +135,8 @@ static pm_status scan(pm_store *store, found_log *found)
     pm_log *log = &store->log;
     uint64_t at = 0, witnessed = pm_log_witnessed(log);
     const pm_record *record;
+    /* A block that can't be read may be of a record that was acknowledged, wherever it is (D6). */
+    PM_TRY(pm_media_readable(log->media, log->header.log_offset, log->header.log_size, "the log"));
     found->recorded = log->sequence;
     found->durable = log->sequence > witnessed ? log->sequence : witnessed;
     while ((record = pm_log_record(log, at, log->sequence + 1))) {
@@ -138,8 +154,9 @@ static pm_status scan(pm_store *store, found_log *found)
                        (unsigned long long)(log->sequence + 1));
     for (size_t i = 0; i < found->count; i++) {
         found_body *body = &found->bodies[i];
-        bool unsure = body->sequence > found->durable || i + 1 == found->count;
-        if (follow_spill(store, body) && (!unsure || directs_sound(store, body))) continue;
+        bool unsure = body->sequence > found->durable || i + 1 == found->count, sound;
+        PM_TRY(references_sound(store, body, unsure, &sound));
+        if (sound) continue;
         if (body->sequence <= found->durable || pm_log_knows_durable(log, at, body->sequence))
             return pm_fail(PM_CORRUPT, "the log is damaged: an acknowledged commit has lost its contents");
         /* It was never durable, for contents and record share one ordering point; nor were those behind it. */
@@ -171,6 +188,7 @@ static pm_status note_declared(pm_store *store, found_log *found)
 static pm_status write_home(pm_store *store, uint64_t offset, const uint8_t *bytes, uint64_t length)
 {
     if (store->media.read_only) {
+        PM_TRY(pm_region_make_private(&store->region, offset, length, "what a commit has changed in part"));
         memcpy(store->region.live + offset, bytes, length);
         return PM_OK;
     }

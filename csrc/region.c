@@ -44,8 +44,8 @@ void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status 
     uint8_t *page = region->live + offset;
     uint8_t *flags = &region->flags[offset / PM_PAGE];
     if (!(*flags & PM_FLAG_VERIFIED)) {
-        /* A store makes the page private: what is checked now is what is used later (D9). */
-        *(volatile uint8_t *)page = *(volatile uint8_t *)page;
+        /* What is checked now is what is used later (D9). */
+        if ((*status = pm_region_make_private(region, offset, PM_PAGE, "a page of metadata")) != PM_OK) return NULL;
         if (!pm_page_sound(region, region->live, offset, type)) {
             *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is damaged", (unsigned long long)offset);
             return NULL;
@@ -126,41 +126,12 @@ uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t byte
     return pm_seal(pm_hash64(table, bytes, 0), offset, region->store_id);
 }
 
-uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length)
-{
-    const uint8_t *table = image + offset + pm_extent_table(length);
-    for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
-        uint64_t at = block * PM_PAGE, expected;
-        size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
-        memcpy(&expected, table + 8 * block, sizeof expected);
-        if (pm_block_hash(region, image + offset + at, bytes, offset + at) != expected) return block;
-    }
-    return UINT64_MAX;
-}
-
 void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, uint64_t length)
 {
     for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
         uint64_t hash;
         memcpy(&hash, table + 8 * block, sizeof hash);
         pm_digest_add(digest, offset + block * PM_PAGE, pm_digest_term(offset + block * PM_PAGE, hash));
-    }
-}
-
-static bool is_unsettled(const pm_region *region, uint64_t offset)
-{
-    return pm_unsettled_next(region, offset / PM_PAGE, offset / PM_PAGE + 1) == offset / PM_PAGE;
-}
-
-void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uint64_t length)
-{
-    uint64_t from = offset, end = offset + length;
-    for (uint64_t at = offset; at <= end; at += PM_PAGE) {
-        if (at < end && !is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&
-            (home == offset || !memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)))
-            continue;
-        if (from < at) pm_region_drop(region, from, at - from);
-        from = at + PM_PAGE;
     }
 }
 
@@ -238,6 +209,7 @@ static pm_status more_room_for_buffers(pm_region *region)
 
 pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
 {
+    PM_TRY(pm_region_prepare(region, buffer));
     if (region->buffer_count == region->buffer_room) {
         sweep(region);
         /* Twice the room unless the sweep made enough of it: each buffer is looked at a few times at most. */
@@ -367,7 +339,7 @@ static void restore_pages(pm_region *region, uint64_t page, uint64_t last, uint6
     while (page < last) {
         uint64_t stop = pm_unsettled_next(region, page, last);
         if (page < stop) pm_region_drop(region, page * PM_PAGE, (stop - page) * PM_PAGE);
-        for (page = stop; page < last && is_unsettled(region, page * PM_PAGE); page++)
+        for (page = stop; page < last && pm_is_unsettled(region, page * PM_PAGE); page++)
             copy_home(region, page * PM_PAGE, page * PM_PAGE, end - page * PM_PAGE < PM_PAGE ? end - page * PM_PAGE : PM_PAGE);
     }
 }

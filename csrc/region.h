@@ -95,6 +95,8 @@ struct pm_buffer {
     bool done; /* nobody could write through it any more when the running commit or rollback began */
     bool only;  /* a promise names it, or the core wrote to it: a commit under a promise looks at it */
     bool only_all; /* and at all of it */
+    bool readable;  /* home, as far as commits compare all of it, was written or read by this process */
+    bool sampled;   /* the same, as far as they compare a sample */
     bool dense; /* learned: the last commit found most of its pages changed */
     unsigned dense_commits; /* learned: how many in a row did */
 };
@@ -103,15 +105,42 @@ pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint
 pm_status pm_region_keep(pm_region *region, uint64_t size);   /* addresses for so many bytes */
 pm_status pm_region_extend(pm_region *region, uint64_t size); /* after they were kept, and the media have grown */
 void pm_region_moved(pm_region *region);                      /* the media have grown: their view is somewhere else */
-/* Living buffers get memory of their own with the same bytes. PM_NO_MEMORY: none has; anything else: some go on to show the file. */
+/* Living buffers get memory of their own with the same bytes. PM_NO_MEMORY: none has. PM_UNREADABLE: some could
+ * not be read. Anything else: some go on to show the file. */
 pm_status pm_region_part(pm_region *region);
 /* Lets go of the file. keep: after pm_region_part; otherwise living buffers go on to show the file, for the moments until the process ends. */
 void pm_region_close(pm_region *region, bool keep);
 void pm_region_free(pm_region *region);
 
+/* ---- reading what may be on a bad block ---- */
+
+/* The first region offset of a range that can't be read in an image of the region, live or home, without a signal, as
+ * pm_media_unreadable; UINT64_MAX: all can. */
+static inline uint64_t pm_region_unreadable(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
+                                            const char *what)
+{
+    uint64_t bad = pm_media_unreadable(region->media, image + offset, PM_REGION_START + offset, length, what);
+    return bad == UINT64_MAX ? bad : bad - PM_REGION_START;
+}
+
+static inline pm_status pm_region_readable(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
+                                           const char *what)
+{
+    return pm_region_unreadable(region, image, offset, length, what) == UINT64_MAX ? PM_OK : PM_UNREADABLE;
+}
+
+/* What programs see at `place` can be compared with the committed bytes, which stand at `home`. */
+pm_status pm_region_comparable(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
+
+/* For a new buffer: what commits compare of it without being asked to can be read. */
+pm_status pm_region_prepare(const pm_region *region, pm_buffer *buffer);
+
+/* Makes pages of the live mapping private. */
+pm_status pm_region_make_private(pm_region *region, uint64_t offset, uint64_t length, const char *what);
+
 /* ---- metadata ---- */
 
-/* A metadata page of this type, checked when it is first read. NULL with PM_CORRUPT in *status. */
+/* A metadata page of this type, checked when it is first read. NULL with PM_CORRUPT or PM_UNREADABLE in *status. */
 void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status *status);
 
 /* Must be called before a metadata page (or a slab's header) is changed. */
@@ -144,8 +173,12 @@ uint64_t pm_block_hash(const pm_region *region, const void *block, size_t length
 /* What a commit record declares of an extent that was written in place: the hash of its table of hashes. */
 uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t bytes, uint64_t offset);
 
-/* Checks an extent of an image against its hashes; the first bad block, or UINT64_MAX. */
-uint64_t pm_extent_damage(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length);
+/* Checks an extent of an image against its hashes. PM_CORRUPT, with no message, or PM_UNREADABLE: *block is a bad one. */
+pm_status pm_extent_check(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
+                          uint64_t *block);
+
+/* The same of the contents that an entry has, which programs can read, too: with a message. */
+pm_status pm_region_check(const pm_region *region, uint64_t extent, uint64_t length);
 
 /* Adds the terms of an extent's blocks, from its table of hashes. */
 void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, uint64_t length);
@@ -175,6 +208,11 @@ static inline uint64_t pm_region_place(const pm_region *region, uint64_t extent,
     return dense && dense->length == length ? dense->slot[dense->seat] : extent;
 }
 
+static inline uint8_t *pm_region_live(const pm_region *region, uint64_t extent, uint64_t length)
+{
+    return region->live + pm_region_place(region, extent, length);
+}
+
 /* Where the committed bytes are of an extent that programs see at this place. */
 static inline uint64_t pm_region_home(const pm_region *region, uint64_t place, uint64_t length)
 {
@@ -184,8 +222,8 @@ static inline uint64_t pm_region_home(const pm_region *region, uint64_t place, u
 
 /* Drops the private pages of a range of whole pages: home shows through. */
 void pm_region_drop(pm_region *region, uint64_t offset, uint64_t length);
-/* Only pages that equal what would show, and what is committed, which stands at `home`. */
-void pm_region_drop_clean(pm_region *region, uint64_t offset, uint64_t home, uint64_t length);
+/* Only pages of an extent that equal what would show, and what is committed. */
+pm_status pm_region_release(pm_region *region, uint64_t place, uint64_t length);
 
 /* ---- buffers ---- */
 

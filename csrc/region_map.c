@@ -150,11 +150,30 @@ static page_run living(const pm_region *region)
     return all;
 }
 
+/* Pages that the disk can't read stay zeros, which is told. */
+static pm_status copy_pages(const pm_region *region, page_run pages, uint8_t *copy)
+{
+    const char *what = "an array that is still alive, and gets zeros";
+    uint64_t length = pages.to - pages.from;
+    if (pm_region_readable(region, region->live, pages.from, length, what) == PM_OK) {
+        memcpy(copy, region->live + pages.from, length);
+        return PM_OK;
+    }
+    pm_status status = PM_OK;
+    for (uint64_t at = 0; at < length; at += PM_PAGE) {
+        pm_status page = pm_region_readable(region, region->live, pages.from + at, PM_PAGE, what);
+        if (page == PM_OK) memcpy(copy + at, region->live + pages.from + at, PM_PAGE);
+        else status = page;
+    }
+    return status;
+}
+
 /* The bytes of living buffers in [part.from, part.to), from number *next on. */
-static void copy_living(const pm_region *region, size_t *next, page_run part, uint8_t *copy)
+static pm_status copy_living(const pm_region *region, size_t *next, page_run part, uint8_t *copy)
 {
     uint64_t done = part.from;
     size_t first = *next;
+    pm_status status = PM_OK;
     for (size_t i = first; i < region->buffer_count; i++) {
         page_run pages = pages_of(region->buffers[i]);
         if (pages.from >= part.to) break;
@@ -162,9 +181,11 @@ static void copy_living(const pm_region *region, size_t *next, page_run part, ui
         if (!atomic_load(&region->buffers[i]->living) || pages.to <= done) continue;
         if (pages.from < done) pages.from = done;
         if (pages.to > part.to) pages.to = part.to;
-        memcpy(copy + (pages.from - part.from), region->live + pages.from, pages.to - pages.from);
+        pm_status copied = copy_pages(region, pages, copy + (pages.from - part.from));
+        if (copied != PM_OK) status = copied;
         done = pages.to;
     }
+    return status;
 }
 
 /*
@@ -184,17 +205,19 @@ pm_status pm_region_part(pm_region *region)
     }
     madvise(copy, size, MADV_NOHUGEPAGE); /* a small array takes no more than its pages */
     size_t next = 0;
+    pm_status status = PM_OK;
     for (part.from = all.from; part.from < all.to; part.from = part.to) {
         part.to = all.to - part.from < PART ? all.to : part.from + PART;
         uint8_t *at = copy + (part.from - all.from);
-        copy_living(region, &next, part, at);
+        pm_status copied = copy_living(region, &next, part, at);
+        if (copied != PM_OK) status = copied;
         if (mremap(at, part.to - part.from, part.to - part.from, MREMAP_MAYMOVE | MREMAP_FIXED, region->live + part.from) == MAP_FAILED) {
-            pm_status status = pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
+            status = pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
             munmap(at, all.to - part.from);
             return part.from == all.from ? PM_NO_MEMORY : status == PM_NO_MEMORY ? PM_IO : status;
         }
     }
-    return PM_OK;
+    return status;
 }
 
 void pm_region_close(pm_region *region, bool keep)

@@ -52,4 +52,9 @@ static inline uint64_t pm_unsettled_next(const pm_region *region, uint64_t page,
     return pm_page_next(&unsettled->since, page, pm_page_next(&unsettled->before, page, end));
 }
 
+static inline bool pm_is_unsettled(const pm_region *region, uint64_t offset)
+{
+    return pm_unsettled_next(region, offset / PM_PAGE, offset / PM_PAGE + 1) == offset / PM_PAGE;
+}
+
 #endif

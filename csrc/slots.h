@@ -20,7 +20,7 @@
  * I8   A logged run into a slot is not applied where a later record declares the slot.
  * I9   The seat's pages that are not private show the slot there. Such a page is never out of date: since it was last
  *      private the program has not written it, so each commit into that slot wrote the same bytes over it. Memory is given
- *      back only where the slot there and home agree (pm_region_drop_clean), which is made so first. The seat is never freed but with the extent.
+ *      back only where the slot there and home agree (pm_region_release), which is made so first. The seat is never freed but with the extent.
  */
 #ifndef PM_SLOTS_H
 #define PM_SLOTS_H

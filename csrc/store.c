@@ -185,7 +185,7 @@ pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count)
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter_to_write(store));
-    pm_region_mark(&store->region, store->region.live + pm_region_place(&store->region, offset, length), length);
+    pm_region_mark(&store->region, pm_region_live(&store->region, offset, length), length);
     return leave(store, PM_OK);
 }
 
@@ -435,14 +435,18 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
 {
     PM_TRY(enter(store));
     pm_status status = extent_sound(store, offset, length);
-    if (status == PM_OK && destination && !pm_transaction_fresh(store, offset)) {
-        uint64_t home = pm_region_home(&store->region, pm_region_place(&store->region, offset, length), length);
-        uint64_t block = pm_extent_damage(&store->region, store->region.home, home, length);
-        if (block != UINT64_MAX)
-            status = pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its hash",
-                             (unsigned long long)block, (unsigned long long)offset);
-    }
-    if (status == PM_OK && destination) memcpy(destination, store->region.live + pm_region_place(&store->region, offset, length), length);
+    bool verify = status == PM_OK && destination && !pm_transaction_fresh(store, offset);
+    if (verify) status = pm_region_check(&store->region, offset, length);
+    if (status == PM_OK && destination) memcpy(destination, pm_region_live(&store->region, offset, length), length);
+    return leave(store, status);
+}
+
+pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_t at, uint64_t count)
+{
+    PM_TRY(enter(store));
+    pm_status status = extent_sound(store, offset, length);
+    uint64_t place = pm_region_place(&store->region, offset, length) + at;
+    if (status == PM_OK) status = pm_region_readable(&store->region, store->region.live, place, count, "contents");
     return leave(store, status);
 }
 
@@ -509,9 +513,7 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
     if (status != PM_OK || pm_extent_is_small(length) || store->media.read_only) return leave(store, status);
     uint64_t place = pm_region_place(&store->region, offset, length);
     status = pm_transaction_fill_seat(store, place, length);
-    if (status == PM_OK)
-        pm_region_drop_clean(&store->region, place, pm_region_home(&store->region, place, length), pm_extent_pages(length) * PM_PAGE);
-    return leave(store, status);
+    return leave(store, status == PM_OK ? pm_region_release(&store->region, place, length) : status);
 }
 
 /* ---- looking -------------------------------------------------------------------------------------------------------------- */

@@ -191,7 +191,10 @@ pm_status pm_transaction_free(pm_store *store, uint64_t offset, uint64_t length)
         free(store->fresh[at].hashes);
         memmove(&store->fresh[at], &store->fresh[at + 1], (--store->fresh_count - at) * sizeof *store->fresh);
     } else if (length <= PM_REGION_LIMIT && pm_region_holds(region, offset, pm_extent_size(length))) {
-        pm_extent_digest(&store->freed, region->home + home + pm_extent_table(length), home, length);
+        /* Without its hashes its part of the digest stays, and so does its space: check() says so. */
+        uint64_t table = home + pm_extent_table(length), size = 8 * pm_extent_blocks(length);
+        PM_TRY(pm_region_readable(region, region->home, table, size, "the hashes of contents"));
+        pm_extent_digest(&store->freed, region->home + table, home, length);
     }
     if (dense && !dense->gone) PM_TRY(pm_slots_remove(region, dense));
     return pm_heap_free(region, offset, length);
@@ -271,8 +274,16 @@ static bool is_shared(pm_store *store, const pm_candidate *extent)
     return extent->look == PM_LOOK_ALL || pm_page_count(&watches->dirty, first, first + pages) >= PM_SHARED_FROM;
 }
 
+/* A large extent all of which is compared for the first time: a page that no program has touched may be on a bad block. */
+static pm_status read_once(pm_store *store, const pm_candidate *extent)
+{
+    PM_TRY(pm_region_comparable(&store->region, extent->offset, extent->home, extent->length));
+    extent->buffer->readable = true;
+    return PM_OK;
+}
+
 /* Lists, and protects, what may have been written, before any of it is copied. */
-static void look(pm_store *store, bool only, pm_candidate *list, size_t count)
+static pm_status look(pm_store *store, bool only, pm_candidate *list, size_t count)
 {
     pm_watches *watches = &store->region.watches;
     for (size_t i = 0; i < count; i++) {
@@ -280,15 +291,16 @@ static void look(pm_store *store, bool only, pm_candidate *list, size_t count)
         if (only && !list[i].buffer->only_all) list[i].look = PM_LOOK_ONLY;
         else if (i && list[i - 1].offset == list[i].offset) list[i].look = list[i - 1].look;
         else list[i].look = pm_watch_look(watches, list[i].offset, pm_extent_blocks(list[i].length));
+        if (list[i].look == PM_LOOK_ALL && !list[i].buffer->readable) PM_TRY(read_once(store, &list[i]));
         list[i].shared = is_shared(store, &list[i]);
     }
+    return PM_OK;
 }
 
 pm_status pm_transaction_search(pm_store *store, bool only, pm_candidate **list, size_t *count)
 {
     PM_TRY(list_candidates(store, only, list, count));
-    look(store, only, *list, *count);
-    return PM_OK;
+    return look(store, only, *list, *count);
 }
 
 /* The commit has succeeded: what it looked at is clean. */
@@ -417,9 +429,10 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
 {
     uint64_t spill = next->spill;
     pm_writer *writer = &store->writer;
-    uint64_t length = pm_writer_length(writer), payload = writer->payload;
+    uint64_t length = pm_writer_length(writer), payload = writer->payload, place = writer->place;
     const uint8_t *body = pm_writer_body(writer);
-    if (!body || spill) body = store->media.view + writer->place;
+    bool staged = body && !spill;
+    if (!staged) body = store->media.view + place;
     PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1));
     if (spill) {
         PM_TRY(pm_failed(store, pm_writer_finish(writer)));
@@ -437,6 +450,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
     pm_transaction_flip_slots(store);
+    if (!staged) PM_TRY(pm_failed(store, pm_media_readable(&store->media, place, length, "the log")));
     if (store->async) {
         pm_async_committed(store, before, body, length);
         return PM_OK;

@@ -116,8 +116,10 @@ static pm_status settle_record(pm_store *store, uint64_t at)
     const pm_record *record = (const void *)(view + store->log.header.log_offset + at);
     const uint8_t *body = (const uint8_t *)(record + 1);
     uint64_t length = record->body, cursor = 0;
-    if (pm_log_next(body, length, &cursor, &item) && item.kind == PM_ITEM_SPILL)
+    if (pm_log_next(body, length, &cursor, &item) && item.kind == PM_ITEM_SPILL) {
         body = view + PM_REGION_START + item.offset, length = item.length;
+        PM_TRY(pm_media_readable(&store->media, PM_REGION_START + item.offset, length, "a commit's list of changes"));
+    }
     for (cursor = 0; pm_log_next(body, length, &cursor, &item);)
         if (item.kind == PM_ITEM_RUN)
             PM_TRY(pm_unsettled_settle(&store->region, item.offset, item.bytes, item.length, &store->statistics.bytes_home));
@@ -129,6 +131,9 @@ static pm_status settle_records(pm_store *store)
 {
     pm_async *async = store->async;
     store->home_durable = false;
+    uint64_t from = store->log.head, place = store->log.header.log_offset;
+    if (async->first < async->snapshot_count) from = (uint64_t)async->records[async->first] * PM_PAGE;
+    PM_TRY(pm_media_readable(&store->media, place + from, store->log.head - from, "the log"));
     for (size_t i = async->snapshot_count; i-- > async->first;) PM_TRY(settle_record(store, (uint64_t)async->records[i] * PM_PAGE));
     async->first = async->snapshot_count;
     pm_unsettled_settled(&store->region);

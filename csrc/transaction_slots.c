@@ -52,8 +52,10 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     PM_TRY(pm_home_write(region, offset + pages * PM_PAGE, dense->tail, rest, PM_WRITE_STREAM));
     dense->table_hash = pm_table_hash(region, table, size, offset + pm_extent_table(length));
     if (!dense->known_terms) {
+        uint64_t known = home + pm_extent_table(length);
+        PM_TRY(pm_region_readable(region, region->home, known, size, "the hashes of contents"));
         dense->terms = (pm_digest){0};
-        pm_extent_digest(&dense->terms, region->home + home + pm_extent_table(length), home, length);
+        pm_extent_digest(&dense->terms, region->home + known, home, length);
         dense->known_terms = true;
     }
     dense->written_terms = (pm_digest){0};
@@ -73,6 +75,10 @@ static pm_status give_slots(pm_store *store, pm_buffer *buffer)
     /* What the log doesn't take would be written twice, and end in a checkpoint. */
     bool fits = buffer->length < store->log.header.log_size;
     if ((fits && buffer->dense_commits < DENSE_COMMITS) || buffer->length < least) return PM_OK;
+    const pm_region *region = &store->region;
+    uint64_t offset = buffer->offset;
+    if (!buffer->sampled && !pm_gather_sample_readable(region, offset, offset, buffer->length)) return PM_OK;
+    buffer->sampled = true;
     if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
     PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
     if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
@@ -86,6 +92,7 @@ static pm_status take_slot_back(pm_store *store, pm_dense *dense)
 {
     const pm_region *region = &store->region;
     if (dense->gone || dense->seat || dense->sparse < SPARSE_COMMITS) return PM_OK;
+    PM_TRY(pm_region_comparable(region, dense->slot[0], dense->slot[dense->home], dense->length));
     if (!memcmp(region->live + dense->slot[0], region->home + dense->slot[dense->home], dense->length)) return PM_OK;
     return pm_slots_remove(&store->region, dense);
 }
@@ -131,6 +138,7 @@ pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t len
     const pm_dense *dense = pm_region_find_dense(region, place, length);
     if (!dense || dense->home == dense->seat) return PM_OK;
     if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
+    PM_TRY(pm_region_comparable(region, place, dense->slot[dense->home], length));
     for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
         const uint8_t *home = region->home + dense->slot[dense->home] + at;
         /* Another release may have made them equal. */

@@ -94,9 +94,17 @@ static bool claim(checker *c, uint64_t offset, unsigned kind, pm_key key)
     return true;
 }
 
+/* Bytes of a page; if they can't be read, that is a problem, which is told. */
+static bool is_readable(checker *c, uint64_t offset, uint64_t length, const char *what)
+{
+    if (pm_region_readable(c->region, c->image, offset, length, what) == PM_OK) return true;
+    add_problem(c, offset, length, 0, no_key, "%s", pm_message());
+    return false;
+}
+
 static const void *metadata(checker *c, uint64_t offset, uint32_t type)
 {
-    if (!claim(c, offset, PM_PAGE_META, no_key)) return NULL;
+    if (!claim(c, offset, PM_PAGE_META, no_key) || !is_readable(c, offset, PM_PAGE, page_name(type))) return NULL;
     if (!pm_page_sound(c->region, c->image, offset, type)) {
         add_problem(c, offset, PM_PAGE, 0, no_key, "the %s page at region offset %llu is damaged", page_name(type),
                     (unsigned long long)offset);
@@ -120,6 +128,8 @@ static void check_small(checker *c, uint64_t offset, uint64_t length, pm_key key
     if (c->blocks[page] >> block & 1) add_problem(c, offset, length, 0, key, "its block is used twice");
     c->blocks[page] |= UINT64_C(1) << block;
     const pm_slab *slab = (const void *)(c->image + page * PM_PAGE);
+    /* If it can't be read, check_contents says so. */
+    if (pm_region_readable(c->region, c->image, page * PM_PAGE, PM_PAGE, "slab") != PM_OK) return;
     if (slab->head.level != class) add_problem(c, offset, length, 0, key, "its slab has blocks of another size");
 }
 
@@ -128,6 +138,25 @@ static const pm_dense *slots_of(const checker *c, uint64_t extent)
 {
     const pm_dense *dense = pm_region_dense_of(c->region, extent);
     return dense && !dense->added ? dense : NULL;
+}
+
+/* The contents of an entry, which stand at `home`, and their hashes. */
+static void check_contents(checker *c, const pm_cell *cell, pm_key key, uint64_t home)
+{
+    uint64_t block, distance = c->suspect - home;
+    pm_status status = pm_extent_check(c->region, c->image, home, cell->length, &block);
+    if (status == PM_UNREADABLE) { /* nor is the digest's part of it known */
+        add_problem(c, cell->offset, cell->length, block, key, "%s", pm_message());
+        return;
+    }
+    pm_extent_digest(&c->digest, c->image + home + pm_extent_table(cell->length), home, cell->length);
+    if (status == PM_CORRUPT)
+        add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
+                    (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
+    else if (c->suspect >= home && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
+        add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
+                    "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
+                    (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
 }
 
 static void check_entry(checker *c, const pm_cell *cell, pm_key key)
@@ -152,15 +181,7 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
         }
         c->paired += dense != NULL;
     }
-    pm_extent_digest(&c->digest, c->image + home + pm_extent_table(cell->length), home, cell->length);
-    uint64_t block = pm_extent_damage(c->region, c->image, home, cell->length), distance = c->suspect - home;
-    if (block != UINT64_MAX)
-        add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
-                    (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
-    else if (c->suspect >= home && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
-        add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
-                    "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
-                    (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
+    check_contents(c, cell, key, home);
 }
 
 /* A subtree whose keys lie in [from, to); no bound if the key is empty. */
@@ -215,6 +236,7 @@ static uint64_t check_slots(checker *c, const pm_root *root)
 static void check_slab(checker *c, uint64_t page)
 {
     uint64_t offset = page * PM_PAGE;
+    if (!is_readable(c, offset, PM_LINE, "slab")) return;
     if (!pm_page_sound(c->region, c->image, offset, PM_TYPE_SLAB)) {
         add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu is damaged", (unsigned long long)offset);
         return;
@@ -243,6 +265,10 @@ static void check_headers(checker *c, const pm_media *media)
 {
     for (int copy = 0; copy < 2; copy++) {
         pm_header header;
+        if (pm_media_readable(media, (uint64_t)copy * PM_PAGE, sizeof header, "a copy of the header") != PM_OK) {
+            add_problem(c, 0, 0, 0, no_key, "%s; the other one is in use", pm_message());
+            continue;
+        }
         memcpy(&header, media->view + copy * PM_PAGE, sizeof header);
         if (!pm_header_sound(&header))
             add_problem(c, 0, 0, 0, no_key, "copy %c of the file's header is damaged; the other one is in use", 'A' + copy);
@@ -257,6 +283,7 @@ static void check_state(checker *c)
         uint64_t pairs = check_slots(c, root);
         bool inside = !(root->tree % PM_PAGE) && root->tree < c->region->size;
         const pm_page_head *top = (const void *)(c->image + (inside ? root->tree : 0));
+        if (inside && !is_readable(c, root->tree, PM_PAGE, "catalog node")) return;
         if (!inside || top->level >= PM_TREE_HEIGHT)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
         else

@@ -16,7 +16,6 @@ enum {
 };
 
 enum {
-    WATCH_LEAST = 64,   /* pages: to compare fewer takes no longer than to ask the kernel */
     ARMED_MOST = 1024,  /* each splits the mapping, and the system limits how often */
     PATIENCE_LEAST = 2,
     PATIENCE_MOST = 64,
@@ -149,7 +148,7 @@ static pm_look look_at_open(pm_watches *watches, pm_watch *watch)
 
 pm_look pm_watch_look(pm_watches *watches, uint64_t offset, uint64_t pages)
 {
-    if (pages < WATCH_LEAST && !(watches->known && watches->tracker.forced)) return PM_LOOK_ALL;
+    if (pages < PM_WATCH_LEAST && !(watches->known && watches->tracker.forced)) return PM_LOOK_ALL;
     if (pm_watch_kind(watches) == PM_TRACKER_COMPARE) return PM_LOOK_ALL;
     pm_watch *watch = find_or_add(watches, offset, pages);
     if (!watch) return PM_LOOK_ALL;

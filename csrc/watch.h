@@ -44,7 +44,10 @@ typedef struct {
     unsigned blind;     /* commits left that don't ask which pages are private, for most are */
 } pm_watch;
 
-enum { PM_SHARED_FROM = 1024 /* pages: fewer are compared sooner than a second thread wakes */ };
+enum {
+    PM_WATCH_LEAST = 64,  /* pages: to compare fewer takes no longer than to ask the kernel */
+    PM_SHARED_FROM = 1024 /* pages: fewer are compared sooner than a second thread wakes */
+};
 
 typedef struct {
     pm_tracker tracker;

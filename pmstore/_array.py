@@ -154,6 +154,7 @@ def read_layout(core: Core, entry: Entry) -> Layout:
         start = _align8(nbytes)
         if start + length != entry.length or not entry.offset:
             raise CorruptStoreError("a damaged description of an array: it is not where the entry says")
+        core.require_readable(entry.offset, entry.length, start, length)
         tail = bytes(memoryview(core.buffer(entry.offset, entry.length, False))[start:])
         if hash64(tail) != checksum:
             raise CorruptStoreError("a damaged description of an array: its hash is wrong")

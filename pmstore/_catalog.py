@@ -16,13 +16,16 @@ from pmstore._core import META_MAX, Core, Entry
 from pmstore._declaration import Declaration
 from pmstore._dtypes import require_lengths
 from pmstore._errors import (
+    UNSOUND,
     CorruptStoreError,
     DerivedArrayError,
     Error,
     NameConflictError,
     OutOfSpaceError,
     ReadOnlyStoreError,
+    StoreIOError,
     UnknownNameError,
+    of,
 )
 from pmstore._kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
 from pmstore._list import PersistentList
@@ -109,8 +112,8 @@ class Catalog:
         """What the entry of a derived array says."""
         try:
             return Declaration.decode(self.encoded(entry))
-        except CorruptStoreError as error:
-            raise CorruptStoreError(f"{name!r}: {error}") from error
+        except UNSOUND as error:
+            raise of(name, error) from error
 
     def value(self, key: bytes, what: str, entry: Entry) -> Any:
         """What an entry holds; `what` is for messages."""
@@ -121,8 +124,8 @@ class Catalog:
                 return PersistentList(self, what, self.list_id(entry))
             encoded = self.encoded(entry)
             value = decode(encoded)
-        except CorruptStoreError as error:
-            raise CorruptStoreError(f"{what!r}: {error}") from error
+        except UNSOUND as error:
+            raise of(what, error) from error
         if not self.read_only and has_containers(value):
             self.watch.handed_out(key, what, value, encoded)
         return value
@@ -150,7 +153,7 @@ class Catalog:
     def count(self, prefix: str = "") -> int:
         """How many names start with prefix."""
         if not prefix:
-            with contextlib.suppress(CorruptStoreError), self.lock:
+            with contextlib.suppress(*UNSOUND), self.lock:
                 keys = self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
                 if self.core.first(DERIVED_PREFIX) is not None:
                     keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
@@ -180,8 +183,9 @@ class Catalog:
             try:
                 with self.lock:
                     about = self._row(row.key, entry)
-            except CorruptStoreError:
-                about = "value", None, None, entry.length or len(entry.meta), "damaged"
+            except UNSOUND as error:
+                why = "unreadable" if isinstance(error, StoreIOError) else "damaged"
+                about = "value", None, None, entry.length or len(entry.meta), why
             yield name, *about
 
     def _row(self, key: bytes, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str]:
@@ -416,30 +420,44 @@ class Catalog:
     def _set_array(self, key: bytes, name: str, value: Array) -> None:
         existing = self._existing(key, name)
         writeable = True
-        if existing is not None and existing.kind == ARRAY:
-            with contextlib.suppress(CorruptStoreError):  # a damaged one can be replaced
-                described = read_layout(self.core, existing)
-                writeable = described.writeable
-                either = not (value.flags.c_contiguous or value.flags.f_contiguous)
-                if (
-                    writeable
-                    and (value.shape, value.dtype) == (described.shape, described.dtype)
-                    and (either or described.fits(value))
-                ):
-                    if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
-                        # Nobody can tell: written once, to another place, it takes a third of the time, and no memory.
-                        with contextlib.suppress(OutOfSpaceError):
-                            self.put_array(key, described, value)
-                            return
-                    target = self._array(existing, described)
+        if (
+            existing is not None
+            and existing.kind == ARRAY
+            and (described := self._layout_if_sound(existing)) is not None
+        ):
+            writeable = described.writeable
+            either = not (value.flags.c_contiguous or value.flags.f_contiguous)
+            if (
+                writeable
+                and (value.shape, value.dtype) == (described.shape, described.dtype)
+                and (either or described.fits(value))
+            ):
+                if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
+                    # Nobody can tell: written once, to another place, it takes a third of the time, and no memory.
+                    with contextlib.suppress(OutOfSpaceError):
+                        self.put_array(key, described, value)
+                        return
+                if (target := self._array_if_sound(existing, described)) is not None:
                     if target is not value:
-                        if not target.flags.writeable:  # anyone can set that flag
-                            target = self._fresh(existing, described)
                         np.copyto(target, value)
                         self.core.mark(existing.offset, existing.length)
                     return
         described = layout(value.shape, value.dtype, order_of(value), writeable)
         self.put_array(key, described, value, self._belongings(key, existing))
+
+    # One that is damaged, or that the disk can't read, can be replaced.
+
+    def _layout_if_sound(self, entry: Entry) -> Layout | None:
+        with contextlib.suppress(*UNSOUND):
+            return read_layout(self.core, entry)
+        return None
+
+    def _array_if_sound(self, entry: Entry, described: Layout) -> Array | None:
+        """To be written to."""
+        with contextlib.suppress(*UNSOUND):
+            array = self._array(entry, described)
+            return array if array.flags.writeable else self._fresh(entry, described)  # anyone can set that flag
+        return None
 
     def _may_live(self, entry: Entry) -> bool:
         """Whether anyone may have an array, or a view of one, over the entry's extent."""

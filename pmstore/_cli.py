@@ -245,7 +245,7 @@ def check(chosen: argparse.Namespace) -> int:
     """Verifies the whole store and prints each problem."""
     with pmstore.open(chosen.path, "r") as store:
         problems = [str(problem) for problem in store.check()]
-        names = len(store)
+        names = 0 if problems else len(store)
     if chosen.json:
         _print_json({"path": chosen.path, "sound": not problems, "problems": problems})
     elif problems:
@@ -273,9 +273,9 @@ def dump_(chosen: argparse.Namespace) -> int:
         if chosen.npy is not None and (len(names) != 1 or not isinstance(store[names[0]], np.ndarray)):
             raise Failure("--npy takes the name of one array")
         damaged = _damaged(store, names)
-        if damaged:
-            for text in damaged:
-                _complain(f"{chosen.path}: damaged: {text}", DAMAGED)
+        for text in damaged.values():
+            _complain(f"{chosen.path}: damaged: {text}", DAMAGED)
+        if damaged and (chosen.names or chosen.json):
             return DAMAGED
         if chosen.npy is not None:
             _save(Path(chosen.npy), store[names[0]], chosen.path)
@@ -284,10 +284,11 @@ def dump_(chosen: argparse.Namespace) -> int:
             _print_json({name: to_json(store[name]) for name in names} | shown)
         else:
             for name in names:
-                _print_value(name, store[name], alone=len(names) == 1)
+                if name not in damaged:
+                    _print_value(name, store[name], alone=len(names) == 1)
             for name, text in derived.items() if not chosen.names else ():
                 print(f"{name_text(name)}: {text}")
-    return SOUND
+    return DAMAGED if damaged else SOUND
 
 
 def _what_is_missing(store: pmstore.Store, name: str) -> str:
@@ -297,10 +298,20 @@ def _what_is_missing(store: pmstore.Store, name: str) -> str:
     return f"no name {name!r} in it"
 
 
-def _damaged(store: pmstore.Store, names: Sequence[str]) -> list[str]:
-    """What is wrong with the arrays among the names; values and lists are verified when they are read."""
-    arrays = {name for name in names if isinstance(store[name], np.ndarray)}
-    return [str(problem) for problem in store.check() if problem.name in arrays] if arrays else []
+def _damaged(store: pmstore.Store, names: Sequence[str]) -> dict[str, str]:
+    """What is wrong with values and arrays among the names. Values are verified when they are read, arrays are not."""
+    damaged, arrays = {}, set()
+    for name in names:
+        try:
+            value = store[name]
+            if isinstance(value, np.ndarray):
+                arrays.add(name)
+            elif isinstance(value, pmstore.PersistentList):
+                list(value)
+        except (pmstore.CorruptStoreError, pmstore.StoreIOError) as error:
+            damaged[name] = str(error)
+    problems = store.check() if arrays else ()
+    return damaged | {problem.name: str(problem) for problem in problems if problem.name in arrays}
 
 
 def _save(file: Path, array: Any, store: str) -> None:

@@ -53,15 +53,18 @@ def _text(message: Any) -> str:
 def error(status: int) -> Exception:
     """The exception for a pm_status that isn't PM_OK, with the core's message."""
     text = _text(lib.pm_message())
-    if status in (lib.PM_IO, lib.PM_FAILED, lib.PM_NO_SPACE):
-        kind = {lib.PM_IO: _errors.StoreIOError, lib.PM_FAILED: _errors.FailedStoreError}.get(
-            status, _errors.OutOfSpaceError
-        )
-        code = kind.code if kind is _errors.OutOfSpaceError else lib.pm_errno() or kind.code
-        return kind(code, text)
+    if system := _SYSTEM.get(status):
+        code = system.code if system is _errors.OutOfSpaceError else lib.pm_errno() or system.code
+        return system(code, text)
     return _KINDS.get(status, _errors.InternalError)(text)
 
 
+_SYSTEM: dict[int, type[_errors._SystemError]] = {
+    lib.PM_IO: _errors.StoreIOError,
+    lib.PM_UNREADABLE: _errors.StoreIOError,
+    lib.PM_FAILED: _errors.FailedStoreError,
+    lib.PM_NO_SPACE: _errors.OutOfSpaceError,
+}
 _KINDS: dict[int, type[_errors.Error]] = {
     lib.PM_NO_MEMORY: _errors.OutOfMemoryError,
     lib.PM_CORRUPT: _errors.CorruptStoreError,
@@ -423,6 +426,12 @@ class Core:
         handle = out[0]
         address = ffi.gc(ffi.cast("char *", lib.pm_buffer_address(handle)), functools.partial(_release, handle))
         return ffi.buffer(address, length)
+
+    def require_readable(self, offset: int, length: int, at: int, count: int) -> None:
+        """StoreIOError if the disk can't read these bytes of an extent, which are then read from its memory."""
+        status = lib.pm_readable(self._store, offset, length, at, count)
+        if status:
+            raise error(status)
 
     def release(self, offset: int, length: int) -> None:
         status = lib.pm_release(self._store, offset, length)

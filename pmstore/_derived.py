@@ -41,6 +41,7 @@ from pmstore._core import Entry
 from pmstore._decision import Decision, decide, seconds_per_byte
 from pmstore._declaration import POLICIES, Declaration, Stamp, path_of_function
 from pmstore._errors import (
+    UNSOUND,
     CorruptStoreError,
     DerivedArrayError,
     DerivedMismatchError,
@@ -351,7 +352,7 @@ class Derived:
                 buffer = np.empty(described.length, np.uint8)
                 if described.length:
                     catalog.core.read_into(entry.offset, entry.length, buffer.data)
-            except CorruptStoreError as error:
+            except UNSOUND as error:
                 logger.warning("derived array %r: the stored value is damaged, and recomputed: %s", self._name, error)
                 return None
         order: Any = described.order

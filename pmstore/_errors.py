@@ -63,6 +63,8 @@ class _SystemError(Error, OSError):
 class StoreIOError(_SystemError):
     """The system refused to open, read, write or sync the file; `errno` says why.
 
+    After a block that the disk can't read, which the text names, everything else in the store can still be used.
+
     One that Python has an exception of its own for is that exception too: PermissionError, NotADirectoryError,
     IsADirectoryError.
     """
@@ -199,6 +201,16 @@ class ClosedStoreError(Error, ValueError):
 
 class ForkedStoreError(Error, RuntimeError):
     """This process is a fork of the one that opened the store."""
+
+
+UNSOUND = (CorruptStoreError, StoreIOError)
+"""What reading a part of the file raises that is damaged, or that the disk can't read."""
+
+
+def of(what: str, error: Error) -> Error:
+    """One of UNSOUND, with the name of what could not be read."""
+    text = f"{what!r}: {error}"
+    return StoreIOError(error.errno, text) if isinstance(error, StoreIOError) else CorruptStoreError(text)
 
 
 def refused(error: OSError, path: str) -> Error:

@@ -18,7 +18,7 @@ import numpy as np
 from pmstore._array import Array, live_array, read_layout
 from pmstore._core import Entry, hash64
 from pmstore._dtypes import descriptor_of
-from pmstore._errors import CorruptStoreError, DerivedArrayError
+from pmstore._errors import UNSOUND, DerivedArrayError, of
 from pmstore._kinds import ARRAY, DERIVED, LIST
 from pmstore._names import key_of
 from pmstore._values import decode, encode
@@ -113,8 +113,8 @@ class Named(Input):
                 if entry.kind == ARRAY:
                     return entry, self._array(catalog, entry)
                 return entry, None if entry.kind == DERIVED else catalog.encoded(entry)
-            except CorruptStoreError as error:
-                raise CorruptStoreError(f"{self.name!r}: {error}") from error
+            except UNSOUND as error:
+                raise of(self.name, error) from error
 
     def _array(self, catalog: Catalog, entry: Entry) -> Array:
         pin = catalog.pins.get(self.name)
@@ -122,6 +122,8 @@ class Named(Input):
             return pin[1]
         described = read_layout(catalog.core, entry)
         # A buffer of its own: the live array's would make every commit look for changes, if nobody else has it.
+        if entry.offset and (catalog.read_only or not described.writeable):  # it is hashed once
+            catalog.core.require_readable(entry.offset, entry.length, 0, entry.length)
         buffer: Any = bytearray()
         if entry.offset:
             buffer = catalog.core.buffer(entry.offset, entry.length, False, fixed=not described.writeable)

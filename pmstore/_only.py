@@ -12,7 +12,7 @@ from numpy import ndarray
 from pmstore import _names
 from pmstore._array import read_layout
 from pmstore._core import no_ranges, pointer_at, pointer_to
-from pmstore._errors import CorruptStoreError, TransactionError
+from pmstore._errors import UNSOUND, TransactionError
 from pmstore._kinds import ARRAY
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def broken(catalog: Catalog, ranges: Any) -> TransactionError | None:
         if row.entry.kind == ARRAY and row.entry.offset == extent:
             try:
                 described = read_layout(catalog.core, row.entry)
-            except CorruptStoreError:
+            except UNSOUND:
                 break
             size = max(1, described.dtype.itemsize)
             first, last = at // size, (at + length - 1) // size

@@ -11,7 +11,7 @@ from pmstore._array import read_layout
 from pmstore._catalog import Catalog
 from pmstore._core import BLOCK, Entry
 from pmstore._declaration import Declaration, Stamp
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import UNSOUND, CorruptStoreError
 from pmstore._kinds import ARRAY, DERIVED, INLINE, LIST
 from pmstore._values import decode
 
@@ -138,7 +138,7 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                     lists[catalog.list_id(row.entry)] = name
                 else:
                     _check_entry(catalog, row.entry)
-            except CorruptStoreError as error:
+            except UNSOUND as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
         for row in catalog.core.scan(_names.LIST_PREFIX):
             place = _names.split_element(row.key)
@@ -148,14 +148,14 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                     raise CorruptStoreError("an element of a list is out of its place")
                 lengths[place[0]] = place[1] + 1
                 _check_entry(catalog, row.entry)
-            except CorruptStoreError as error:
+            except UNSOUND as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
         for row in catalog.core.scan(_names.DERIVED_PREFIX):
             try:
                 _check_derived(catalog, row.key, row.entry)
-            except CorruptStoreError as error:
+            except UNSOUND as error:
                 problems.append(Problem(str(error), _derived_name(row.key), row.entry.offset, row.entry.length))
-    except CorruptStoreError as error:
+    except UNSOUND as error:
         problems.append(Problem(str(error)))
     return problems
 
@@ -213,7 +213,7 @@ def _problem(
             described = read_layout(catalog.core, entry)
             axis = len(described.shape) - 1 if described.order == "F" else 0
             rows = _rows(described.nbytes, described.shape[axis] if described.shape else 1, block)
-    except CorruptStoreError:
+    except UNSOUND:
         pass
     return Problem(text, name, offset, length, block, rows, axis)
 

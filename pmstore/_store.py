@@ -21,7 +21,9 @@ from pmstore._errors import (
     LostUpdateWarning,
     OutOfMemoryError,
     OutOfSpaceError,
+    StoreIOError,
     TransactionError,
+    of,
 )
 from pmstore._lost import Undo, warn_of_drop
 from pmstore._mapping import NameMapping
@@ -130,6 +132,9 @@ def open(
         held.unlock()
         hint = ' (it is empty: delete it, or let mode "w" replace it)' if empty else ""
         raise type(error)(f"{name!r}: {error}{hint}") from None
+    except StoreIOError as error:
+        held.unlock()
+        raise of(name, error) from None
     except BaseException:
         held.unlock()
         raise

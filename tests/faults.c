@@ -42,6 +42,7 @@ long fault_hits;           /* faults so far */
 long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
+int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
 const char *fault_ext4_options = "rw\ndata=ordered\n"; /* as the kernel tells them, if it says so; "": its driver is another one */
 int fault_flags;           /* of the last durable write past the page cache */
@@ -123,6 +124,15 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int fla
 ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int flags)
 {
     return pwritev2(fd, parts, count, at, flags);
+}
+
+int madvise(void *address, size_t length, int advice)
+{
+    enum { POPULATE_READ = 22, POPULATE_WRITE = 23 };
+    NEXT(madvise);
+    if (!fault_old_madvise || (advice != POPULATE_READ && advice != POPULATE_WRITE)) return next(address, length, advice);
+    errno = EINVAL;
+    return -1;
 }
 
 int fdatasync(int fd)

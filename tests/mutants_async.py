@@ -79,8 +79,8 @@ MUTANTS = [
     Mutant(
         "release-drops-what-is-not-settled",
         "W",
-        REGION,
-        "!is_unsettled(region, at)",
+        "csrc/region_read.c",
+        "!pm_is_unsettled(region, at)",
         "true",
         "memory that was given back shows an older state later (I13)",
     ),
@@ -116,7 +116,7 @@ MUTANTS = [
         "if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));",
         ";",
         "memory is given back, and the durable state is written over (I7)",
-        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    for",
+        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    PM_TRY(pm_region",
     ),
     Mutant(
         "settled-without-the-end",

@@ -1,7 +1,5 @@
 """Planted bugs of what a forked child goes on to see."""
 
-# ruff: noqa: E501
-
 from __future__ import annotations
 
 from tests.mutants_build import Mutant
@@ -85,16 +83,16 @@ MUTANTS = [
         "fork-forgotten-at-the-next-commit",
         "P",
         REGION,
-        "if (atomic_load(&buffer->living) || !buffer->done || buffer->last_fork) region->buffers[kept++] = buffer;",
-        "if (atomic_load(&buffer->living) || !buffer->done) region->buffers[kept++] = buffer;",
+        "atomic_load(&buffer->living) || !buffer->done || buffer->last_fork",
+        "atomic_load(&buffer->living) || !buffer->done",
         "a forked child sees what takes the place of an array",
     ),
     Mutant(
         "fork-forgotten-for-many-arrays",
         "P",
         REGION,
-        "if (atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer)) region->buffers[kept++] = buffer;",
-        "if (atomic_load(&buffer->living) || candidate) region->buffers[kept++] = buffer;",
+        "atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer)",
+        "atomic_load(&buffer->living) || candidate",
         "a forked child sees what takes the place of an array, where many arrays live",
     ),
     Mutant(

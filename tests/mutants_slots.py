@@ -67,7 +67,7 @@ MUTANTS = [
         "if (!is_direct(&item)) continue;",
         "if (item.kind != PM_ITEM_DIRECT) continue;",
         "a commit whose slot was torn is adopted",
-        within="for (uint64_t cursor = 0; pm_log_next(body->body, body->length, &cursor, &item);) {\n        if (!is_direct(&item)) continue;",
+        within="for (uint64_t cursor = 0; *sound && pm_log_next(body->body, body->length, &cursor, &item);) {\n        if (!is_direct(&item)) continue;",
     ),
     Mutant(
         "slot-declared-for-nothing",
@@ -99,16 +99,16 @@ MUTANTS = [
     Mutant(
         "slot-released-to-the-seat",
         "W",
-        REGION,
+        "csrc/region_read.c",
         "(home == offset || !memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE))",
         "(home || offset)",
         "memory that equals an old commit is taken for clean",
         also=(
             part(
-                REGION,
+                "csrc/region_read.c",
                 "!memcmp(region->live + at, region->home + at, PM_PAGE)",
                 "!memcmp(region->live + at, region->home + home + (at - offset), PM_PAGE)",
-                within="if (at < end && !is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&",
+                within="if (at < end && !pm_is_unsettled(region, at) && !memcmp(region->live + at, region->home + at, PM_PAGE) &&",
             ),
             part(COMMITS, "!dense || dense->home == dense->seat", "true"),
         ),

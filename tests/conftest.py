@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +90,33 @@ def tracing() -> None:
     refused = tracing_refused()
     if refused:
         pytest.skip(refused)
+
+
+def run_in_fork(function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function in a fork of this process: a crash fails the test, and nothing has to be imported again.
+
+    The function must not use OpenMP, whose threads do not survive a fork.
+    """
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                os.dup2(said.fileno(), 1)
+                os.dup2(said.fileno(), 2)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(120)
+                with open(1, "w", buffering=1, closefd=False) as out, redirect_stdout(out), redirect_stderr(out):
+                    try:
+                        function(*arguments)
+                        status = 0
+                    except BaseException:
+                        traceback.print_exc()
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        assert status == 0, f"{status}: {said.read()[-5000:].decode(errors='replace')}"
 
 
 class Child:

@@ -12,8 +12,6 @@ import os
 import random
 import resource
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +22,10 @@ import pmstore
 from pmstore._kinds import ARRAY, BLOB, INLINE
 from pmstore._values import encode
 
+from .conftest import run_in_fork
 from .images import CELL, DATA, FREE, MAP, MAP_LIST, NODE, PAGE, RECORD_MAGIC, REGION, SLAB, Cell, Image, crc32c
 
-FUZZED = int(os.environ.get("PMSTORE_FUZZED", "500"))
+FUZZED = int(os.environ.get("PMSTORE_FUZZED", "300"))
 ONE = encode(1)
 
 Case = Callable[[Path], None]
@@ -36,16 +35,6 @@ CASES: list[Case] = []
 def case(function: Case) -> Case:
     CASES.append(function)
     return function
-
-
-def run_in_child(call: str) -> None:
-    root = Path(__file__).parent.parent
-    environment = dict(os.environ, PYTHONPATH=f"{root}{os.pathsep}{Path(pmstore.__file__).parent.parent}")
-    code = f"import tests.test_hostile as t; {call}"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-300:]}{done.stderr}"
 
 
 def run(name: str, directory: str) -> None:
@@ -526,7 +515,7 @@ def many_false_records(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [function.__name__ for function in CASES])
 def test_a_hostile_file(tmp_path: Path, name: str) -> None:
-    run_in_child(f"t.run({name!r}, {str(tmp_path)!r})")
+    run_in_fork(run, name, str(tmp_path))
 
 
 # ---- at random
@@ -597,4 +586,4 @@ def fuzz(directory: str, seed: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_changed_metadata_give_errors_and_no_more(tmp_path: Path, part: int) -> None:
-    run_in_child(f"t.fuzz({str(tmp_path)!r}, {part * 100_000}, {FUZZED // 2})")
+    run_in_fork(fuzz, str(tmp_path), part * 100_000, FUZZED // 2)

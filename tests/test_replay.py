@@ -12,11 +12,10 @@ import pytest
 
 import pmstore
 
-from .conftest import Medium
+from .conftest import Medium, run_in_fork
 from .crashes import ends
 from .images import PAGE, REGION, RUN, SLOT, SPILL, Image, body_hash, item
 from .snapshots import snapshot
-from .test_hostile import run_in_child
 
 OpenStore = Callable[..., pmstore.Store]
 
@@ -137,5 +136,4 @@ def a_spill_over_itself(path: Path, then: bytes, size: int) -> None:
 @pytest.mark.parametrize("what, size", [("slot", PAGE), ("run", 64)])
 def test_a_spilled_record_that_changes_itself(medium, what: str, size: int) -> None:
     items = {"slot": item(SLOT, 0, 1, struct.pack("<QQ", 0, 1 << 32)), "run": item(RUN, 1 << 41, 64, bytes(64))}
-    call = f"a_spill_over_itself(l.Path({str(medium.directory / 'hostile.pm')!r}), {items[what]!r}, {size})"
-    run_in_child(f"import tests.test_replay as l; l.{call}")
+    run_in_fork(a_spill_over_itself, medium.directory / "hostile.pm", items[what], size)

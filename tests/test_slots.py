@@ -12,10 +12,10 @@ import pytest
 
 import pmstore
 
-from .conftest import Medium
+from .conftest import Medium, run_in_fork
 from .crashes_slots import dense_length
 from .images import DATA, PAGE
-from .test_hostile import image_of, run_in_child, use
+from .test_hostile import image_of, use
 
 
 def written(store: pmstore.Store) -> int:
@@ -375,4 +375,4 @@ def contradictions(path: Path) -> None:
 
 
 def test_a_table_of_slots_that_contradicts_the_catalog(tmp_path):
-    run_in_child(f"import pathlib, tests.test_slots as s; s.contradictions(pathlib.Path({str(tmp_path)!r}) / 'x.pm')")
+    run_in_fork(contradictions, tmp_path / "x.pm")

@@ -43,9 +43,10 @@ MUTANTS = [
         "fork-locks-another-byte",
         "P",
         FORK,
-        ".l_start = fork, .l_len = 1};",
-        ".l_start = fork - 1, .l_len = 1};",
+        "fork",
+        "fork - 1",
         "every fork copies what can't change",
+        within=".l_start = fork, .l_len = 1};",
     ),
     Mutant(
         "fork-keeps-what-is-pending",

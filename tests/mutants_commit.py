@@ -39,9 +39,10 @@ COMMIT = [
         "home-behind-is-forgotten-at-close",
         "P",
         STORE,
-        "status = pm_home_catch_up(store);",
-        ";",
+        "pm_home_catch_up(store)",
+        "PM_OK",
         "a store that was closed in order opens without its last commit",
+        within="pm_status status = pm_home_catch_up(store);",
     ),
     Mutant(
         "home-behind-fails-in-silence",

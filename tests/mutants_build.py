@@ -51,7 +51,8 @@ class Mutant(NamedTuple):
     name: unique. kinds: letters, as in docs/crash-model.md. file: below the repository. old: a text of it, which `new`
     replaces: statements, if it ends with ";" or "}" (of Python: if it is whole lines), otherwise an expression. sees:
     what a test must notice. within: a text that the file holds once, and `old` in it, if `old` alone is no place. also:
-    further changes of the same bug, where one place alone is made good by another.
+    further changes of the same bug, where one place alone is made good by another. parts: of the battery, if only these
+    can notice it: the others need not be tried first.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Mutant(NamedTuple):
     sees: str
     within: str = ""
     also: tuple[Mutant, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 def part(file: str, old: str, new: str, within: str = "") -> Mutant:

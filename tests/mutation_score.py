@@ -64,7 +64,7 @@ def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str
 def judge(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str] = ()) -> Outcome:
     """Run one mutant through the battery, or through parts of it."""
     started = time.perf_counter()
-    status, line = _run(folder, mutant, *parts)
+    status, line = _run(folder, mutant, *(parts or mutant.parts))
     seconds = time.perf_counter() - started
     if status is None:
         return Outcome(mutant, "", f"did not end in {LIMIT:.0f} s: run it alone", 0, seconds)

@@ -286,7 +286,7 @@ def test_I18_where_the_parent_is_killed_and_the_store_recovered(open_store, medi
         store = pmstore.open(medium.directory / "store.pm", media=medium.name)
         x = store.create_array("x", 5000)
         store.commit()
-        x[:] = 7
+        x[:50] = 7  # logged
         store.commit()
         del x, store["x"]
         store.commit()

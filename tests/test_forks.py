@@ -281,6 +281,7 @@ def test_I18_where_the_parent_is_killed_and_the_store_recovered(open_store, medi
     """What the log still has of an array that was there before is not written over one that is not committed."""
     asked, ask = os.pipe()
     said, saying = os.pipe()
+    kept = []  # open, until the process is killed
 
     def parent() -> str:
         store = pmstore.open(medium.directory / "store.pm", media=medium.name)
@@ -291,6 +292,7 @@ def test_I18_where_the_parent_is_killed_and_the_store_recovered(open_store, medi
         del x, store["x"]
         store.commit()
         pending = store.create_array("pending", 5000, fill_value=2.0, writeable=False)
+        kept.append((store, pending))
         if not os.fork():
             os.read(asked, 1)
             os.write(saying, str(np.unique(pending)).encode())

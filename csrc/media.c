@@ -70,8 +70,15 @@ pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
     return PM_OK;
 }
 
-pm_status pm_media_fill_holes(pm_media *media, uint64_t size)
+void pm_media_begin_new(pm_media *media)
 {
+    if (media->fs.reflinks) pm_fs_write_in_place(media->fd);
+    media->dio.file = -1; /* while a store is created, no other descriptor of the file may be closed (media_dio.h) */
+}
+
+pm_status pm_media_own_space(pm_media *media, uint64_t size)
+{
+    if (media->fs.reflinks) pm_fs_unshare(media->fd, size);
     struct stat file;
     if (fstat(media->fd, &file)) return pm_fail_errno("cannot look at the file");
     if ((uint64_t)file.st_blocks * 512 >= size) return PM_OK;

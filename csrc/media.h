@@ -122,9 +122,12 @@ static inline bool pm_media_cannot_reserve(pm_status status)
     return status == PM_IO && (pm_errno() == EOPNOTSUPP || pm_errno() == ENOSYS);
 }
 
+/* New file: before anything is reserved. */
+void pm_media_begin_new(pm_media *media);
 /* A copy of a store may have holes where there were zeros. They get blocks, for a store into one, on a full tmpfs, would be
- * SIGBUS. */
-pm_status pm_media_fill_holes(pm_media *media, uint64_t size);
+ * SIGBUS. And it may share blocks, so that writing in place needs what the store has reserved already (D8): they are copied, as far as that
+ * can be done. */
+pm_status pm_media_own_space(pm_media *media, uint64_t size);
 
 /* A range of the file, which is mapped at `at`: the first offset that can't be read there without a signal, UINT64_MAX if all
  * can (media_read.c). If there is one, the failure is remembered: "cannot read WHAT: …". privately: the mapping is a private

@@ -2,12 +2,18 @@
 #include "media_fs.h"
 
 #include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "media_again.h"
 
 #ifndef XFS_SUPER_MAGIC
 #define XFS_SUPER_MAGIC 0x58465342
@@ -80,4 +86,47 @@ pm_fs pm_fs_of(int fd, const struct stat *file, const struct statfs *fs)
     pm_fs found = last.found;
     if (more.stx_attributes & STATX_ATTR_DAX) found.ranges = false;
     return found;
+}
+
+/* ---- blocks that files share ------------------------------------------------------------------------------------ */
+
+/* Whether the file system says so of any of them. */
+static bool is_shared(int fd, uint64_t size)
+{
+    enum { EXTENTS = 32 };
+    union {
+        struct fiemap map;
+        char room[sizeof(struct fiemap) + EXTENTS * sizeof(struct fiemap_extent)];
+    } asked;
+    for (uint64_t from = 0; from < size;) {
+        memset(&asked.map, 0, sizeof asked.map);
+        asked.map.fm_start = from, asked.map.fm_length = size - from, asked.map.fm_extent_count = EXTENTS;
+        if (ioctl(fd, FS_IOC_FIEMAP, &asked.map) || !asked.map.fm_mapped_extents) return false;
+        for (unsigned i = 0; i < asked.map.fm_mapped_extents; i++) {
+            const struct fiemap_extent *extent = &asked.map.fm_extents[i];
+            if (extent->fe_flags & FIEMAP_EXTENT_SHARED) return true;
+            if (extent->fe_flags & FIEMAP_EXTENT_LAST) return false;
+            from = extent->fe_logical + extent->fe_length;
+        }
+    }
+    return false;
+}
+
+void pm_fs_unshare(int fd, uint64_t size)
+{
+    if (!is_shared(fd, size)) return;
+    int result;
+    pm_again again = {0};
+    do {
+        result = fallocate(fd, FALLOC_FL_UNSHARE_RANGE, 0, (off_t)size);
+    } while (pm_make_again(&again, result));
+}
+
+void pm_fs_write_in_place(int fd)
+{
+    int flags = 0;
+    if (!ioctl(fd, FS_IOC_GETFLAGS, &flags) && !(flags & FS_NOCOW_FL)) {
+        flags |= FS_NOCOW_FL;
+        ioctl(fd, FS_IOC_SETFLAGS, &flags); /* others than btrfs refuse it */
+    }
 }

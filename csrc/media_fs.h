@@ -27,6 +27,7 @@
 #define PM_MEDIA_FS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -38,5 +39,14 @@ typedef struct {
 
 /* A few system calls; 1 us if the thread asked for a file of the same mount before. */
 pm_fs pm_fs_of(int fd, const struct stat *file, const struct statfs *fs);
+
+/*
+ * Space that was reserved is needed once more where a copy shares the file's blocks (cp on xfs and btrfs): a write in place is given new ones.
+ */
+
+/* The file's bytes up to `size` get blocks of their own again, as far as the file system can do that and has space. */
+void pm_fs_unshare(int fd, uint64_t size);
+/* Before the first byte of a new file: what is reserved is written in place, where that is to be asked for (btrfs: chattr +C). */
+void pm_fs_write_in_place(int fd);
 
 #endif

@@ -45,7 +45,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     PM_TRY(pm_media_open(&store->media, fd, kind, flags & PM_OPEN_READ_ONLY, trace));
     PM_TRY(pm_log_open(&store->log, &store->media));
     const pm_header *header = &store->log.header;
-    if (!store->media.read_only) PM_TRY(pm_media_fill_holes(&store->media, header->log_offset + header->log_size));
+    if (!store->media.read_only) PM_TRY(pm_media_own_space(&store->media, header->log_offset + header->log_size));
     PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
     if (!store->media.read_only) PM_TRY(pm_writer_init(&store->writer, &store->media));
     PM_TRY(pm_recover(store));

@@ -10,6 +10,7 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
 {
     pm_media media;
     pm_status status = pm_media_open(&media, fd, kind, false, trace);
+    if (status == PM_OK) pm_media_begin_new(&media);
     uint64_t log_size = media.kind == PM_MEDIA_MEMORY ? FIRST_LOG_MEMORY : FIRST_LOG;
     uint8_t *image = NULL;
     pm_header header;

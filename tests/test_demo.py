@@ -49,10 +49,10 @@ def run(*arguments: str | Path, script: str = "demo.py", cwd: Path | None = None
 
 @pytest.mark.slow
 def test_five_kills_and_the_same_result(tmp_path: Path) -> None:
-    done = run("--dir", tmp_path, "--n-init", "150")
+    done = run("--dir", tmp_path, "--n-init", "100")
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
-    assert "n_init = 150 runs" in text
+    assert "n_init = 100 runs" in text
     assert text.count("SIGKILL") == 5 and "5 kills. Every result was identical." in text
     assert "loads the result" in text and "without a commit" in text
     assert not list(tmp_path.iterdir()), "the demo left something"

@@ -15,6 +15,7 @@ CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.[ch]) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
+LONG := $(addprefix tests/test_,async.py hostile.py lost_writes.py model.py threads_race.py trackers.py)
 ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -23,7 +24,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants sklearn pythons oldest wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -32,6 +33,7 @@ help:
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make sanitize  the quicker tests under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
+	@echo 'make long      the tests that try what chance gives them, for longer'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
@@ -80,10 +82,14 @@ lint: build
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(BIN)/mypy --no-error-summary
 
-strict:
+strict: build/strict
+
+# Only after a change, as it compiles everything a second time.
+build/strict: $(CORE)
 	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in csrc/*.c csrc/python/*.c; do \
 		$(CC) $$flags -Werror -c $$source -o /dev/null; \
 	done
+	@mkdir -p build && touch $@
 
 # $(call instrumented,FOLDER,LIBRARY,PACKAGE,FLAGS): a copy of the tree, as an editable install has room for one extension only.
 define instrumented
@@ -100,6 +106,11 @@ sanitize: build
 		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
+
+# What make test tries a little of: random operations, races, damaged metadata, and crashes of commits that are durable later.
+long: build
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-6} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} $(BIN)/python -m pytest -q -n $(JOBS) \
+		--dist worksteal $(LONG) $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build

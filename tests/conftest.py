@@ -22,6 +22,8 @@ import pmstore
 from pmstore.testing._files_record import tracing_refused
 
 MEMORY = Path("/dev/shm")
+LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
+"""So many times as long tests go on that try what chance gives them: 1 in make test, more in make long."""
 
 # A shell starts what runs in the background with interrupts ignored, and so would the programs under test be.
 signal.signal(signal.SIGINT, signal.default_int_handler)

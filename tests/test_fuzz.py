@@ -74,7 +74,7 @@ def test_two_thousand_executions(sound: Path) -> None:
 
 def test_a_wrong_acceptance_is_noticed(sound: Path, tmp_path: Path) -> None:
     """Contents are not compared with their hashes: a flipped bit is passed over."""
-    core = mutant(tmp_path, "region.c", "!= expected) return block", "!= expected && !at) return block")
+    core = mutant(tmp_path, "region_read.c", "!= expected) return PM_CORRUPT", "!= expected && !at) return PM_CORRUPT")
     out = changed_copy(sound, tmp_path)
     done = fuzz(out, core, "--runs", "40000")
     assert done.returncode == 1, done.stdout

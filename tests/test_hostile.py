@@ -22,10 +22,10 @@ import pmstore
 from pmstore._kinds import ARRAY, BLOB, INLINE
 from pmstore._values import encode
 
-from .conftest import run_in_fork
+from .conftest import LONGER, run_in_fork
 from .images import CELL, DATA, FREE, MAP, MAP_LIST, NODE, PAGE, RECORD_MAGIC, REGION, SLAB, Cell, Image, crc32c
 
-FUZZED = int(os.environ.get("PMSTORE_FUZZED", "300"))
+FUZZED = 300 * LONGER
 ONE = encode(1)
 
 Case = Callable[[Path], None]

@@ -17,7 +17,7 @@ import pytest
 
 import pmstore
 
-from .conftest import Medium
+from .conftest import LONGER, Medium
 from .images import META, NODE, PAGE, REGION, SLAB, SLAB_PAGE, WORD, Image
 from .snapshots import Snapshot, snapshot
 
@@ -34,7 +34,7 @@ def fill(store: pmstore.Store) -> None:
     store["text"] = "y" * 1500
     store["long"] = b"z" * 9000
     store.create_list("history").extend(range(30))
-    for i in range(90):
+    for i in range(50):
         store[f"many/{i:03}"] = i
         store[f"arrays/{i:03}"] = np.full(i % 40 + 1, float(i))
 
@@ -51,7 +51,7 @@ def second_change(store: pmstore.Store) -> None:
     store["small"] += 1
     store["short"][3] = 0
     store["two/large"][::700] += 1
-    store["many/077"] = -7
+    store["many/037"] = -7
     store["arrays/010"][:] = -10
     store["text"] = "x" * 1500
     store["new/array"][0] = 5
@@ -113,11 +113,12 @@ def judge(path: Path, medium: str, mode: str, state: Snapshot) -> str:
     try:
         with pmstore.open(path, mode, media=medium) as store:
             report = store.check()
-            try:
-                same = snapshot(store) == state
-            except pmstore.Error:
-                same = False
-            assert same or not report.ok, "older data are passed over"
+            if report.ok or mode == "r":
+                try:
+                    same = snapshot(store) == state
+                except pmstore.Error:
+                    same = False
+                assert same or not report.ok, "older data are passed over"
             return "harmless" if report.ok else "found"
     except pmstore.Error:
         return "error"
@@ -337,7 +338,7 @@ class Life:
 def test_thousands_of_operations_leave_a_sound_store(medium: Medium, seed: int) -> None:
     life = Life(medium.directory / "life.pm", medium.name, seed)
     try:
-        for _ in range(1200 if medium.name == "memory" else 400):
+        for _ in range((800 if medium.name == "memory" else 300) * LONGER):
             life.step()
     finally:
         life.store._drop(discard=True)

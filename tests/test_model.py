@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import pmstore
 
+from .conftest import LONGER
+
 NAMES = st.sampled_from(["a", "b", "g/c", "g/d", "g/h/e"])
 # In lines, pages and several pages; on the edges of both.
 SIZES = st.sampled_from([0, 1, 7, 8, 511, 512, 513, 1500, 9000])
@@ -278,7 +280,9 @@ class OnFile(Model):
     media = "file"
 
 
-LIMITS = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+LIMITS = settings(
+    max_examples=60 * LONGER, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestMemory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")(OnMemory.TestCase)
 TestFile = OnFile.TestCase
 TestMemory.settings = TestFile.settings = LIMITS

@@ -1,11 +1,10 @@
 """The core under ThreadSanitizer: Python's own lock would hide races from it, so the threads are C's.
 
-PMSTORE_ROUNDS says how often each thread does its part.
+make long lets each thread do its part more often.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -13,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Medium
+from .conftest import LONGER, Medium
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = os.environ.get("PMSTORE_ROUNDS", "60")
+ROUNDS = 60 * LONGER
 SANITIZED = ("-O1", "-g", "-fsanitize=thread")
 
 
@@ -46,7 +45,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(program: Path, medium: Medium) -> subprocess.CompletedProcess[str]:
     # Without it the addresses of today's kernels are not what older sanitizers expect.
     fixed = ["setarch", platform.machine(), "-R"] if shutil.which("setarch") else []
-    command = [*fixed, str(program), str(medium.directory / "race.pm"), medium.name, ROUNDS]
+    command = [*fixed, str(program), str(medium.directory / "race.pm"), medium.name, str(ROUNDS)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

@@ -29,7 +29,7 @@ import pytest
 
 import pmstore
 
-from .conftest import Medium
+from .conftest import LONGER, Medium
 
 PAGE = 4096
 LARGE = 1100  # pages: two threads compare so many
@@ -165,7 +165,7 @@ def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     threads = [threading.Thread(target=write, args=(k,)) for k in range(2)]
     for thread in threads:
         thread.start()
-    for i in range(150):
+    for i in range(75 * LONGER):
         if i % 40 == 20:  # let it be armed and disarmed under their hands
             w[::2] *= 1.0
             w[:, 100] += 1
@@ -246,7 +246,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
         pending[name] = array.copy()  # the store's own may die now, before the commit
 
     held = []
-    for step in range(160):
+    for step in range(100 * LONGER):
         name = rng.choice("abcd")
         action = rng.random()
         if name not in pending:

@@ -1,6 +1,7 @@
 """What every planted bug has to get past: crashes, faults, damage, creation and a model. Run in a process of its own.
 
-python -m tests.mutants_battery [part …]      says as one line of JSON what noticed something first, if anything did
+python -m tests.mutants_battery [part …]      says as one line of JSON what noticed something first, if anything did;
+                                              with --quick before the parts, of fewer crashes
 python -m tests.mutants_battery --kinds       what each kind of crash state notices, each by itself
 """
 
@@ -41,7 +42,8 @@ from tests.conftest import Medium
 from tests.mutants_damage import Judged, Noticed, damage
 from tests.snapshots import snapshot
 
-BUDGET = 500
+BUDGET, DEPTH = 500, 2
+QUICK = 50, 0
 KINDS_BUDGET = 200
 PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind", "forks")
 
@@ -100,7 +102,7 @@ def recordings(directory: Path) -> Iterator[Recording]:
 
 def crash(directory: Path) -> None:
     for recording in recordings(directory):
-        tally, found = explore(recording, Options(budget=BUDGET, seed=1, depth=2))
+        tally, found = explore(recording, Options(budget=BUDGET, seed=1, depth=DEPTH))
         Judged.states += tally.judged
         look(found)
 
@@ -360,7 +362,7 @@ def faulty(path: Path, medium: str, fault: tuple[int, int, int, bool]) -> bool:
         if refused:
             refuses(store, fault)
         store._drop(discard=True)
-    tally, found = explore(recorder.recording, Options(budget=60, seed=1, depth=1))
+    tally, found = explore(recorder.recording, Options(budget=60, seed=1, depth=min(1, DEPTH)))
     Judged.states += tally.judged
     look(found)
     with pmstore.open(path, media=medium) as store:
@@ -444,7 +446,10 @@ def forks(directory: Path) -> None:
 # ---- the process
 
 
-def run(parts: tuple[str, ...]) -> Caught | None:
+def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
+    global BUDGET, DEPTH
+    if quick:
+        BUDGET, DEPTH = QUICK
     directory = Path(tempfile.mkdtemp(prefix="pmstore-mutant-", dir="/dev/shm"))
     functions: dict[str, Callable[[Path], None]] = {
         "crash": crash,
@@ -496,7 +501,8 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--kinds"]:
         print(json.dumps(kinds()))
         return
-    caught = run(tuple(arguments) or PARTS)
+    quick = arguments[:1] == ["--quick"]
+    caught = run(tuple(arguments[quick:]) or PARTS, quick)
     print(
         json.dumps(
             {

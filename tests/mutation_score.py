@@ -62,7 +62,7 @@ def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str
 
 
 def judge(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str] = ()) -> Outcome:
-    """Run one mutant through the battery, or through parts of it."""
+    """Run one mutant through the battery, or through parts of it; the first may be "--quick"."""
     started = time.perf_counter()
     status, line = _run(folder, mutant, *(parts or mutant.parts))
     seconds = time.perf_counter() - started
@@ -82,19 +82,18 @@ def judge(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str
     return Outcome(mutant, by, caught["text"], answer["states"], seconds, alone)
 
 
-def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False, quiet: bool = False) -> list[Outcome]:
+def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False) -> list[Outcome]:
     """Build, and run these mutants."""
     folder = build(generated([*MUTANTS, *CONTROLS]))
     outcomes = []
     with ThreadPoolExecutor(jobs) as pool:
         for outcome in pool.map(lambda mutant: judge(folder, mutant, kinds and mutant in MUTANTS), mutants):
             outcomes.append(outcome)
-            if not quiet:
-                print(
-                    f"{outcome.mutant.name:46} {outcome.by or 'nothing noticed it':28} {outcome.states:6} states "
-                    f"{outcome.seconds:6.1f} s  {outcome.text[:100]} {' '.join(outcome.kinds)}",
-                    flush=True,
-                )
+            print(
+                f"{outcome.mutant.name:46} {outcome.by or 'nothing noticed it':28} {outcome.states:6} states "
+                f"{outcome.seconds:6.1f} s  {outcome.text[:100]} {' '.join(outcome.kinds)}",
+                flush=True,
+            )
     return outcomes
 
 

@@ -15,7 +15,7 @@ CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.[ch]) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
-LONG := $(addprefix tests/test_,async.py hostile.py lost_writes.py model.py threads_race.py trackers.py)
+LONG := $(addprefix tests/test_,async.py hostile.py lost_writes.py model.py testing_faults.py threads_race.py trackers.py)
 ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -107,10 +107,11 @@ sanitize: build
 		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
 
-# What make test tries a little of: random operations, races, damaged metadata, and crashes of commits that are durable later.
+# What make test tries a little of: random operations, races, damaged metadata, failing calls, crashes of commits that are
+# durable later.
 long: build
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-6} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} $(BIN)/python -m pytest -q -n $(JOBS) \
-		--dist worksteal $(LONG) $(ARGS)
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-6} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(LONG) $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build

@@ -23,7 +23,7 @@ from pmstore.testing._recording import Recorder
 from .conftest import Medium
 from .crashes import WORKLOADS, Workload, spill
 
-CASES = os.environ.get("PMSTORE_FAULTS", "40")
+CASES = os.environ.get("PMSTORE_FAULTS", "25")
 BUDGET = None if CASES == "all" else int(CASES)
 
 
@@ -62,7 +62,7 @@ def busy(store: pmstore.Store) -> None:
 def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
     """The commit is wholly absent and the store goes on, or it refuses to; nothing acknowledged is lost."""
     # States of megabytes take longer.
-    budget = BUDGET and (BUDGET // 3 if workload.__name__ in ("growth", "spill") else BUDGET)
+    budget = BUDGET and (BUDGET // 3 if workload.__name__ in ("growth", "spill", "slots", "cooled") else BUDGET)
     limit = 2_800_000 if workload is spill else None
     report = explore_faults(workload, medium=medium.name, budget=budget, max_size=limit)
     assert report.judged == (report.possible if budget is None else min(budget, report.possible))

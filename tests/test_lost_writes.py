@@ -87,6 +87,8 @@ class Lives:
         for size in (SECTOR, PAGE):
             for number, old in enumerate(self.images):
                 for at in range(0, min(len(old), len(self.image)), size):
+                    if old[at : at + size] == self.image[at : at + size]:
+                        continue
                     image = self.image[:at] + old[at : at + size] + self.image[at + size :]
                     if image not in seen:
                         seen.add(image)

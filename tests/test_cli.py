@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
-import runpy
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -43,33 +39,9 @@ def path(example: Path, tmp_path: Path) -> Path:
 
 
 def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a process of its own: a fork of this one, or with options a new Python."""
+    """Runs the command line in a process of its own."""
     command = [sys.executable, "-m", "pmstore", *map(str, arguments)]
-    if options:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="backslashreplace") as err:
-        child = os.fork()
-        if not child:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            status: Any = 1
-            try:
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(60)
-                sys.stdout, sys.stderr, sys.argv = out, err, command[2:]
-                runpy.run_module("pmstore", run_name="__main__", alter_sys=True)
-            except SystemExit as end:
-                status = end.code or 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                out.flush()
-                err.flush()
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), err.read())
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 
 def in_process(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
@@ -266,10 +238,9 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--npy", "x.npy"]])
-def test_a_damaged_array_is_not_dumped(options: list[str], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_array_is_not_dumped(options: list[str], path: Path) -> None:
     damage(path)
-    monkeypatch.chdir(path.parent)
-    done = run("dump", *options, path, "model/centers")
+    done = run("dump", *options, path, "model/centers", cwd=path.parent)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1 and "damaged: 'model/centers'" in done.stderr
     assert not (path.parent / "x.npy").exists()
@@ -361,9 +332,8 @@ def test_what_cannot_be_opened(case: str, tmp_path: Path) -> None:
         ["ls", "\udcff"],
     ],
 )
-def test_wrong_names(arguments: list[str], example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = run(*[str(example) if argument == "PATH" else argument for argument in arguments])
+def test_wrong_names(arguments: list[str], example: Path, tmp_path: Path) -> None:
+    done = run(*[str(example) if argument == "PATH" else argument for argument in arguments], cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

@@ -107,7 +107,7 @@ def run_in_fork(function: Callable[..., object], *arguments: Any) -> None:
                 os.dup2(said.fileno(), 1)
                 os.dup2(said.fileno(), 2)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(120)
+                signal.alarm(120 * LONGER)
                 with open(1, "w", buffering=1, closefd=False) as out, redirect_stdout(out), redirect_stderr(out):
                     try:
                         function(*arguments)

@@ -149,7 +149,9 @@ pm_status pm_log_reset(pm_log *log, pm_header next)
     next.digest = log->digest;
     memcpy(next.slots, log->slots, sizeof next.slots);
     next.log_offset = PM_REGION_START + next.region_size;
+    log->half_written = true; /* if it fails */
     PM_TRY(header_write(log->media, &next, log->copy));
+    log->half_written = false;
     log->header = next;
     log->head = 0;
     log->durable = log->sequence;

@@ -70,6 +70,8 @@ struct pm_media {
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
     pm_fs fs; /* file, open for writing */
+    bool past_cache; /* the last synced write went there */
+    bool refused;    /* the trace has refused the last write, not a sync */
     pm_dio dio;
     uint8_t *copy; /* file: what write_hashed copies into, from the first use on */
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */

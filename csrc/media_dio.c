@@ -18,7 +18,7 @@ void pm_dio_init(pm_dio *dio, int file, int synced)
     *dio = (pm_dio){.file = file, .fd = -1, .synced = synced};
 }
 
-static bool is_open(pm_dio *dio)
+bool pm_dio_open(pm_dio *dio)
 {
     if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;
     char name[32];
@@ -30,7 +30,7 @@ static bool is_open(pm_dio *dio)
 
 static bool takes(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
-    return length && (offset | length | (uintptr_t)source) % PM_PAGE == 0 && !dio->refused && is_open(dio);
+    return length && (offset | length | (uintptr_t)source) % PM_PAGE == 0 && !dio->refused && pm_dio_open(dio);
 }
 
 void pm_dio_close(pm_dio *dio)

@@ -34,6 +34,9 @@ void pm_dio_init(pm_dio *dio, int file, int synced);
 void pm_dio_close(pm_dio *dio);
 void pm_dio_forked(pm_dio *dio); /* in a child: what its parent has begun is none of its own */
 
+/* Whether there is a descriptor for it, opened if it wasn't. */
+bool pm_dio_open(pm_dio *dio);
+
 /* As pwrite, durable when it returns. EINVAL: write it through the page cache. */
 ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset);
 

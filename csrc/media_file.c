@@ -47,9 +47,12 @@ enum { DIO_ALONE = 32 << 10 };
 
 static ssize_t write_durably(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
-    if (how == ALONE && length <= DIO_ALONE) {
+    media->past_cache = how == ALONE && length <= DIO_ALONE;
+    if (media->fs.reflinks) pm_dio_open(&media->dio); /* see lacked_space */
+    if (media->past_cache) {
         ssize_t done = pm_dio_write(&media->dio, source, length, offset);
         if (done >= 0 || errno != EINVAL) return done;
+        media->past_cache = false;
     }
     struct iovec part = {(void *)(uintptr_t)source, length};
     return pwritev2(media->fd, &part, 1, (off_t)offset, RWF_DSYNC);
@@ -58,7 +61,7 @@ static ssize_t write_durably(pm_media *media, uint64_t offset, const void *sourc
 /* pwrite that tells the trace what it did. */
 static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
-    if (media->trace && !(length = pm_trace_allows_write(media->trace, length))) return -1;
+    if (media->trace && (media->refused = !(length = pm_trace_allows_write(media->trace, length)))) return -1;
     if (media->trace && how && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return fail_to_sync(media, offset, source, length);
     ssize_t done = how ? write_durably(media, offset, source, length, how) : pwrite(media->fd, source, length, (off_t)offset);
     if (media->trace && done > 0) {
@@ -104,6 +107,16 @@ static pm_status sync_failed(void)
 {
     pm_fail_errno("cannot sync the file");
     return PM_IO;
+}
+
+/* A synced write has ended with ENOSPC. True if it never came to the sync: it needed a block, as a copy shares those that were there. Then nothing
+ * is lost, and it may be tried again. But a page that the disk had no space for (thin provisioning) is told in the same way: once, to each descriptor of
+ * the file. So the other descriptor, which the write has not used, would be told too. */
+static bool lacked_space(pm_media *media)
+{
+    if (media->trace) return media->refused;
+    int other = media->past_cache ? media->fd : media->dio.fd;
+    return other >= 0 && !fdatasync(other);
 }
 
 /* ---- what was streamed -------------------------------------------------------------------------------------- */
@@ -281,7 +294,8 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
         PM_TRY(wait_for_streamed(media));
         pm_status status = write_all(media, offset, source, length, how);
         media->syncs++;
-        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status == PM_NO_SPACE ? PM_IO : status;
+        if (status == PM_NO_SPACE) return lacked_space(media) ? PM_NO_SPACE : PM_IO;
+        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status;
         media->durable_range = false;
     }
     PM_TRY(write_all(media, offset, source, length, LATER));

@@ -366,8 +366,11 @@ pm_status pm_recover(pm_store *store)
     if (status == PM_OK) status = apply(store, &found);
     free(found.bodies);
     free(found.declared);
-    if (status != PM_OK || store->media.read_only) return status;
+    if (status == PM_OK && store->media.read_only) return PM_OK;
     /* The file may be longer than the header says, and the records may have been in the page cache only: the checkpoint's
      * fence covers what was just written, its header ends the old log. */
-    return pm_transaction_checkpoint(store, false);
+    if (status == PM_OK) status = pm_transaction_checkpoint(store, false);
+    if (status != PM_NO_SPACE) return status;
+    return pm_fail(PM_NO_SPACE, "there is no space to bring the file up to date with its log, as a copy shares its blocks: nothing is lost; free some "
+                                "space, or open it with mode='r'");
 }

@@ -85,8 +85,8 @@ static pm_status finish_file(pm_store *store)
     pm_status status = pm_home_catch_up(store);
     if (store->untold) status = tell_failed(store);
     bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
-    if (!store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
-    return status;
+    if (status == PM_OK && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+    return status == PM_NO_SPACE ? PM_OK : status; /* the log has every commit, and who opens the file next replays it */
 }
 
 static pm_status close_locked(pm_store *store, unsigned flags)
@@ -136,8 +136,8 @@ static pm_status enter_even(pm_store *store, bool also_failed)
     if (store->forked)
         return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
     pthread_mutex_lock(&store->mutex);
-    pm_status status = PM_OK;
-    if (!store->closed && pm_home_catch_up(store) != PM_OK) store->untold = true; /* and the store has failed */
+    pm_status status = store->closed ? PM_OK : pm_home_catch_up(store);
+    if (status != PM_OK && status != PM_NO_SPACE) store->untold = true, status = PM_OK; /* and the store has failed */
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
     else if (store->failed && !(also_failed && !store->home_torn)) status = tell_failed(store);
     if (status != PM_OK) pthread_mutex_unlock(&store->mutex);
@@ -221,7 +221,7 @@ pm_status pm_commit_async(pm_store *store, uint64_t interval)
 pm_status pm_sync(pm_store *store)
 {
     PM_TRY(enter(store));
-    return leave(store, pm_async_settle(store));
+    return leave(store, pm_async_sync(store));
 }
 
 uint64_t pm_sequence(const pm_store *store)

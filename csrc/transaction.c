@@ -21,8 +21,7 @@ pm_status pm_failed(pm_store *store, pm_status status)
     return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
 }
 
-/* The same, for what comes before the commit point, where a lack of space or of memory leaves everything as it was. */
-static pm_status failed_if_io(pm_store *store, pm_status status)
+pm_status pm_failed_if_io(pm_store *store, pm_status status)
 {
     return status == PM_IO ? pm_failed(store, status) : status;
 }
@@ -34,7 +33,7 @@ static pm_status reset_log(pm_store *store, pm_header next)
 {
     PM_TRY(pm_async_settle(store));
     if (!store->home_durable) PM_TRY(pm_home_sync(store));
-    PM_TRY(pm_failed(store, pm_log_reset(&store->log, next)));
+    PM_TRY(pm_failed_if_io(store, pm_log_reset(&store->log, next)));
     pm_async_emptied(store);
     store->commits_since_reset = 0;
     store->statistics.checkpoints++;
@@ -60,7 +59,7 @@ static pm_status write_log_once(pm_store *store, uint64_t log_offset, uint64_t l
     /* A small log soon moves, as the region grows over it, and an extent's second slot may come there: 1 MiB took 1.3 times the floor instead of
      * 1.2 in what had been a log in small folios. */
     uint64_t folio = log_size < LOG_RARE ? PM_FOLIO_WHOLE : PM_FOLIO_LOG;
-    if (file) return failed_if_io(store, pm_media_write_zeros(&store->media, from, to, folio));
+    if (file) return pm_failed_if_io(store, pm_media_write_zeros(&store->media, from, to, folio));
     pm_media_touch(&store->media, from, to);
     return PM_OK;
 }
@@ -76,7 +75,7 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (!pm_media_may_have(&store->media, end)) return pm_fail(PM_NO_SPACE, "the view that the trace lends has no more room");
     PM_TRY(pm_region_keep(&store->region, region_size));
     PM_TRY(pm_async_settle(store));
-    PM_TRY(failed_if_io(store, store->media.operations->grow(&store->media, end)));
+    PM_TRY(pm_failed_if_io(store, store->media.operations->grow(&store->media, end)));
     pm_region_moved(&store->region);
     PM_TRY(write_log_once(store, PM_REGION_START + region_size, log_size));
     pm_header next = store->log.header;
@@ -104,7 +103,7 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
     if (more < slots) more = pm_round_up(slots, PM_PAGE);
     pm_status status = relayout(store, size + more, store->log.header.log_size);
     if (status == PM_OK && slots > least)
-        return failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots, PM_FOLIO_WHOLE));
+        return pm_failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots, PM_FOLIO_WHOLE));
     if (status == PM_NO_SPACE && more > least && !store->failed)
         status = relayout(store, size + pm_round_up(least, PM_PAGE), store->log.header.log_size);
     return status;
@@ -319,7 +318,7 @@ static void carried(pm_store *store, const pm_candidate *list, size_t count)
 static pm_status finish_directs(pm_store *store)
 {
     for (size_t i = 0; i < store->fresh_count; i++)
-        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
+        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(pm_failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
     return PM_OK;
 }
 
@@ -368,7 +367,7 @@ static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, 
     declare_directs(store, &next->digest);
     pm_transaction_declare_slots(store, &next->digest);
     pm_digest changed;
-    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
+    PM_TRY(pm_failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
     next->digest = pm_digest_plus(next->digest, changed);
     if (pm_writer_length(&store->writer) > store->writer.capacity) store->writer.overflow = true;
     return PM_OK;
@@ -378,7 +377,7 @@ static pm_status count_bytes(pm_store *store, pm_candidate *list, size_t count, 
 {
     pm_digest changed;
     pm_writer_count(&store->writer); /* waits for the attempt's parts, which may have failed */
-    PM_TRY(failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
+    PM_TRY(pm_failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
     *bytes = pm_writer_length(&store->writer) + 32 * (store->fresh_count + store->region.dense_count);
     return PM_OK;
 }
@@ -424,6 +423,12 @@ pm_status pm_transaction_mark(pm_store *store, pm_event_kind kind, uint64_t sequ
     return PM_OK;
 }
 
+/* It is committed: what lacks space is made good by the next call, before anything else. */
+static pm_status now_or_later(pm_status status)
+{
+    return status == PM_NO_SPACE ? PM_OK : status;
+}
+
 /* From the gathered body to the acknowledged commit. */
 static pm_status write_commit(pm_store *store, const pending_commit *next)
 {
@@ -435,13 +440,13 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     if (!staged) body = store->media.view + place;
     PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_BEGIN, store->log.sequence + 1));
     if (spill) {
-        PM_TRY(pm_failed(store, pm_writer_finish(writer)));
+        PM_TRY(pm_failed_if_io(store, pm_writer_finish(writer)));
         uint64_t hash = writer->hash;
         pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, PM_BODY_WHOLE);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;
-    PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));
+    PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->logged += store->log.head - before;
@@ -450,14 +455,15 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     store->commits_since_reset++;
     store->last_body = spill ? 0 : length;
     pm_transaction_flip_slots(store);
+    store->behind.spilled = spill != 0;
     if (!staged) PM_TRY(pm_failed(store, pm_media_readable(&store->media, place, length, "the log")));
     if (store->async) {
         pm_async_committed(store, before, body, length);
-        return PM_OK;
+        return spill ? now_or_later(pm_home_catch_up(store)) : PM_OK;
     }
     store->home_torn = true; /* until it shows what is durable now */
-    PM_TRY(pm_failed(store, pm_log_witness(&store->log, store->log.sequence)));
-    return pm_home_follow(store, (pm_home_job){body, length, before}, !spill);
+    PM_TRY(pm_failed(store, now_or_later(pm_log_witness(&store->log, store->log.sequence)))); /* by the next record, which has one of its own */
+    return now_or_later(pm_home_follow(store, (pm_home_job){body, length, before}, !spill));
 }
 
 static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
@@ -467,14 +473,13 @@ static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
     PM_TRY(finish_directs(store));
     PM_TRY(gather_body(store, list, count, &next));
     if (pm_writer_length(&store->writer)) {
-        if (store->log.header.flags & PM_HEADER_CLEAN) {
-            /* durable: "not clean" → then: the first record. Otherwise recovery would not look for it. The body is gathered
-             * again, for the salt is new. */
+        if (store->log.header.flags & PM_HEADER_CLEAN || store->log.half_written) {
+            /* durable: "not clean", in both copies → then: the first record. Otherwise recovery would not look for it. The body is
+             * gathered again, for the salt is new. */
             PM_TRY(pm_transaction_checkpoint(store, false));
             PM_TRY(gather_body(store, list, count, &next));
         }
         PM_TRY(write_commit(store, &next));
-        if (next.spill) PM_TRY(pm_transaction_checkpoint(store, false));
         PM_TRY(pm_transaction_mark(store, PM_EVENT_COMMIT_END, store->log.sequence));
         acknowledged = true;
     }
@@ -494,7 +499,7 @@ pm_status pm_transaction_commit(pm_store *store, bool only)
     size_t count = 0;
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region, !only);
-    PM_TRY(failed_if_io(store, pm_transaction_write_slots(store, only)));
+    PM_TRY(pm_failed_if_io(store, pm_transaction_write_slots(store, only)));
     PM_TRY(pm_transaction_search(store, only, &list, &count));
     return commit_list(store, list, count);
 }

@@ -38,6 +38,8 @@ typedef struct {
 /* See transaction_home.c. Under the store's mutex. */
 typedef struct {
     pm_home_job job; /* that is put up */
+    bool spilled;    /* the last record's body is in free pages, so a checkpoint comes before anything else (I9) */
+    bool stuck;      /* there was no space for it: who enters next tries again, and nobody else does */
     bool busy;       /* the thread has taken it: home is its own, and all that is noted of home */
     pthread_cond_t put_up, done; /* never destroyed: in a forked child the thread seems to wait for ever */
     pthread_t thread;
@@ -75,6 +77,8 @@ struct pm_store {
 
 /* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
 pm_status pm_failed(pm_store *store, pm_status status);
+/* The same, where a lack of space or of memory leaves everything as it was: before the commit point, or behind it, where the log has all of it. */
+pm_status pm_failed_if_io(pm_store *store, pm_status status);
 
 /* only: looks at metadata, fresh extents and what pm_region_mark was told. */
 pm_status pm_transaction_commit(pm_store *store, bool only);
@@ -132,7 +136,8 @@ void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t coun
 void pm_home_open(pm_store *store);
 /* Home is to show this commit: when it returns or, if may_wait, at the latest when somebody enters the store. */
 pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait);
-pm_status pm_home_catch_up(pm_store *store); /* home shows the last commit when it returns PM_OK (I2) */
+/* Home shows the last commit when it returns PM_OK (I2). PM_NO_SPACE: later, perhaps. */
+pm_status pm_home_catch_up(pm_store *store);
 pm_status pm_home_sync(pm_store *store);     /* and is durable */
 void pm_home_stop(pm_store *store);          /* no thread is left; without the store's mutex */
 
@@ -142,6 +147,7 @@ pm_status pm_async_start(pm_store *store); /* the thread, if there is to be one 
 void pm_async_stop(pm_store *store); /* no thread is left; without the store's mutex */
 void pm_async_free(pm_store *store);
 pm_status pm_async_settle(pm_store *store); /* all commits are durable, and home in the file */
+pm_status pm_async_sync(pm_store *store);   /* all commits are durable */
 /* The record in the log, and its items. */
 void pm_async_committed(pm_store *store, uint64_t record, const uint8_t *body, uint64_t length);
 void pm_async_acknowledged(pm_store *store);

@@ -35,6 +35,7 @@ struct pm_async {
 
     /* Under the store's mutex. */
     bool running;           /* a snapshot is taken and not settled */
+    bool lacks_space;       /* the second step of the running snapshot */
     bool scheduled, hurried; /* the thread knows of the commits since the snapshot; and that the log is getting full */
     bool declared, snapshot_declared; /* a commit has declared something: since the snapshot, before it */
     uint64_t snapshot;      /* the last commit before it */
@@ -143,12 +144,14 @@ static pm_status settle_records(pm_store *store)
 static pm_status finish(pm_store *store)
 {
     pm_async *async = store->async;
-    if (async->every && !async->done) make_durable(store);
+    if ((async->every && !async->done) || async->lacks_space) make_durable(store);
     pthread_mutex_lock(&async->mutex);
     while (!async->done) pthread_cond_wait(&async->changed, &async->mutex);
     pm_status status = async->result;
     errno = async->error;
     pthread_mutex_unlock(&async->mutex);
+    async->lacks_space = status == PM_NO_SPACE; /* for the witness, as a copy shares the file's blocks: the second step is taken again */
+    if (async->lacks_space) return status;
     async->running = false;
     store->media.syncs += 1 + async->snapshot_declared;
     if (status != PM_OK) pm_fail_errno("cannot sync the file"); /* it may have been another thread that was told */
@@ -157,9 +160,26 @@ static pm_status finish(pm_store *store)
         store->log.durable = async->snapshot;
         if (store->media.trace) pm_trace_add(store->media.trace, PM_EVENT_DURABLE, async->snapshot, 0, NULL);
         status = settle_records(store);
+        if (status == PM_NO_SPACE) { /* a copy shares the file's blocks: this step is taken again */
+            async->running = true;
+            return status;
+        }
     }
     store->failed = store->failed || status != PM_OK;
     return status == PM_NO_SPACE ? PM_IO : status;
+}
+
+/* A failure is told by the next call. A lack of space is none: the step is taken again. */
+static void finish_behind(pm_store *store)
+{
+    pm_status status = finish(store);
+    if (status != PM_OK && status != PM_NO_SPACE) store->untold = true;
+}
+
+pm_status pm_async_sync(pm_store *store)
+{
+    pm_status status = pm_async_settle(store);
+    return status == PM_NO_SPACE && !pending(store) ? PM_OK : status; /* home can wait */
 }
 
 pm_status pm_async_settle(pm_store *store)
@@ -167,7 +187,9 @@ pm_status pm_async_settle(pm_store *store)
     pm_async *async = store->async;
     if (!async) return PM_OK;
     /* A sync that this call did not begin. */
-    if (async->running && finish(store) != PM_OK)
+    pm_status status = async->running ? finish(store) : PM_OK;
+    if (status == PM_NO_SPACE) return status;
+    if (status != PM_OK)
         return pm_fail(PM_FAILED, "the sync of an earlier commit failed, so the store refuses to go on: close it and open it again");
     if (!pending(store)) return PM_OK;
     begin(store);
@@ -209,7 +231,7 @@ static void step_under_trace(pm_store *store)
     pm_async *async = store->async;
     if (store->failed) return;
     if (async->running && async->done) {
-        store->untold = finish(store) != PM_OK;
+        finish_behind(store);
     } else if (async->running) {
         make_durable(store);
     } else if (++async->commits >= async->every && pending(store)) {
@@ -246,6 +268,7 @@ static void sync_in_background(pm_store *store)
 {
     pm_async *async = store->async;
     pthread_mutex_lock(&store->mutex);
+    if (async->running && !store->failed) finish_behind(store); /* for which there was no space */
     bool mine = !store->failed && !async->running && pending(store);
     if (mine) begin(store);
     pthread_mutex_unlock(&store->mutex);
@@ -253,7 +276,7 @@ static void sync_in_background(pm_store *store)
     make_durable(store);
     pthread_mutex_lock(&store->mutex);
     /* Otherwise another one has, who could not wait. */
-    if (async->running && !store->failed) store->untold = finish(store) != PM_OK;
+    if (async->running && !store->failed) finish_behind(store);
     pthread_mutex_unlock(&store->mutex);
 }
 

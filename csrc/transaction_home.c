@@ -13,6 +13,8 @@
  *
  * I1   The record is durable before the job is put up: killed before it is done, recovery replays the log.
  * D7   If it fails, the next call says so; the log has everything.
+ * D8   If it lacks space, for a copy shares the file's blocks, the job stays put up: each call tries again before anything else, and is refused as
+ *      long as there is none.
  *
  * Stores under a trace have no thread, so that each run does the same: every second record waits for the next call.
  */
@@ -40,7 +42,7 @@ typedef struct {
 pm_status pm_home_sync(pm_store *store)
 {
     pm_home_flush(&store->region);
-    PM_TRY(pm_failed(store, store->media.operations->fence(&store->media)));
+    PM_TRY(pm_failed_if_io(store, store->media.operations->fence(&store->media)));
     store->home_durable = true;
     store->home_from = store->home_to = 0;
     return PM_OK;
@@ -66,12 +68,15 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
     return PM_OK;
 }
 
-/* Does the job. */
+/* Does the job, or leaves it where it is for want of space: the log has all of it. */
 static pm_status take_home(pm_store *store)
 {
     pm_home_job job = store->behind.job;
+    pm_status status = apply(store, job.body, job.length);
+    store->behind.stuck = status == PM_NO_SPACE;
+    if (store->behind.stuck) return status;
     store->behind.job.body = NULL;
-    PM_TRY(pm_failed(store, apply(store, job.body, job.length)));
+    PM_TRY(pm_failed(store, status));
     store->home_torn = false;
     /* The next commit like this one has to write the header twice: home is waited for here. */
     return store->last_body > pm_log_room(&store->log) ? pm_home_sync(store) : PM_OK;
@@ -122,10 +127,15 @@ static file_range part_behind_large(pm_store *store)
 pm_status pm_home_catch_up(pm_store *store)
 {
     while (store->behind.busy) pthread_cond_wait(&store->behind.done, &store->mutex);
-    if (!store->behind.job.body || store->failed) return PM_OK;
-    uint64_t before = store->behind.job.before;
-    PM_TRY(take_home(store));
-    return begin_now_and_then(store, before);
+    pm_behind *behind = &store->behind;
+    if ((!behind->job.body && !behind->spilled) || store->failed) return PM_OK;
+    uint64_t before = behind->job.before;
+    pm_status status = behind->job.body ? take_home(store) : PM_OK;
+    if (status == PM_OK) status = behind->spilled ? pm_transaction_checkpoint(store, false) : begin_now_and_then(store, before);
+    if (status == PM_OK) behind->spilled = false;
+    if (status != PM_NO_SPACE) return status;
+    return pm_fail(PM_NO_SPACE, "the last commit is safe in the log, but there is no space to bring the file up to date with it, as a copy shares its "
+                                "blocks: free some");
 }
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */
@@ -169,7 +179,7 @@ static void *keep_up(void *argument)
     while (!behind->stop && !store->failed) {
         file_range part = {0, 0};
         pm_status status = PM_OK;
-        if (behind->job.body) {
+        if (behind->job.body && !behind->stuck) {
             status = take_home_alone(store);
             part = part_behind_large(store);
         } else if (wait_for_work(store)) {
@@ -181,7 +191,7 @@ static void *keep_up(void *argument)
             status = begin_write_back(store, part);
             pthread_mutex_lock(&store->mutex);
         }
-        if (pm_failed(store, status) != PM_OK) store->untold = true;
+        if (status != PM_NO_SPACE && pm_failed(store, status) != PM_OK) store->untold = true;
     }
     pthread_mutex_unlock(&store->mutex);
     return NULL;

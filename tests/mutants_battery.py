@@ -36,6 +36,7 @@ from tests import (
     test_forks,
     test_home_behind,
     test_interrupts,
+    test_shared_blocks,
     test_turns,
 )
 from tests.conftest import Medium
@@ -306,6 +307,7 @@ def faults(directory: Path) -> None:
                 path.write_bytes(base)
                 if not faulty(path, medium, (operations, at, code, lasting)):
                     break
+    test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space(directory, "sync")
 
 
 def fault_steps(store: pmstore.Store, state: dict[str, Any], step: int) -> None:

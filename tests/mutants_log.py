@@ -277,9 +277,9 @@ RECORDS = [
         "witness-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "(void)pm_log_witness(&store->log, store->log.sequence + 1);"
-        " PM_TRY(pm_failed(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        " PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "a torn commit is taken for lost data",
     ),
     Mutant(
@@ -295,7 +295,7 @@ RECORDS = [
         "witness-missing",
         "D",
         TRANSACTION,
-        "PM_TRY(pm_failed(store, pm_log_witness(&store->log, store->log.sequence)));",
+        "PM_TRY(pm_failed(store, now_or_later(pm_log_witness(&store->log, store->log.sequence))));",
         ";",
         "the last commit rots and nobody says so",
     ),

@@ -8,6 +8,7 @@ from tests.mutants_build import Mutant, part
 
 GATHER, HEAP, REGION = "csrc/gather.c", "csrc/heap.c", "csrc/region.c"
 COMPARE, SIEVE = "csrc/compare.c", "csrc/sieve.c"
+HOME, TRANSACTION = "csrc/transaction_home.c", "csrc/transaction.c"
 CATALOG, STORE, VERIFY = "csrc/catalog.c", "csrc/store.c", "csrc/verify.c"
 
 GATHERING = [
@@ -184,6 +185,22 @@ GATHERING = [
 ]
 
 SPACE = [
+    Mutant(
+        "home-that-lacked-space-is-forgotten",
+        "M",
+        HOME,
+        "if (store->behind.stuck) return status;",
+        "if (store->behind.stuck) { store->behind.job.body = NULL; return status; }",
+        "the next transaction begins from an old state",
+    ),
+    Mutant(
+        "record-between-two-headers",
+        "M",
+        TRANSACTION,
+        "store->log.header.flags & PM_HEADER_CLEAN || store->log.half_written",
+        "store->log.header.flags & PM_HEADER_CLEAN",
+        "records under the old salt are lost, as there was no space for the second copy of the header",
+    ),
     Mutant(
         "space-of-the-last-commit-reused",
         "P",

@@ -164,7 +164,9 @@ static pm_status require_writable(pm_store *store)
 static pm_status enter_to_write(pm_store *store)
 {
     PM_TRY(enter(store));
-    return require_writable(store);
+    PM_TRY(require_writable(store));
+    if (!store->rollback_due) return PM_OK;
+    return leave(store, pm_fail(PM_NO_SPACE, "there was no space to roll back, and nothing may be committed before that: call rollback() again"));
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
@@ -199,9 +201,16 @@ pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, p
 pm_status pm_rollback(pm_store *store)
 {
     /* Home is the last commit also after a failure, unless it was home that could not be written (I2, I11). */
-    PM_TRY(enter_even(store, true));
+    pm_status status = enter_even(store, true);
+    if (status == PM_NO_SPACE) {
+        pthread_mutex_lock(&store->mutex);
+        store->rollback_due = true;
+        pthread_mutex_unlock(&store->mutex);
+    }
+    PM_TRY(status);
     PM_TRY(require_writable(store));
     pm_transaction_rollback(store);
+    store->rollback_due = false;
     return leave(store, PM_OK);
 }
 

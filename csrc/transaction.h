@@ -54,6 +54,7 @@ struct pm_store {
     bool failed;    /* a write or a sync failed: nothing more is written (D7) */
     bool untold;    /* it was behind a call's back, and none has said so yet */
     bool home_torn; /* home is not the last commit: it waits to be brought up to date, or that failed */
+    bool rollback_due; /* one was refused: until it is done, no change is taken, or a commit would have what it was to undo (I11) */
     pm_media media;
     pm_log log;
     pm_region region;

@@ -5,6 +5,7 @@ On small file systems of their own, in images that are mounted here, which needs
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -189,3 +190,39 @@ def test_no_commit_is_lost_behind_a_write_that_lacked_space(tmp_path: Path, dura
         if not faults:
             break
     assert happened > 5
+
+
+def test_I11_nothing_is_committed_before_a_rollback_that_lacked_space(tmp_path: Path) -> None:
+    """Home has to be brought up to date first, and that lacks space: what was to be undone is still there."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(700)
+    image = path.read_bytes()
+    refused = 0
+    for number in range(1, 12):
+        path.write_bytes(image)
+        with Recorder(path, "file") as recorder:
+            store = pmstore.open(path)
+            a = store["a"]
+            a[:] = 1
+            recorder.trace.fail(lib.PM_OPERATION_WRITE, number, errno.ENOSPC, lasting=True)
+            with contextlib.suppress(pmstore.OutOfSpaceError):
+                store.commit()
+            committed = store._catalog.core.sequence
+            with contextlib.suppress(ZeroDivisionError, pmstore.OutOfSpaceError), store.transaction():
+                a[:] = 2
+                raise ZeroDivisionError
+            recorder.trace.fail(0, 0, 0)
+            if a[0] == 2:
+                for change in (store.commit, lambda store=store: store.update(b=1), store.close):
+                    with pytest.raises(pmstore.OutOfSpaceError, match=r"call rollback\(\) again"):
+                        change()
+                refused += 1
+                store.rollback()
+                assert "b" not in store
+            assert a[0] == (1 if committed > 1 else 0)
+            store["b"] = 2
+            store.close()
+        with pmstore.open(path, verify=True) as store:
+            assert store["a"][0] == a[0] and store["b"] == 2
+    assert refused

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,10 @@ def test_an_acknowledged_commit_that_is_gone(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CrashFailure) as caught:
         explore_faults(restoring, medium="file")
     text = str(caught.value)
-    assert "in commit 3, and commit 2, which was acknowledged, was gone after reopening" in text.splitlines()[0]
+    # Without space commit 3 is refused at first: the explorer then tries again, and it is commit 3 that goes.
+    assert re.search(
+        "in commit 3, and commit [23], which was acknowledged, was gone after reopen", text.splitlines()[0]
+    )
     fault = eval(text.partition("only=")[2], {"Fault": Fault})
     with pytest.raises(CrashFailure, match="was gone"):
         explore_faults(restoring, medium="file", only=fault)

@@ -21,7 +21,9 @@ typedef struct {
     uint64_t slots[PM_SLOTS_MOST / 64]; /* which slots are current after the same */
     bool read_only;
     unsigned copy;     /* of the header: the one that was read, 0 for A and 1 for B */
-    bool half_written; /* the copies differ, or may: a crash between them, damage to one, or no space for one. No record before they agree */
+    /* The copies differ, or may: after a crash between them, damage to one, or no space for one. No record is written
+     * before they agree. */
+    bool half_written;
     bool lost[2];      /* copies that could not be read, A's with its witness */
 } pm_log;
 

@@ -5,7 +5,8 @@
 #include <pthread.h>
 #include <stddef.h>
 
-/* Not those of what the thread does itself: where they are blocked, they end the process without a word from whoever handles them. */
+/* Not those of what the thread does itself: where they are blocked, they end the process without a word from whoever
+ * handles them. */
 static void block_signals(sigset_t *before)
 {
     static const int own[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE};

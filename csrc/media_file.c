@@ -109,9 +109,10 @@ static pm_status sync_failed(void)
     return PM_IO;
 }
 
-/* A synced write has ended with ENOSPC. True if it never came to the sync: it needed a block, as a copy shares those that were there. Then nothing
- * is lost, and it may be tried again. But a page that the disk had no space for (thin provisioning) is told in the same way: once, to each descriptor of
- * the file. So the other descriptor, which the write has not used, would be told too. */
+/* A synced write has ended with ENOSPC. True if it never came to the sync: it needed a block, as a copy shares those
+ * that were there. Then nothing is lost, and it may be tried again. But a page for which the disk had no space (thin
+ * provisioning) is reported in the same way: once, to each descriptor of the file. So the other descriptor, which the
+ * write has not used, would be told too. */
 static bool lacked_space(pm_media *media)
 {
     if (media->trace) return media->refused;

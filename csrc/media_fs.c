@@ -25,8 +25,8 @@
 #define STATX_MNT_ID_UNIQUE 0x4000 /* Linux 6.8 */
 #endif
 
-/* What ext4 says of a file system that it has mounted, a line for each option. False: another driver has, or nobody can tell. ext2, ext3 and ext4
- * have the same magic number. */
+/* What ext4 says of a file system that it has mounted, a line for each option. False: another driver has mounted it, or
+ * nobody can tell. ext2, ext3 and ext4 have the same magic number. */
 static bool ext4_options(dev_t device, char *options, size_t room)
 {
     char link[64], target[256], path[320];

@@ -371,6 +371,6 @@ pm_status pm_recover(pm_store *store)
      * fence covers what was just written, its header ends the old log. */
     if (status == PM_OK) status = pm_transaction_checkpoint(store, false);
     if (status != PM_NO_SPACE) return status;
-    return pm_fail(PM_NO_SPACE, "there is no space to bring the file up to date with its log, as a copy shares its blocks: nothing is lost; free some "
-                                "space, or open it with mode='r'");
+    return pm_fail(PM_NO_SPACE, "there is no space to bring the file up to date with its log, as a copy shares its "
+                                "blocks: nothing is lost; free some space, or open it with mode='r'");
 }

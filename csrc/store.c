@@ -166,7 +166,8 @@ static pm_status enter_to_write(pm_store *store)
     PM_TRY(enter(store));
     PM_TRY(require_writable(store));
     if (!store->rollback_due) return PM_OK;
-    return leave(store, pm_fail(PM_NO_SPACE, "there was no space to roll back, and nothing may be committed before that: call rollback() again"));
+    return leave(store, pm_fail(PM_NO_SPACE, "there was no space for a rollback, and nothing can be changed or committed "
+                                             "before it is done: call rollback() again"));
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */

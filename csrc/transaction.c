@@ -423,7 +423,7 @@ pm_status pm_transaction_mark(pm_store *store, pm_event_kind kind, uint64_t sequ
     return PM_OK;
 }
 
-/* It is committed: what lacks space is made good by the next call, before anything else. */
+/* It is committed: the next call does first what lacked space. */
 static pm_status now_or_later(pm_status status)
 {
     return status == PM_NO_SPACE ? PM_OK : status;
@@ -462,7 +462,8 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         return spill ? now_or_later(pm_home_catch_up(store)) : PM_OK;
     }
     store->home_torn = true; /* until it shows what is durable now */
-    PM_TRY(pm_failed(store, now_or_later(pm_log_witness(&store->log, store->log.sequence)))); /* by the next record, which has one of its own */
+    /* Without space it is left to the next record, which has a witness of its own. */
+    PM_TRY(pm_failed(store, now_or_later(pm_log_witness(&store->log, store->log.sequence))));
     return now_or_later(pm_home_follow(store, (pm_home_job){body, length, before}, !spill));
 }
 

@@ -54,7 +54,7 @@ struct pm_store {
     bool failed;    /* a write or a sync failed: nothing more is written (D7) */
     bool untold;    /* it was behind a call's back, and none has said so yet */
     bool home_torn; /* home is not the last commit: it waits to be brought up to date, or that failed */
-    bool rollback_due; /* one was refused: until it is done, no change is taken, or a commit would have what it was to undo (I11) */
+    bool rollback_due; /* one was refused: no change is taken before it is done (I11) */
     pm_media media;
     pm_log log;
     pm_region region;
@@ -78,7 +78,8 @@ struct pm_store {
 
 /* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
 pm_status pm_failed(pm_store *store, pm_status status);
-/* The same, where a lack of space or of memory leaves everything as it was: before the commit point, or behind it, where the log has all of it. */
+/* The same, where a lack of space or of memory leaves everything as it was: before the commit point, or after it, where
+ * the log has all of it. */
 pm_status pm_failed_if_io(pm_store *store, pm_status status);
 
 /* only: looks at metadata, fresh extents and what pm_region_mark was told. */

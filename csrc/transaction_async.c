@@ -150,7 +150,8 @@ static pm_status finish(pm_store *store)
     pm_status status = async->result;
     errno = async->error;
     pthread_mutex_unlock(&async->mutex);
-    async->lacks_space = status == PM_NO_SPACE; /* for the witness, as a copy shares the file's blocks: the second step is taken again */
+    /* For the witness, as a copy shares the file's blocks: the second step is taken again. */
+    async->lacks_space = status == PM_NO_SPACE;
     if (async->lacks_space) return status;
     async->running = false;
     store->media.syncs += 1 + async->snapshot_declared;

@@ -13,8 +13,8 @@
  *
  * I1   The record is durable before the job is put up: killed before it is done, recovery replays the log.
  * D7   If it fails, the next call says so; the log has everything.
- * D8   If it lacks space, for a copy shares the file's blocks, the job stays put up: each call tries again before anything else, and is refused as
- *      long as there is none.
+ * D8   If it lacks space, because a copy shares the file's blocks, the job stays put up. Each call tries again before
+ *      anything else, and is refused as long as there is no space.
  *
  * Stores under a trace have no thread, so that each run does the same: every second record waits for the next call.
  */
@@ -134,8 +134,8 @@ pm_status pm_home_catch_up(pm_store *store)
     if (status == PM_OK) status = behind->spilled ? pm_transaction_checkpoint(store, false) : begin_now_and_then(store, before);
     if (status == PM_OK) behind->spilled = false;
     if (status != PM_NO_SPACE) return status;
-    return pm_fail(PM_NO_SPACE, "the last commit is safe in the log, but there is no space to bring the file up to date with it, as a copy shares its "
-                                "blocks: free some");
+    return pm_fail(PM_NO_SPACE, "the last commit is safe in the log, but there is no space to bring the file up to date "
+                                "with it, as a copy shares its blocks: free some space");
 }
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */

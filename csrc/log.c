@@ -206,7 +206,8 @@ void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint6
     enum { IN_CACHE = 4 * PM_PIECE, AT_ONCE = 512 << 10 };
     /* One by one: compilers zero a struct of this size by `rep stos`, and loads of what that has stored wait until all stores before it have left
      * the store buffer: 0.2 µs, if the last 60 KB of them were streamed. */
-    writer->stage_room = how != PM_BODY_LARGE ? writer->stage_size : writer->early ? IN_CACHE : AT_ONCE;
+    size_t large = writer->early ? IN_CACHE : AT_ONCE;
+    writer->stage_room = how != PM_BODY_LARGE || large > writer->stage_size ? writer->stage_size : large;
     writer->place = place, writer->capacity = capacity, writer->key = key;
     writer->base = writer->written = writer->hashed = writer->hash = writer->last_end = writer->payload = 0;
     writer->part = how == PM_BODY_PARTS ? writer->media->part : 0;

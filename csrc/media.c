@@ -14,13 +14,15 @@
 #include "address.h"
 #include "media_again.h"
 
-enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20 };
+enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20, STAGE_SCHEDULED = 12 * PM_PAGE };
 
-/* 1 % of 50 MB in rows, 0.9 MB: its parts leave every 256 KiB. Half or twice as much took longer. Traced records are small. */
-enum { PART_FILE = 256 << 10, PART_TRACED = 2 * PM_PAGE };
+/* 1 % of 50 MB in rows, 0.9 MB: its parts leave every 256 KiB. Half or twice as much took longer. Those of a
+ * schedule are small. */
+enum { PART_FILE = 256 << 10, PART_SCHEDULED = 2 * PM_PAGE };
 
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
+    pm_schedule *schedule = trace ? pm_trace_schedule(trace) : NULL;
     *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
     pm_dio_init(&media->dio, -1, 0);
     if (trace) {
@@ -47,12 +49,14 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->operations = &pm_media_file;
         media->granule = PM_PAGE;
         media->stage = STAGE_FILE;
-        media->part = trace ? PART_TRACED : PART_FILE;
+        media->part = schedule ? PART_SCHEDULED : PART_FILE;
         if (!read_only) media->fs = pm_fs_of(fd, &file, &fs);
         media->durable_range = media->fs.ranges;
         if (media->durable_range) pm_dio_init(&media->dio, fd, media->fs.synced);
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
+        if (schedule && !read_only) pm_media_file_schedule(media, schedule);
     }
+    if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;
     if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
     return pm_media_map(media);
 }
@@ -131,7 +135,9 @@ void pm_media_close(pm_media *media)
 {
     if (media->view && !media->lent) munmap(media->view, media->mapped);
     media->view = NULL;
+    pm_schedule *schedule = media->dio.schedule;
     pm_dio_close(&media->dio);
+    if (schedule) pm_schedule_remove(schedule, &media->dio_work);
     free(media->copy);
     media->copy = NULL;
     if (media->fd >= 0) close(media->fd);

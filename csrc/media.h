@@ -73,6 +73,7 @@ struct pm_media {
     bool past_cache; /* the last synced write went there */
     bool refused;    /* the trace has refused the last write, not a sync */
     pm_dio dio;
+    pm_scheduled_work dio_work;
     uint8_t *copy; /* file: what write_hashed copies into, from the first use on */
     atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
     uint64_t fences, syncs;
@@ -103,6 +104,8 @@ pm_status pm_media_map(pm_media *media);
 
 extern const pm_media_operations pm_media_memory, pm_media_file;
 void pm_media_memory_choose(pm_media *media);
+/* Files: writes past the page cache are done when the schedule decides. */
+void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);
 
 static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const void *source, size_t length,
                                        pm_write_how how)

@@ -30,7 +30,8 @@ bool pm_dio_open(pm_dio *dio)
 
 static bool takes(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
-    return length && (offset | length | (uintptr_t)source) % PM_PAGE == 0 && !dio->refused && pm_dio_open(dio);
+    if (!length || (offset | length | (uintptr_t)source) % PM_PAGE || dio->refused) return false;
+    return dio->schedule || pm_dio_open(dio);
 }
 
 void pm_dio_close(pm_dio *dio)
@@ -49,7 +50,7 @@ void pm_dio_forked(pm_dio *dio)
 
 ssize_t pm_dio_write(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
-    if (!takes(dio, source, length, offset)) {
+    if (dio->schedule || !takes(dio, source, length, offset)) {
         errno = EINVAL; /* whatever opening it gave */
         return -1;
     }
@@ -77,11 +78,12 @@ static bool get_context(pm_dio *dio)
 bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offset)
 {
     if (!takes(dio, source, length, offset) || dio->waits || dio->begun == PM_DIO_MOST) return false;
-    if (!dio->context && !get_context(dio)) return false;
+    if (!dio->schedule && !dio->context && !get_context(dio)) return false;
     struct iocb *next = &dio->writes[dio->begun];
+    dio->done[dio->begun] = false;
     *next = (struct iocb){.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)dio->fd, .aio_buf = (uintptr_t)source,
                           .aio_nbytes = length, .aio_offset = (int64_t)offset};
-    if (syscall(SYS_io_submit, dio->context, 1, &next) != 1) {
+    if (!dio->schedule && syscall(SYS_io_submit, dio->context, 1, &next) != 1) {
         dio->waits = true;
         return false;
     }
@@ -89,24 +91,51 @@ bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offse
     return true;
 }
 
-unsigned pm_dio_wait(pm_dio *dio)
+static unsigned not_done(const pm_dio *dio)
+{
+    unsigned count = 0;
+    for (unsigned i = 0; i < dio->begun; i++) count += !dio->done[i];
+    return count;
+}
+
+int pm_dio_next(pm_dio *dio)
+{
+    unsigned count = not_done(dio);
+    if (!count) return -1;
+    unsigned number = (unsigned)pm_schedule_choose(dio->schedule, count), i = 0;
+    while (dio->done[i] || number--) i++;
+    return (int)i;
+}
+
+void pm_dio_done(pm_dio *dio, int number, int64_t result)
+{
+    dio->done[number] = true;
+    dio->results[number] = result;
+}
+
+/* The kernel has done one or several. */
+static void wait_for_kernel(pm_dio *dio)
 {
     struct io_event events[PM_DIO_MOST];
-    bool written[PM_DIO_MOST] = {false};
-    for (unsigned left = dio->begun; left;) {
-        long done = syscall(SYS_io_getevents, dio->context, 1, left, events, NULL);
-        PM_CHECK(done > 0 || errno == EINTR);
-        if (done < 0) continue;
-        for (long i = 0; i < done; i++) {
-            const struct iocb *write = (const void *)(uintptr_t)events[i].obj;
-            written[write - dio->writes] = events[i].res == (int64_t)write->aio_nbytes;
-            if (events[i].res == -EINVAL) dio->refused = true;
-        }
-        left -= (unsigned)done;
+    long done = syscall(SYS_io_getevents, dio->context, 1, not_done(dio), events, NULL);
+    PM_CHECK(done > 0 || errno == EINTR);
+    for (long i = 0; i < done; i++) {
+        const struct iocb *write = (const void *)(uintptr_t)events[i].obj;
+        pm_dio_done(dio, (int)(write - dio->writes), events[i].res);
+    }
+}
+
+unsigned pm_dio_wait(pm_dio *dio)
+{
+    while (not_done(dio) > 0) {
+        if (dio->schedule) pm_schedule_go_on(dio->schedule);
+        else wait_for_kernel(dio);
     }
     unsigned failed = 0;
-    for (unsigned i = 0; i < dio->begun; i++)
-        if (!written[i]) dio->writes[failed++] = dio->writes[i];
+    for (unsigned i = 0; i < dio->begun; i++) {
+        if (dio->results[i] == -EINVAL) dio->refused = true;
+        if (dio->results[i] != (int64_t)dio->writes[i].aio_nbytes) dio->writes[failed++] = dio->writes[i];
+    }
     dio->begun = 0;
     return failed;
 }

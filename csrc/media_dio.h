@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "schedule.h"
+
 enum { PM_DIO_MOST = 32 /* that are begun and not waited for */ };
 
 typedef struct {
@@ -28,6 +30,9 @@ typedef struct {
     aio_context_t context; /* 0: there is none yet */
     unsigned begun;
     struct iocb writes[PM_DIO_MOST];
+    bool done[PM_DIO_MOST];
+    int64_t results[PM_DIO_MOST]; /* of those that are done: bytes, or -errno */
+    pm_schedule *schedule;        /* decides when each is done; NULL: the kernel does it when it likes */
 } pm_dio;
 
 void pm_dio_init(pm_dio *dio, int file, int synced);
@@ -45,5 +50,9 @@ bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offse
 
 /* Waits for all that was begun. Returns how many were not written, or not all of it: the first so many of `writes`. */
 unsigned pm_dio_wait(pm_dio *dio);
+
+/* Under a schedule: the number of a write that is to be done now; -1: there is none. */
+int pm_dio_next(pm_dio *dio);
+void pm_dio_done(pm_dio *dio, int number, int64_t result);
 
 #endif

@@ -206,10 +206,35 @@ static pm_status stream(pm_media *media, uint64_t offset, const uint8_t *source,
  * the cache (ext4 if it encrypts, xfs if it can't drop what the cache has there), and to wait for pages that aren't there takes no time. */
 static pm_status begin(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
-    if (media->trace || !media->durable_range || !pm_dio_begin(&media->dio, source, length, offset))
+    if (!media->durable_range || !pm_dio_begin(&media->dio, source, length, offset))
         return stream(media, offset, source, length, length);
     note_streamed(media, offset, length);
     return PM_OK;
+}
+
+/* Does one of the writes that were begun, with the bytes that are in memory now. A disk that fails may have written anything. */
+static bool do_one_begun(void *argument)
+{
+    pm_media *media = argument;
+    int number = pm_dio_next(&media->dio);
+    if (number < 0) return false;
+    const struct iocb *write = &media->dio.writes[number];
+    const void *source = (const void *)(uintptr_t)write->aio_buf;
+    size_t length = pm_trace_allows_write(media->trace, write->aio_nbytes);
+    ssize_t done = length ? pwrite(media->fd, source, length, write->aio_offset) : -1;
+    pm_dio_done(&media->dio, number, done < 0 ? -errno : done);
+    if (done <= 0) return true;
+    uint64_t offset = (uint64_t)write->aio_offset;
+    pm_trace_add(media->trace, PM_EVENT_WRITE, offset, (uint64_t)done, source);
+    pm_trace_add(media->trace, PM_EVENT_FLUSH, offset, (uint64_t)done, NULL);
+    return true;
+}
+
+void pm_media_file_schedule(pm_media *media, pm_schedule *schedule)
+{
+    media->dio.schedule = schedule;
+    media->dio_work = (pm_scheduled_work){.do_one = do_one_begun, .argument = media};
+    pm_schedule_add(schedule, &media->dio_work);
 }
 
 /* What could not be written past the page cache is streamed. */

@@ -25,7 +25,6 @@ static void free_store(pm_store *store)
     pm_async_free(store);
     free(store->fresh);
     free(store->list);
-    pthread_mutex_destroy(&store->mutex);
     free(store);
 }
 
@@ -63,9 +62,10 @@ pm_status pm_open(int fd, pm_media_kind kind, unsigned flags, uint64_t max_size,
         close(fd);
         return pm_fail(PM_NO_MEMORY, "no memory to open a store");
     }
-    pthread_mutex_init(&store->mutex, NULL);
+    store->schedule = trace ? pm_trace_schedule(trace) : NULL;
+    pm_mutex_init(&store->mutex, store->schedule);
     pm_home_open(store);
-    pm_helper_init(&store->helper);
+    pm_helper_init(&store->helper, store->schedule);
     atomic_store(&store->references, 1);
     store->max_size = max_size;
     store->media.fd = fd;
@@ -97,6 +97,7 @@ static pm_status close_locked(pm_store *store, unsigned flags)
     pm_status parted = keep ? pm_region_part(&store->region) : PM_OK;
     if (parted == PM_NO_MEMORY) return parted;
     pm_region_close(&store->region, keep);
+    store->schedule = store->mutex.schedule = NULL; /* it is the trace's, which may soon be gone */
     pm_media_close(&store->media);
     store->closed = true;
     if (status == PM_OK) return parted;
@@ -109,10 +110,10 @@ pm_status pm_close(pm_store *store, unsigned flags)
     if (!store->forked) {
         pm_async_stop(store);
         pm_home_stop(store);
-        pthread_mutex_lock(&store->mutex);
+        pm_lock(&store->mutex);
         status = close_locked(store, flags);
         bool closed = store->closed;
-        pthread_mutex_unlock(&store->mutex);
+        pm_unlock(&store->mutex);
         if (!closed) {
             pm_async_start(store);
             return status;
@@ -135,12 +136,13 @@ static pm_status enter_even(pm_store *store, bool also_failed)
 {
     if (store->forked)
         return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
-    pthread_mutex_lock(&store->mutex);
+    pm_schedule_point(store->schedule);
+    pm_lock(&store->mutex);
     pm_status status = store->closed ? PM_OK : pm_home_catch_up(store);
     if (status != PM_OK && status != PM_NO_SPACE) store->untold = true, status = PM_OK; /* and the store has failed */
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
     else if (store->failed && !(also_failed && !store->home_torn)) status = tell_failed(store);
-    if (status != PM_OK) pthread_mutex_unlock(&store->mutex);
+    if (status != PM_OK) pm_unlock(&store->mutex);
     return status;
 }
 
@@ -151,7 +153,8 @@ static pm_status enter(pm_store *store)
 
 static pm_status leave(pm_store *store, pm_status status)
 {
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
+    pm_schedule_point(store->schedule);
     return status;
 }
 
@@ -204,9 +207,9 @@ pm_status pm_rollback(pm_store *store)
     /* Home is the last commit also after a failure, unless it was home that could not be written (I2, I11). */
     pm_status status = enter_even(store, true);
     if (status == PM_NO_SPACE) {
-        pthread_mutex_lock(&store->mutex);
+        pm_lock(&store->mutex);
         store->rollback_due = true;
-        pthread_mutex_unlock(&store->mutex);
+        pm_unlock(&store->mutex);
     }
     PM_TRY(status);
     PM_TRY(require_writable(store));
@@ -495,9 +498,9 @@ pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsi
 int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *ranges, size_t i)
 {
     if (store->forked) return 0;
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     bool holds = !store->closed && pm_transaction_holds(store, address, length);
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
     if (holds) ranges[i] = (pm_range){(uint64_t)(uintptr_t)address, length};
     return holds;
 }

@@ -17,7 +17,7 @@ static void before_fork(void)
     pthread_mutex_lock(&list_mutex);
     for (pm_store *store = stores; store; store = store->next) {
         if (store->forked) continue;
-        pthread_mutex_lock(&store->mutex);
+        pm_lock(&store->mutex);
         if (is_open(store)) pm_fork_begins(&store->region);
     }
 }
@@ -27,7 +27,7 @@ static void after_fork_in_parent(void)
     for (pm_store *store = stores; store; store = store->next) {
         if (store->forked) continue;
         if (is_open(store)) pm_fork_is_over(&store->region);
-        pthread_mutex_unlock(&store->mutex);
+        pm_unlock(&store->mutex);
     }
     pthread_mutex_unlock(&list_mutex);
 }

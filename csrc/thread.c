@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "thread.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 
 enum { THREAD_STACK = 512 << 10 };
 
@@ -17,7 +19,7 @@ static sigset_t signals_of_others(void)
     return set;
 }
 
-int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
+static int start(pthread_t *thread, void *(*run)(void *), void *argument)
 {
     pthread_attr_t attributes;
     sigset_t others = signals_of_others(), before;
@@ -28,6 +30,67 @@ int pm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return error;
+}
+
+int pm_thread_start(pm_thread *thread, pm_schedule *schedule, void *(*run)(void *), void *argument)
+{
+    thread->routine = NULL;
+    if (!schedule) return start(&thread->thread, run, argument);
+    thread->routine = pm_routine_new(schedule, run, argument);
+    int error = thread->routine ? start(&thread->thread, pm_routine_run, thread->routine) : ENOMEM;
+    if (error && thread->routine) pm_routine_free(thread->routine);
+    return error;
+}
+
+void pm_thread_join(pm_thread *thread, pm_schedule *schedule)
+{
+    while (thread->routine && !pm_routine_ended(thread->routine)) pm_schedule_go_on(schedule);
+    pthread_join(thread->thread, NULL);
+    if (thread->routine) pm_routine_free(thread->routine);
+}
+
+/* ---- what they wait for ------------------------------------------------------------------------------------------- */
+
+void pm_mutex_init(pm_mutex *mutex, pm_schedule *schedule)
+{
+    pthread_mutex_init(&mutex->mutex, NULL);
+    mutex->schedule = schedule;
+}
+
+void pm_condition_init(pm_condition *condition)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&condition->condition, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+void pm_wait(pm_condition *condition, pm_mutex *mutex)
+{
+    if (mutex->schedule) pm_schedule_wait(mutex->schedule, condition, &mutex->mutex, 0);
+    else pthread_cond_wait(&condition->condition, &mutex->mutex);
+}
+
+bool pm_wait_until(pm_condition *condition, pm_mutex *mutex, uint64_t until)
+{
+    if (mutex->schedule) return pm_schedule_wait(mutex->schedule, condition, &mutex->mutex, until);
+    struct timespec time = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
+    return pthread_cond_timedwait(&condition->condition, &mutex->mutex, &time) == ETIMEDOUT;
+}
+
+void pm_wake(pm_condition *condition, pm_mutex *mutex)
+{
+    if (mutex->schedule) pm_schedule_wake(mutex->schedule, condition);
+    else pthread_cond_broadcast(&condition->condition);
+}
+
+uint64_t pm_now(const pm_schedule *schedule)
+{
+    if (schedule) return pm_schedule_now(schedule);
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
 /* ---- a helper ----------------------------------------------------------------------------------------------------- */
@@ -41,37 +104,37 @@ static bool one_processor(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < 2;
 }
 
-void pm_helper_init(pm_helper *helper)
+void pm_helper_init(pm_helper *helper, pm_schedule *schedule)
 {
-    pthread_mutex_init(&helper->mutex, NULL);
-    pthread_cond_init(&helper->offered, NULL);
-    pthread_cond_init(&helper->done, NULL);
+    pm_mutex_init(&helper->mutex, schedule);
+    pm_condition_init(&helper->offered);
+    pm_condition_init(&helper->done);
 }
 
 static void *help(void *argument)
 {
     pm_helper *helper = argument;
-    pthread_mutex_lock(&helper->mutex);
+    pm_lock(&helper->mutex);
     while (!helper->stop) {
         if (helper->state != OFFERED) {
-            pthread_cond_wait(&helper->offered, &helper->mutex);
+            pm_wait(&helper->offered, &helper->mutex);
             continue;
         }
         helper->state = TAKEN;
-        pthread_mutex_unlock(&helper->mutex);
+        pm_unlock(&helper->mutex);
         helper->work(helper->argument);
-        pthread_mutex_lock(&helper->mutex);
+        pm_lock(&helper->mutex);
         helper->state = NOTHING;
-        pthread_cond_signal(&helper->done);
+        pm_wake(&helper->done, &helper->mutex);
     }
-    pthread_mutex_unlock(&helper->mutex);
+    pm_unlock(&helper->mutex);
     return NULL;
 }
 
 bool pm_can_share(pm_helper *helper)
 {
     if (!helper->started && !helper->alone) {
-        helper->started = !one_processor() && !pm_thread_start(&helper->thread, help, helper);
+        helper->started = !one_processor() && !pm_thread_start(&helper->thread, helper->mutex.schedule, help, helper);
         helper->alone = !helper->started;
     }
     return helper->started;
@@ -80,11 +143,11 @@ bool pm_can_share(pm_helper *helper)
 void pm_offer(pm_helper *helper, void (*work)(void *argument), void *argument)
 {
     if (!helper->started) return;
-    pthread_mutex_lock(&helper->mutex);
+    pm_lock(&helper->mutex);
     helper->work = work, helper->argument = argument;
     helper->state = OFFERED;
-    pthread_cond_signal(&helper->offered);
-    pthread_mutex_unlock(&helper->mutex);
+    pm_wake(&helper->offered, &helper->mutex);
+    pm_unlock(&helper->mutex);
 }
 
 void pm_withdraw(pm_helper *helper)
@@ -92,20 +155,20 @@ void pm_withdraw(pm_helper *helper)
     enum { GLANCES = 20000 };
     /* A few microseconds, mostly: to fall asleep and be woken would take longer. */
     for (int i = 0; i < GLANCES && helper->state == TAKEN; i++) continue;
-    pthread_mutex_lock(&helper->mutex);
+    pm_lock(&helper->mutex);
     if (helper->state == OFFERED) helper->state = NOTHING;
-    while (helper->state == TAKEN) pthread_cond_wait(&helper->done, &helper->mutex);
-    pthread_mutex_unlock(&helper->mutex);
+    while (helper->state == TAKEN) pm_wait(&helper->done, &helper->mutex);
+    pm_unlock(&helper->mutex);
 }
 
 void pm_helper_stop(pm_helper *helper)
 {
     helper->alone = true;
     if (!helper->started) return;
-    pthread_mutex_lock(&helper->mutex);
+    pm_lock(&helper->mutex);
     helper->stop = true;
-    pthread_cond_signal(&helper->offered);
-    pthread_mutex_unlock(&helper->mutex);
-    pthread_join(helper->thread, NULL);
+    pm_wake(&helper->offered, &helper->mutex);
+    pm_unlock(&helper->mutex);
+    pm_thread_join(&helper->thread, helper->mutex.schedule);
     helper->started = false;
 }

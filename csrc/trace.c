@@ -21,7 +21,7 @@ struct pm_trace {
     uint8_t *view;
     uint64_t view_size;
     int ranges;
-    unsigned every;
+    pm_schedule *schedule;
 };
 
 pm_trace *pm_trace_new(uint64_t seed)
@@ -29,7 +29,7 @@ pm_trace *pm_trace_new(uint64_t seed)
     pm_trace *trace = calloc(1, sizeof *trace);
     if (!trace) return NULL;
     atomic_store(&trace->references, 1);
-    trace->seed = seed, trace->ranges = -1, trace->every = 3;
+    trace->seed = seed, trace->ranges = -1;
     return trace;
 }
 
@@ -41,6 +41,7 @@ void pm_trace_keep(pm_trace *trace)
 void pm_trace_free(pm_trace *trace)
 {
     if (!trace || atomic_fetch_sub(&trace->references, 1) > 1) return;
+    pm_schedule_free(trace->schedule);
     free(trace->events);
     free(trace->data);
     free(trace);
@@ -63,7 +64,7 @@ static bool make_room(pm_trace *trace, size_t bytes)
     return true;
 }
 
-void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data)
+static void add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data)
 {
     /* Whoever lends the view knows what was there before, and wants to know where something was written, not what. */
     size_t bytes = data && !trace->view ? length : 0;
@@ -80,6 +81,12 @@ void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t
         trace->events[trace->count++] =
             (pm_event){.offset = offset, .length = length, .kind = kind, .has_data = data != NULL, .data = trace->used};
     trace->used += bytes;
+}
+
+void pm_trace_add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data)
+{
+    add(trace, kind, offset, length, data);
+    pm_schedule_point(trace->schedule);
 }
 
 void pm_trace_lend_view(pm_trace *trace, uint8_t *view, uint64_t size)
@@ -104,14 +111,18 @@ int pm_trace_ranges(const pm_trace *trace)
     return trace->ranges;
 }
 
-void pm_trace_sync_after(pm_trace *trace, unsigned commits)
+pm_status pm_trace_background(pm_trace *trace, uint64_t seed, unsigned pace)
 {
-    trace->every = commits ? commits : 1;
+    pm_schedule *schedule = pm_schedule_new(seed, pace);
+    if (!schedule) return pm_fail(PM_NO_MEMORY, "no memory for a schedule");
+    pm_schedule_free(trace->schedule);
+    trace->schedule = schedule;
+    return PM_OK;
 }
 
-unsigned pm_trace_sync_every(const pm_trace *trace)
+pm_schedule *pm_trace_schedule(const pm_trace *trace)
 {
-    return trace->every;
+    return trace->schedule;
 }
 
 uint64_t pm_trace_id(pm_trace *trace)
@@ -174,6 +185,7 @@ static bool meant(pm_trace *trace, pm_operation operation)
 
 bool pm_trace_allows(pm_trace *trace, pm_operation operation)
 {
+    pm_schedule_point(trace->schedule);
     if (!meant(trace, operation)) return true;
     trace->faults++;
     errno = trace->fault.error;
@@ -182,6 +194,7 @@ bool pm_trace_allows(pm_trace *trace, pm_operation operation)
 
 size_t pm_trace_allows_write(pm_trace *trace, size_t length)
 {
+    pm_schedule_point(trace->schedule);
     if (!meant(trace, PM_OPERATION_WRITE)) return length;
     trace->faults++;
     errno = trace->fault.error;

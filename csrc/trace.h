@@ -11,6 +11,7 @@
 #include <stdbool.h>
 
 #include "pmstore.h"
+#include "schedule.h"
 
 /* One more pm_trace_free is needed: a store keeps its trace until it is closed, in whatever order a garbage collector
  * lets go. */
@@ -29,8 +30,8 @@ uint8_t *pm_trace_view(const pm_trace *trace, uint64_t *size); /* NULL: there is
  * file system. */
 int pm_trace_ranges(const pm_trace *trace);
 
-/* A store whose commits are durable later syncs after so many of them. */
-unsigned pm_trace_sync_every(const pm_trace *trace);
+/* In which order the background work of stores under this trace is done; NULL: they have none. */
+pm_schedule *pm_trace_schedule(const pm_trace *trace);
 
 /* The next id of a store under this trace: not random, and not the same twice. */
 uint64_t pm_trace_id(pm_trace *trace);

@@ -261,16 +261,15 @@ static bool is_watchable(const pm_candidate *list, size_t i)
     return list[i].what == PM_EXTENT && list[i].offset % PM_PAGE == 0;
 }
 
-/* Whether two threads compare an extent. Stores under a trace have small extents and one thread: every second record, so that
- * both ways are tried. */
+/* Whether two threads compare an extent. */
 static bool is_shared(pm_store *store, const pm_candidate *extent)
 {
     if (extent->look >= PM_LOOK_CHANGED) return false;
-    if (store->media.trace) return store->log.sequence % 2;
     pm_watches *watches = &store->region.watches;
     uint64_t pages = extent->length / PM_PAGE, first = extent->offset / PM_PAGE;
-    if (pages < PM_SHARED_FROM || !(watches->shared = pm_can_share(&store->helper))) return false;
-    return extent->look == PM_LOOK_ALL || pm_page_count(&watches->dirty, first, first + pages) >= PM_SHARED_FROM;
+    if (!pm_is_worth(store->schedule, pages, PM_SHARED_FROM) || !(watches->shared = pm_can_share(&store->helper))) return false;
+    if (extent->look == PM_LOOK_ALL) return true;
+    return pm_is_worth(store->schedule, pm_page_count(&watches->dirty, first, first + pages), PM_SHARED_FROM);
 }
 
 /* A large extent all of which is compared for the first time: a page that no program has touched may be on a bad block. */
@@ -348,11 +347,11 @@ typedef struct {
     pm_digest digest; /* of the new state (I12) */
 } pending_commit;
 
-/* How the body is gathered. Traced records are small: every second one leaves in parts, so that both ways are tried. */
+/* How the body is gathered. */
 static pm_body_how body_how(const pm_store *store, uint64_t spill)
 {
     if (store->last_body > store->media.stage) return PM_BODY_LARGE;
-    bool whole = spill || store->async || (store->media.trace && store->log.sequence % 2);
+    bool whole = spill || store->async;
     return whole ? PM_BODY_WHOLE : PM_BODY_PARTS;
 }
 

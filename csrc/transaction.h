@@ -41,14 +41,15 @@ typedef struct {
     bool spilled;    /* the last record's body is in free pages, so a checkpoint comes before anything else (I9) */
     bool stuck;      /* there was no space for it: who enters next tries again, and nobody else does */
     bool busy;       /* the thread has taken it: home is its own, and all that is noted of home */
-    pthread_cond_t put_up, done; /* never destroyed: in a forked child the thread seems to wait for ever */
-    pthread_t thread;
+    pm_condition put_up, done;
+    pm_thread thread;
     bool threaded, alone; /* alone: no thread can be started, or is to be any more */
     bool stop;
 } pm_behind;
 
 struct pm_store {
-    pthread_mutex_t mutex; /* over everything below */
+    pm_mutex mutex; /* over everything below */
+    pm_schedule *schedule; /* of the background work; NULL: the system's */
     atomic_int references; /* living buffers, and one for the open store */
     bool closed, forked;
     bool failed;    /* a write or a sync failed: nothing more is written (D7) */

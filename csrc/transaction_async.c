@@ -16,12 +16,8 @@
  * I14  What is declared, by a commit that nothing durable knows to be durable, is not changed: recovery verifies it. So the witness of
  *      a commit is itself durable before home changes, if anything was declared.
  * D7   If it fails, the store refuses to go on: the next call says so.
- *
- * Stores under a trace have no thread, so that each run does the same: every few commits one of them takes a snapshot, the next one makes it
- * durable, and the one after that settles it. So commits come between all three.
  */
 #include <stdlib.h>
-#include <time.h>
 
 #include "region_unsettled.h"
 #include "transaction.h"
@@ -31,7 +27,6 @@ enum { RECORDS_MOST = (128 << 20) / PM_PAGE };
 
 struct pm_async {
     uint64_t interval; /* nanoseconds */
-    unsigned every;    /* under a trace: so many commits between two syncs; 0: there is a thread */
 
     /* Under the store's mutex. */
     bool running;           /* a snapshot is taken and not settled */
@@ -39,29 +34,21 @@ struct pm_async {
     bool scheduled, hurried; /* the thread knows of the commits since the snapshot; and that the log is getting full */
     bool declared, snapshot_declared; /* a commit has declared something: since the snapshot, before it */
     uint64_t snapshot;      /* the last commit before it */
-    unsigned commits;       /* under a trace: since the last snapshot was settled */
     size_t first, count, snapshot_count; /* of records: not settled, in the log, before the snapshot */
     uint32_t *records;      /* places of all records of the log, in pages */
 
     /* Under this mutex, which is the innermost. */
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
+    pm_mutex mutex;
+    pm_condition changed;
     bool done;        /* make_durable of the running snapshot has ended, with: */
     pm_status result;
     int error;
     uint64_t due;     /* when the thread is to sync; 0: nothing is pending */
     bool stop;
 
-    pthread_t thread;
+    pm_thread thread;
     bool threaded;
 };
-
-static uint64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
-}
 
 static bool pending(const pm_store *store)
 {
@@ -81,9 +68,9 @@ static void begin(pm_store *store)
     async->snapshot_declared = async->declared;
     async->declared = false;
     pm_unsettled_snapshot(&store->region);
-    pthread_mutex_lock(&async->mutex);
+    pm_lock(&async->mutex);
     async->done = false;
-    pthread_mutex_unlock(&async->mutex);
+    pm_unlock(&async->mutex);
 }
 
 /* durable: all records up to the snapshot, and what they declare → then: their witness → then: home. */
@@ -101,12 +88,12 @@ static void make_durable(pm_store *store)
 {
     pm_async *async = store->async;
     pm_status status = sync_snapshot(store);
-    pthread_mutex_lock(&async->mutex);
+    pm_lock(&async->mutex);
     async->result = status;
     async->error = pm_errno();
     async->done = true;
-    pthread_cond_broadcast(&async->changed);
-    pthread_mutex_unlock(&async->mutex);
+    pm_wake(&async->changed, &async->mutex);
+    pm_unlock(&async->mutex);
 }
 
 /* The runs of one record, home. */
@@ -144,12 +131,12 @@ static pm_status settle_records(pm_store *store)
 static pm_status finish(pm_store *store)
 {
     pm_async *async = store->async;
-    if ((async->every && !async->done) || async->lacks_space) make_durable(store);
-    pthread_mutex_lock(&async->mutex);
-    while (!async->done) pthread_cond_wait(&async->changed, &async->mutex);
+    if (async->lacks_space) make_durable(store);
+    pm_lock(&async->mutex);
+    while (!async->done) pm_wait(&async->changed, &async->mutex);
     pm_status status = async->result;
     errno = async->error;
-    pthread_mutex_unlock(&async->mutex);
+    pm_unlock(&async->mutex);
     /* For the witness, as a copy shares the file's blocks: the second step is taken again. */
     async->lacks_space = status == PM_NO_SPACE;
     if (async->lacks_space) return status;
@@ -220,36 +207,17 @@ void pm_async_committed(pm_store *store, uint64_t record, const uint8_t *body, u
 static void schedule(pm_store *store, uint64_t due)
 {
     pm_async *async = store->async;
-    pthread_mutex_lock(&async->mutex);
+    pm_lock(&async->mutex);
     if (!async->due || due < async->due) async->due = due;
-    pthread_cond_broadcast(&async->changed);
-    pthread_mutex_unlock(&async->mutex);
-}
-
-/* What the thread would do. A failure is told by the next call. */
-static void step_under_trace(pm_store *store)
-{
-    pm_async *async = store->async;
-    if (store->failed) return;
-    if (async->running && async->done) {
-        finish_behind(store);
-    } else if (async->running) {
-        make_durable(store);
-    } else if (++async->commits >= async->every && pending(store)) {
-        async->commits = 0;
-        begin(store);
-    }
+    pm_wake(&async->changed, &async->mutex);
+    pm_unlock(&async->mutex);
 }
 
 void pm_async_acknowledged(pm_store *store)
 {
     pm_async *async = store->async;
-    if (async->every) {
-        step_under_trace(store);
-        return;
-    }
     if (!pending(store)) return; /* what the log was too small for is durable already: there is no sync to wait for */
-    if (!async->scheduled) schedule(store, now() + async->interval);
+    if (!async->scheduled) schedule(store, pm_now(store->schedule) + async->interval);
     async->scheduled = true;
     /* A full log makes a commit wait for all of it. */
     if (!async->hurried && store->log.head > store->log.header.log_size / 2) {
@@ -268,47 +236,46 @@ void pm_async_emptied(pm_store *store)
 static void sync_in_background(pm_store *store)
 {
     pm_async *async = store->async;
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     if (async->running && !store->failed) finish_behind(store); /* for which there was no space */
     bool mine = !store->failed && !async->running && pending(store);
     if (mine) begin(store);
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
     if (!mine) return;
     make_durable(store);
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     /* Otherwise another one has, who could not wait. */
     if (async->running && !store->failed) finish_behind(store);
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
 }
 
 static void *background(void *argument)
 {
     pm_store *store = argument;
     pm_async *async = store->async;
-    pthread_mutex_lock(&async->mutex);
+    pm_lock(&async->mutex);
     while (!async->stop) {
         if (!async->due) {
-            pthread_cond_wait(&async->changed, &async->mutex);
-        } else if (now() < async->due) {
-            struct timespec until = {(time_t)(async->due / 1000000000), (long)(async->due % 1000000000)};
-            pthread_cond_timedwait(&async->changed, &async->mutex, &until);
+            pm_wait(&async->changed, &async->mutex);
+        } else if (pm_now(store->schedule) < async->due) {
+            pm_wait_until(&async->changed, &async->mutex, async->due);
         } else {
             async->due = 0;
-            pthread_mutex_unlock(&async->mutex);
+            pm_unlock(&async->mutex);
             sync_in_background(store);
-            pthread_mutex_lock(&async->mutex);
+            pm_lock(&async->mutex);
         }
     }
-    pthread_mutex_unlock(&async->mutex);
+    pm_unlock(&async->mutex);
     return NULL;
 }
 
 pm_status pm_async_start(pm_store *store)
 {
     pm_async *async = store->async;
-    if (!async || async->every || async->threaded) return PM_OK;
+    if (!async || async->threaded) return PM_OK;
     async->stop = false;
-    errno = pm_thread_start(&async->thread, background, store);
+    errno = pm_thread_start(&async->thread, store->schedule, background, store);
     async->threaded = !errno;
     return errno ? pm_fail_errno("cannot start the thread that syncs commits") : PM_OK;
 }
@@ -322,14 +289,9 @@ pm_status pm_async_open(pm_store *store, uint64_t interval)
         free(async);
         return pm_fail(PM_NO_MEMORY, "no memory to commit asynchronously");
     }
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_mutex_init(&async->mutex, NULL);
-    pthread_cond_init(&async->changed, &clock);
-    pthread_condattr_destroy(&clock);
+    pm_mutex_init(&async->mutex, store->schedule);
+    pm_condition_init(&async->changed);
     async->interval = interval;
-    async->every = store->media.trace ? pm_trace_sync_every(store->media.trace) : 0;
     store->async = async;
     pm_status status = pm_unsettled_open(region);
     if (status == PM_OK) status = pm_async_start(store);
@@ -347,17 +309,16 @@ void pm_async_stop(pm_store *store)
 {
     pm_async *async = store->async;
     if (!async || !async->threaded) return;
-    pthread_mutex_lock(&async->mutex);
+    pm_lock(&async->mutex);
     async->stop = true;
-    pthread_cond_broadcast(&async->changed);
-    pthread_mutex_unlock(&async->mutex);
-    pthread_join(async->thread, NULL);
+    pm_wake(&async->changed, &async->mutex);
+    pm_unlock(&async->mutex);
+    pm_thread_join(&async->thread, store->schedule);
     async->threaded = false;
 }
 
 void pm_async_free(pm_store *store)
 {
-    /* In a forked child the thread is missing, and seems to wait for ever: neither of the two may be destroyed. */
     if (!store->async) return;
     free(store->async->records);
     free(store->async);

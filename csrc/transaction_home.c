@@ -15,13 +15,8 @@
  * D7   If it fails, the next call says so; the log has everything.
  * D8   If it lacks space, because a copy shares the file's blocks, the job stays put up. Each call tries again before
  *      anything else, and is refused as long as there is no space.
- *
- * Stores under a trace have no thread, so that each run does the same: every second record waits for the next call.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <time.h>
-
 #include "transaction.h"
 
 /* A thread takes some 20 us to wake. To bring 384 KiB home takes less on memory, but the commit that wakes it does not wait: 1 % of 50 MB in rows,
@@ -53,7 +48,7 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
     pm_log_item item;
     store->home_durable = false;
     /* On disks home is lazy: what is streamed would be waited for by the next record. */
-    bool stream = store->media.kind == PM_MEDIA_MEMORY && length >= STREAM_HOME_FROM;
+    bool stream = store->media.kind == PM_MEDIA_MEMORY && pm_is_worth(store->schedule, length, STREAM_HOME_FROM);
     pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
         if (item.kind != PM_ITEM_RUN) continue;
@@ -87,7 +82,8 @@ static pm_status take_home(pm_store *store)
 /* Whether it is begun before the checkpoint. */
 static bool is_spread(const pm_store *store)
 {
-    return store->home_to - store->home_from >= SPREAD_LEAST;
+    uint64_t bytes = store->home_to - store->home_from;
+    return bytes && pm_is_worth(store->schedule, bytes, SPREAD_LEAST);
 }
 
 /* The first bytes of what was written home and not asked to be written back, in the file. */
@@ -126,7 +122,7 @@ static file_range part_behind_large(pm_store *store)
 
 pm_status pm_home_catch_up(pm_store *store)
 {
-    while (store->behind.busy) pthread_cond_wait(&store->behind.done, &store->mutex);
+    while (store->behind.busy) pm_wait(&store->behind.done, &store->mutex);
     pm_behind *behind = &store->behind;
     if ((!behind->job.body && !behind->spilled) || store->failed) return PM_OK;
     uint64_t before = behind->job.before;
@@ -146,28 +142,24 @@ static bool wait_for_work(pm_store *store)
     enum { A_WHILE = 2000000 /* ns */ };
     pm_behind *behind = &store->behind;
     if (store->media.kind == PM_MEDIA_MEMORY || !is_spread(store)) {
-        pthread_cond_wait(&behind->put_up, &store->mutex);
+        pm_wait(&behind->put_up, &store->mutex);
         return false;
     }
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += A_WHILE;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    uint64_t sequence = store->log.sequence;
-    return pthread_cond_timedwait(&behind->put_up, &store->mutex, &until) == ETIMEDOUT && store->log.sequence == sequence;
+    uint64_t sequence = store->log.sequence, until = pm_now(store->schedule) + A_WHILE;
+    return pm_wait_until(&behind->put_up, &store->mutex, until) && store->log.sequence == sequence;
 }
 
 /* Home is its own meanwhile, without the mutex. */
 static pm_status take_home_alone(pm_store *store)
 {
     store->behind.busy = true;
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
     pm_status status = take_home(store);
     /* What it streamed is ordered by a fence of its own: none of another thread's would. */
     if (status == PM_OK && store->media.kind == PM_MEDIA_MEMORY) status = pm_failed(store, store->media.operations->fence(&store->media));
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     store->behind.busy = false;
-    pthread_cond_broadcast(&store->behind.done);
+    pm_wake(&store->behind.done, &store->mutex);
     return status;
 }
 
@@ -175,7 +167,7 @@ static void *keep_up(void *argument)
 {
     pm_store *store = argument;
     pm_behind *behind = &store->behind;
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     while (!behind->stop && !store->failed) {
         file_range part = {0, 0};
         pm_status status = PM_OK;
@@ -187,13 +179,13 @@ static void *keep_up(void *argument)
         }
         if (status == PM_OK && part.length) {
             /* Beside what the program does: home is whole, and this changes nothing. */
-            pthread_mutex_unlock(&store->mutex);
+            pm_unlock(&store->mutex);
             status = begin_write_back(store, part);
-            pthread_mutex_lock(&store->mutex);
+            pm_lock(&store->mutex);
         }
         if (status != PM_NO_SPACE && pm_failed(store, status) != PM_OK) store->untold = true;
     }
-    pthread_mutex_unlock(&store->mutex);
+    pm_unlock(&store->mutex);
     return NULL;
 }
 
@@ -201,11 +193,10 @@ static void *keep_up(void *argument)
 static bool waits(pm_store *store, const pm_home_job *job)
 {
     pm_behind *behind = &store->behind;
-    if (store->media.trace) return store->log.sequence % 2;
     uint64_t least = store->media.kind == PM_MEDIA_MEMORY ? WAIT_FROM_MEMORY : WAIT_FROM_FILE;
-    if (job->length < least || behind->alone) return false;
+    if (!pm_is_worth(store->schedule, job->length, least) || behind->alone) return false;
     if (!behind->threaded) {
-        behind->threaded = !pm_thread_start(&behind->thread, keep_up, store);
+        behind->threaded = !pm_thread_start(&behind->thread, store->schedule, keep_up, store);
         behind->alone = !behind->threaded;
     }
     return behind->threaded;
@@ -215,28 +206,24 @@ pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait)
 {
     store->behind.job = job;
     if (!may_wait || !waits(store, &job)) return pm_home_catch_up(store);
-    pthread_cond_signal(&store->behind.put_up); /* under a trace there is no thread that waits for it */
+    pm_wake(&store->behind.put_up, &store->mutex);
     return PM_OK;
 }
 
 void pm_home_open(pm_store *store)
 {
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&store->behind.put_up, &clock);
-    pthread_cond_init(&store->behind.done, NULL);
-    pthread_condattr_destroy(&clock);
+    pm_condition_init(&store->behind.put_up);
+    pm_condition_init(&store->behind.done);
 }
 
 void pm_home_stop(pm_store *store)
 {
-    pthread_mutex_lock(&store->mutex);
+    pm_lock(&store->mutex);
     bool threaded = store->behind.threaded;
     store->behind.alone = true; /* none is started from here on, and no job is left for this one */
     store->behind.threaded = false;
     store->behind.stop = true;
-    pthread_cond_signal(&store->behind.put_up);
-    pthread_mutex_unlock(&store->mutex);
-    if (threaded) pthread_join(store->behind.thread, NULL);
+    pm_wake(&store->behind.put_up, &store->mutex);
+    pm_unlock(&store->mutex);
+    if (threaded) pm_thread_join(&store->behind.thread, store->schedule);
 }

@@ -149,9 +149,13 @@ class Trace:
         """
         lib.pm_trace_sync_ranges(self.pointer, -1 if how is None else int(how))
 
-    def sync_after(self, commits: int) -> None:
-        """Stores whose commits are durable later sync after so many of them, for they have no thread under a trace."""
-        lib.pm_trace_sync_after(self.pointer, commits)
+    def background(self, seed: int, pace: int) -> None:
+        """Stores that are opened from now on do their background work in an order that the seed decides. pace: in 256,
+        how likely some of it is done at each point where it could be; 0: only what is waited for. None may be open.
+        """
+        status = lib.pm_trace_background(self.pointer, seed, pace)
+        if status:
+            raise error(status)
 
     def operations(self) -> tuple[int, int]:
         """How many were counted since `fail`, and how many of them failed."""

@@ -19,7 +19,7 @@ from pmstore._core import Entry, Trace, format_file, lib
 from pmstore._kinds import ARRAY
 from pmstore._names import key_of
 from pmstore.testing._engine import KINDS, Found, Options, Schedule, Tally, explore, image
-from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._recording import PACE, Recorder, Recording
 
 from .crashes_async import ASYNC, flipped_late, freed_late, lazily
 from .crashes_slots import cooled, slots, slots_again, slots_shut
@@ -37,17 +37,16 @@ def record(
     *lives: Workload,
     readers: bool = True,
     ranges: bool = True,
-    sync_after: int = 3,
+    pace: int = PACE,
     **options: Any,
 ) -> Recording:
     """Record lives of the store at a path; each ends as by a kill, if it doesn't close the store.
 
     readers: see that who only reads what is left sees the same. ranges: files are synced as on ext4 and xfs, wherever
-    the tests run. sync_after: so many commits that are durable later.
+    the tests run. pace: of background work.
     """
-    with Recorder(path, medium, seed=SEED) as recorder:
+    with Recorder(path, medium, seed=SEED, pace=pace) as recorder:
         recorder.trace.sync_ranges(ranges)
-        recorder.trace.sync_after(sync_after)
         for life in lives:
             store = pmstore.open(path, **options)
             try:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests import mutants_async, mutants_commit, mutants_forks, mutants_log, mutants_media, mutants_slots, mutants_space
+from tests import (
+    mutants_async,
+    mutants_background,
+    mutants_commit,
+    mutants_forks,
+    mutants_log,
+    mutants_media,
+    mutants_slots,
+    mutants_space,
+)
 from tests.mutants_build import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -11,6 +20,7 @@ MUTANTS: list[Mutant] = [
     *mutants_space.MUTANTS,
     *mutants_slots.MUTANTS,
     *mutants_async.MUTANTS,
+    *mutants_background.MUTANTS,
     *mutants_media.MUTANTS,
     *mutants_forks.MUTANTS,
 ]

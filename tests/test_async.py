@@ -18,7 +18,7 @@ import pytest
 
 import pmstore
 from pmstore._core import lib
-from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._recording import PACE, Recorder, Recording
 
 from . import shim, test_model
 from .conftest import LONGER
@@ -64,24 +64,24 @@ def wait_until_durable(store: pmstore.Store) -> None:
 LARGE = (slots, cooled, flipped_late)  # every state takes milliseconds
 
 
-@pytest.mark.parametrize("sync_after", [1, 3, 1000])
+@pytest.mark.parametrize("pace", [0, PACE, 160])
 @pytest.mark.parametrize("workload", [*WORKLOADS, *LATE], ids=lambda workload: workload.__name__)
-def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workload, sync_after: int) -> None:
+def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workload, pace: int) -> None:
     """Of what loses something, not older than the last sync; of what loses nothing, the last that was acknowledged."""
     options = OPTIONS.get(workload, {})
-    recording = record(tmp_path / "s.pm", "file", workload, sync_after=sync_after, **ASYNC, **options)
-    depth = 2 if sync_after == 3 or LONGER > 1 else 1  # a crash in the recovery of a recovery is the dearest
+    recording = record(tmp_path / "s.pm", "file", workload, pace=pace, **ASYNC, **options)
+    depth = 2 if pace == PACE or LONGER > 1 else 1  # a crash in the recovery of a recovery is the dearest
     assert_survives(recording, budget=BUDGET // (10 if workload in LARGE else 2), depth=depth)
 
 
 @pytest.mark.parametrize("workload", [names, *LATE], ids=lambda workload: workload.__name__)
 def test_I14_file_systems_that_sync_whole_files(tmp_path: Path, workload: Workload) -> None:
-    assert_survives(record(tmp_path / "s.pm", "file", workload, ranges=False, sync_after=2, **ASYNC))
+    assert_survives(record(tmp_path / "s.pm", "file", workload, ranges=False, **ASYNC))
 
 
 @pytest.mark.parametrize("workload", [names, lazily], ids=lambda workload: workload.__name__)
 def test_I14_disks_with_sectors_of_4096_bytes(tmp_path: Path, workload: Workload) -> None:
-    assert_survives(record(tmp_path / "s.pm", "file", workload, sync_after=2, **ASYNC), sector=4096)
+    assert_survives(record(tmp_path / "s.pm", "file", workload, **ASYNC), sector=4096)
 
 
 def test_I14_over_several_lives(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_D7_syncs_that_fail(tmp_path: Path, workload: Workload) -> None:
 
 def test_the_explorer_notices_commits_that_were_said_to_be_durable(tmp_path: Path) -> None:
     """The bound of power cuts rises with PM_EVENT_DURABLE: here each is told before its sync."""
-    recording = record(tmp_path / "s.pm", "file", arrays, sync_after=1, **ASYNC)
+    recording = record(tmp_path / "s.pm", "file", arrays, pace=160, **ASYNC)
     events = list(np.frombuffer(recording.events, "u8").reshape(-1, 4))
     kinds = [int(event[2]) & 0xFFFFFFFF for event in events]
     early = [e for e, kind in zip(events, kinds) if kind not in (lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RANGE)]
@@ -338,8 +338,7 @@ def test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(tmp_path: Path) -
 
 
 def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "s.pm", "file") as recorder:
-        recorder.trace.sync_after(1000)
+    with Recorder(tmp_path / "s.pm", "file", pace=0) as recorder:
         store = pmstore.open(tmp_path / "s.pm", durability="async")
         x = store.create_array("x", 3000, "f8")
         store.commit()

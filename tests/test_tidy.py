@@ -31,6 +31,7 @@ C_RANKS = {
     "format": 1,
     "address": 1,
     "trace": 1,
+    "schedule": 0,
     "tracer": 0,  # stops other programs at their calls; knows nothing of stores
     "thread": 0,
     "compare": 2,

@@ -20,6 +20,7 @@ __all__ = ["Event", "Recorder", "Recording", "from_environment"]
 FORMAT = 1
 MEDIA = ("memory", "file")
 VARIABLE = "PMSTORE_CRASH_RECORD"
+PACE = 64
 
 _EVENT_SIZE: int = ffi.sizeof("pm_event")
 
@@ -127,7 +128,10 @@ class Recorder:
     medium : {"memory", "file"}
         The memory medium needs a path on a tmpfs, such as one below /dev/shm.
     seed : int
-        Ids and salts of the store follow from it, so that a deterministic program writes the same bytes every time.
+        Ids and salts of the store follow from it, and the order in which its background work is done, so that a
+        deterministic program writes the same bytes every time.
+    pace : int
+        In 256, how likely some background work is done at each point where it could be.
 
     trace: records it; its `fail` makes operations of the store fail.
 
@@ -135,12 +139,15 @@ class Recorder:
     recorded: of other stores for writing, and of this one with mode "w" or "x".
     """
 
-    def __init__(self, path: str | os.PathLike[str], medium: str = "memory", seed: int = 1) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], medium: str = "memory", seed: int = 1, *, pace: int = PACE
+    ) -> None:
         if medium not in MEDIA:
             raise CrashTestError(f'media is "memory" or "file", not {medium!r}')
         self.path = Path(os.path.realpath(path))
         self.medium = medium
         self.trace = Trace(seed or 1)
+        self.trace.background(seed or 1, pace)
         self._base: bytes | None = None
         self._recording: Recording | None = None
 

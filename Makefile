@@ -96,7 +96,7 @@ define instrumented
 	@test -e "$$($(CC) -print-file-name=$(2).so)" || \
 		{ echo "pmstore: no $(2). Install it: apt-get install $(3)" >&2; exit 1; }
 	@mkdir -p $(1) && rm -rf $(addprefix $(1)/,csrc pmstore tests examples benchmarks docs)
-	@cp -a csrc pmstore tests examples benchmarks docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(1) && rm -f $(1)/pmstore/*.so
+	@cp -a csrc pmstore tests examples benchmarks docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(1) && rm -f $(1)/pmstore/*.so $(1)/pmstore/testing/*.so
 	@cd $(1) && PMSTORE_CFLAGS='$(4)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
 endef
 
@@ -210,4 +210,4 @@ wheel: build
 	@$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info pmstore/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info pmstore/*.so pmstore/testing/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,6 +17,8 @@ class BuildCore(build_ext):
         problem = build["missing_tool"]()
         if problem:
             raise SystemExit(problem)
+        self.get_finalized_command("build_clib").force = self.force  # type: ignore[union-attr]
+        self.run_command("build_clib")
         super().run()
 
 
@@ -35,8 +37,9 @@ turn = Extension(
 )
 
 setup(
-    cffi_modules=[f"{BUILDER}:builder"],
+    cffi_modules=[f"{BUILDER}:core", f"{BUILDER}:explorer"],
     ext_modules=[turn],
+    libraries=[build["library"]()],
     cmdclass={"build_ext": BuildCore},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if stable_abi else {},
 )

@@ -1,6 +1,10 @@
-"""Builds the extension module ``pmstore._pmcore`` from the C files beside this one, and says how C is compiled here.
+"""Builds two extension modules from the C files beside this one, and says how C is compiled here.
 
-setup.py hands ``builder`` to cffi, and compiles what is in python/ with the same flags. Run as a script, this file
+- ``pmstore._pmcore``: the store.
+- ``pmstore.testing._pmexplorer``: the crash explorer and the tracer, with a core of its own, which recovers the states.
+
+Both are linked with one library, in which the core is compiled once. setup.py hands ``core`` and ``explorer`` to cffi,
+and compiles the library, and what is in python/, with the same flags. Run as a script, this file
 needs nothing but Python itself:
 
     python csrc/build_core.py            says in one line which tool is missing, and exits with 1, or is silent
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cffi import FFI
@@ -43,19 +47,18 @@ FLAGS = [
 # in a signal, and no memory behind the guard page is written.
 OPTIONAL_FLAGS = ["-fstack-clash-protection"]
 
-# What Python may call.
-HEADERS = ["pmstore.h", "crash.h", "tracer.h"]
+LIBRARY = "pmcore"
+
+# What only the explorer has.
+EXPLORER = ("crash_", "tracer")
 
 # What cffi generates after this line takes parameters that it does not use.
-PREAMBLE = (
-    "".join(f'#include "{header}"\n' for header in HEADERS)
-    + """\
+QUIET = """\
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #pragma GCC diagnostic ignored "-Wcast-function-type"
 #pragma GCC diagnostic ignored "-Wshadow"
 """
-)
 
 
 def extra_flags() -> list[str]:
@@ -87,35 +90,60 @@ def python_headers() -> list[str]:
     return [f"-I{paths['include']}", f"-I{paths['platinclude']}"]
 
 
-def declarations() -> str:
-    """The parts of the headers that cffi reads, in the order of HEADERS."""
-    parts = []
-    for header in HEADERS:
-        text = (HERE / header).read_text(encoding="utf-8")
-        begin, end = "/* cffi: begin */", "/* cffi: end */"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"{header} must hold {begin} and {end} once each")
-        parts.append(text.partition(begin)[2].partition(end)[0])
-    return "\n".join(parts)
+def declarations(header: str) -> str:
+    """The part of a header that cffi reads."""
+    text = (HERE / header).read_text(encoding="utf-8")
+    begin, end = "/* cffi: begin */", "/* cffi: end */"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{header} must hold {begin} and {end} once each")
+    return text.partition(begin)[2].partition(end)[0]
 
 
-def builder() -> FFI:
-    """The cffi builder of the extension; called by setup.py with the repository root as working directory."""
+def files(*suffixes: str) -> list[str]:
+    """C files, or others, as paths from where setup.py runs."""
+    folder = os.path.relpath(HERE)
+    return [os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith(suffixes)]
+
+
+def of_explorer(path: str) -> bool:
+    """Whether a C file is part of the explorer, and not of the core."""
+    return os.path.basename(path).startswith(EXPLORER)
+
+
+def library() -> tuple[str, dict[str, Any]]:
+    """The core, for setuptools' build_clib."""
+    sources = [path for path in files(".c") if not of_explorer(path)]
+    return LIBRARY, {"sources": sources, "obj_deps": {"": files(".h", ".py")}, "cflags": flags()}
+
+
+def extension(name: str, headers: list[str], sources: list[str]) -> FFI:
+    """A cffi builder. headers: what Python may call."""
     from cffi import FFI
 
-    folder = os.path.relpath(HERE)
     ffi = FFI()
-    ffi.cdef(declarations())
+    ffi.cdef("\n".join(map(declarations, headers)))
     ffi.set_source(
-        "pmstore._pmcore",
-        PREAMBLE,
-        sources=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith(".c")],
-        depends=[os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith((".h", ".py"))],
-        include_dirs=[folder],
+        name,
+        "".join(f'#include "{header}"\n' for header in headers) + QUIET,
+        sources=sources,
+        depends=files(".c", ".h", ".py"),
+        include_dirs=[os.path.relpath(HERE)],
         extra_compile_args=flags(),
         extra_link_args=["-pthread", *extra_flags()],
     )
     return ffi
+
+
+def core() -> FFI:
+    """The store."""
+    return extension("pmstore._pmcore", ["pmstore.h"], [])
+
+
+def explorer() -> FFI:
+    """The crash explorer and the tracer."""
+    return extension(
+        "pmstore.testing._pmexplorer", ["pmstore.h", "crash.h", "tracer.h"], list(filter(of_explorer, files(".c")))
+    )
 
 
 def missing_tool() -> str | None:

@@ -50,11 +50,11 @@ def _text(message: Any) -> str:
     return str(ffi.string(message).decode("utf-8", "replace"))
 
 
-def error(status: int) -> Exception:
-    """The exception for a pm_status that isn't PM_OK, with the core's message."""
-    text = _text(lib.pm_message())
+def error(status: int, extension: Any = lib) -> Exception:
+    """The exception for a pm_status that isn't PM_OK, with the message of the extension that returned it."""
+    text = _text(extension.pm_message())
     if system := _SYSTEM.get(status):
-        code = system.code if system is _errors.OutOfSpaceError else lib.pm_errno() or system.code
+        code = system.code if system is _errors.OutOfSpaceError else extension.pm_errno() or system.code
         return system(code, text)
     return _KINDS.get(status, _errors.InternalError)(text)
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pmstore import _core
-from pmstore._core import ffi, lib
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._fork import fork
+from pmstore.testing._pmexplorer import ffi, lib
 from pmstore.testing._recording import Recording
 
 __all__ = ["KINDS", "Cell", "Found", "Options", "Schedule", "Tally", "Verdict", "cells", "explore", "image", "judge"]
@@ -144,9 +144,9 @@ class Tally(NamedTuple):
 
 def _raise(status: int) -> None:
     if status == lib.PM_INVALID:
-        raise CrashTestError(str(_core.error(status)))
+        raise CrashTestError(str(_core.error(status, lib)))
     if status:
-        raise _core.error(status)
+        raise _core.error(status, lib)
 
 
 class _Native(NamedTuple):

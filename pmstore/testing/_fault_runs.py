@@ -43,8 +43,8 @@ def _told() -> Iterator[list[Exception]]:
     errors: list[Exception] = []
     real = _core.error
 
-    def noting(status: int) -> Exception:
-        errors.append(real(status))
+    def noting(status: int, extension: Any = _core.lib) -> Exception:
+        errors.append(real(status, extension))
         return errors[-1]
 
     _core.error = noting

@@ -22,12 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from pmstore._core import ffi, lib
 from pmstore.testing._errors import CrashTestError
 from pmstore.testing._files_apart import die_with_parent
 from pmstore.testing._files_calls import Calls, Finish
 from pmstore.testing._files_recording import Recording, load, save
 from pmstore.testing._fork import fork
+from pmstore.testing._pmexplorer import ffi, lib
 from pmstore.testing._scratch import Scratch
 
 __all__ = ["record", "tracing_refused"]

@@ -135,6 +135,15 @@ pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset)
     return PM_OK;
 }
 
+bool pm_heap_is_new(const pm_region *region, uint64_t offset, uint64_t length)
+{
+    const uint8_t *durable = region->unsettled ? region->unsettled->settled : region->home;
+    uint64_t first = offset / PM_PAGE, end = (offset + length + PM_PAGE - 1) / PM_PAGE;
+    for (uint64_t page = first; page < end; page++)
+        if (pm_map_kind(region, region->home, page) != PM_PAGE_FREE || pm_map_kind(region, durable, page) != PM_PAGE_FREE) return false;
+    return pm_unsettled_next(region, first, end) == end;
+}
+
 /* ---- changing the map --------------------------------------------------------------------------------------- */
 
 /* Sets the kind of pages that lie in one map page. */

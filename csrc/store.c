@@ -1,8 +1,7 @@
 /*
  * The C face: locks, handles, status codes.
  *
- * Lock order:  list of open stores (store_forks.h) → a store's mutex → that of its background sync (transaction_async.c), whose thread syncs the
- * file with none of them. Releasing a buffer takes none. A fork takes the list's and those of all stores.
+ * transaction.h has the order of the locks.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -86,7 +85,9 @@ static pm_status finish_file(pm_store *store)
     if (store->untold) status = tell_failed(store);
     bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
     if (status == PM_OK && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
-    return status == PM_NO_SPACE ? PM_OK : status; /* the log has every commit, and who opens the file next replays it */
+    if (status != PM_NO_SPACE) return status;
+    /* The log has every commit, and whoever opens the file next replays it. */
+    return store->async ? pm_failed(store, store->media.operations->sync(&store->media)) : PM_OK;
 }
 
 static pm_status close_locked(pm_store *store, unsigned flags)
@@ -131,7 +132,7 @@ const char *pm_media_name(const pm_store *store)
 
 /* ---- entering and leaving ------------------------------------------------------------------------------------- */
 
-/* also_failed: after a failure too. */
+/* also_failed: after a failure too, to roll back. */
 static pm_status enter_even(pm_store *store, bool also_failed)
 {
     if (store->forked)
@@ -139,9 +140,11 @@ static pm_status enter_even(pm_store *store, bool also_failed)
     pm_schedule_point(store->schedule);
     pm_lock(&store->mutex);
     pm_status status = store->closed ? PM_OK : pm_home_catch_up(store);
+    if (also_failed && status == PM_NO_SPACE) store->rollback_due = true;
     if (status != PM_OK && status != PM_NO_SPACE) store->untold = true, status = PM_OK; /* and the store has failed */
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
     else if (store->failed && !(also_failed && !store->home_torn)) status = tell_failed(store);
+    PM_CHECK(status != PM_OK || store->failed || !(store->behind.job.body || store->behind.spilled)); /* I2, I9 */
     if (status != PM_OK) pm_unlock(&store->mutex);
     return status;
 }
@@ -205,13 +208,7 @@ pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, p
 pm_status pm_rollback(pm_store *store)
 {
     /* Home is the last commit also after a failure, unless it was home that could not be written (I2, I11). */
-    pm_status status = enter_even(store, true);
-    if (status == PM_NO_SPACE) {
-        pm_lock(&store->mutex);
-        store->rollback_due = true;
-        pm_unlock(&store->mutex);
-    }
-    PM_TRY(status);
+    PM_TRY(enter_even(store, true));
     PM_TRY(require_writable(store));
     pm_transaction_rollback(store);
     store->rollback_due = false;
@@ -463,8 +460,20 @@ pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_
     return leave(store, status);
 }
 
+/* I9: as long as a buffer lives, its bytes are nobody else's. */
+static bool overlaps(const pm_store *store, uint64_t offset, uint64_t length)
+{
+    for (size_t i = 0; i < store->region.buffer_count; i++) {
+        const pm_buffer *other = store->region.buffers[i];
+        bool other_extent = other->offset != offset || other->length != length;
+        if (atomic_load(&other->living) && other_extent && other->offset < offset + length && offset < other->offset + other->length) return true;
+    }
+    return false;
+}
+
 static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, bool fixed, pm_buffer **out)
 {
+    PM_ASSERT(!overlaps(store, offset, length));
     pm_buffer *buffer = calloc(1, sizeof *buffer);
     if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
     bool committed = !pm_transaction_fresh(store, offset);

@@ -21,6 +21,11 @@ pm_status pm_failed(pm_store *store, pm_status status)
     return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
 }
 
+pm_status pm_failed_unless_space(pm_store *store, pm_status status)
+{
+    return status == PM_NO_SPACE ? status : pm_failed(store, status);
+}
+
 pm_status pm_failed_if_io(pm_store *store, pm_status status)
 {
     return status == PM_IO ? pm_failed(store, status) : status;
@@ -33,7 +38,10 @@ static pm_status reset_log(pm_store *store, pm_header next)
 {
     PM_TRY(pm_async_settle(store));
     if (!store->home_durable) PM_TRY(pm_home_sync(store));
-    PM_TRY(pm_failed_if_io(store, pm_log_reset(&store->log, next)));
+    PM_TRY(pm_home_asked(store));
+    PM_CHECK(store->home_durable && !store->behind.job.body); /* I3 */
+    PM_CHECK(!store->async || store->log.durable == store->log.sequence);
+    PM_TRY(pm_failed_unless_space(store, pm_log_reset(&store->log, next)));
     pm_async_emptied(store);
     store->commits_since_reset = 0;
     store->statistics.checkpoints++;
@@ -345,6 +353,7 @@ static void declare_directs(pm_store *store, pm_digest *digest)
 typedef struct {
     uint64_t spill; /* where the body stands instead; 0: in the log */
     pm_digest digest; /* of the new state (I12) */
+    bool declares; /* contents that are written already */
 } pending_commit;
 
 /* How the body is gathered. */
@@ -365,6 +374,7 @@ static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, 
     next->digest = pm_digest_minus(store->log.digest, store->freed);
     declare_directs(store, &next->digest);
     pm_transaction_declare_slots(store, &next->digest);
+    next->declares = pm_writer_length(&store->writer);
     pm_digest changed;
     PM_TRY(pm_failed_if_io(store, pm_gather(&store->region, &store->helper, &store->writer, list, count, &changed)));
     next->digest = pm_digest_plus(next->digest, changed);
@@ -445,7 +455,8 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;
-    PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));
+    PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));
+    if (next->declares || spill) PM_TRY(pm_home_asked(store));
     /* Committed: from here on nothing may fail but the medium, and then the store refuses to go on. */
     store->statistics.bytes_logged += length;
     store->logged += store->log.head - before;

@@ -8,6 +8,27 @@
  *   any ── a write or sync fails ──▶ FAILED ── reopen ──▶ recovered (D7)
  *
  * What is pending is nowhere noted as such: it is what differs from home (I2), the edited metadata, and the fresh extents.
+ *
+ * Locks, outermost first. Whoever holds one takes only locks below it, so no two threads wait for each other.
+ *
+ *   lock                        over                              taken by
+ *   list of open stores         store_forks.c                     opening, closing; a fork, which takes all the others too
+ *   a store's mutex             the store                         every call but pm_holds of a fork and releasing a buffer
+ *   behind.asking, async.mutex  what a thread of the store has    that thread, and whoever waits for it
+ *   helper.mutex                just begun or done
+ *   (a schedule's)              under a trace only                schedule.c
+ *
+ * Who waits for whom:
+ *
+ *   waits, with                 for                               which needs meanwhile
+ *   a call, no lock             home's job (behind.busy)          the store's mutex at its end; pm_wait has given it back
+ *   a call, the store's mutex   a write-back (behind.is_asking)   behind.asking, then the store's mutex when it is over
+ *   a call, the store's mutex   a background sync (async.done)    async.mutex
+ *   a commit, the store's mutex the second comparer               helper.mutex
+ *   close, no lock              the end of both threads           the store's mutex
+ *
+ * So none of the four that are waited for with the store's mutex held takes it before it has said that it is done. A
+ * failure is a state (failed, untold), never a wait.
  */
 #ifndef PM_TRANSACTION_H
 #define PM_TRANSACTION_H
@@ -42,6 +63,11 @@ typedef struct {
     bool stuck;      /* there was no space for it: who enters next tries again, and nobody else does */
     bool busy;       /* the thread has taken it: home is its own, and all that is noted of home */
     pm_condition put_up, done;
+    /* The thread asks for pages of home to be written back, beside what the program does. Set under the store's mutex,
+     * reset under this one, which is innermost. */
+    pm_mutex asking;
+    pm_condition asked;
+    bool is_asking, refused; /* refused: one of them failed */
     pm_thread thread;
     bool threaded, alone; /* alone: no thread can be started, or is to be any more */
     bool stop;
@@ -79,8 +105,9 @@ struct pm_store {
 
 /* A write or a sync failed: what the medium holds is unknown, so nothing more is written (D7). */
 pm_status pm_failed(pm_store *store, pm_status status);
-/* The same, where a lack of space or of memory leaves everything as it was: before the commit point, or after it, where
- * the log has all of it. */
+/* The same, where a lack of space leaves everything as it was: a write that needed it was not made. */
+pm_status pm_failed_unless_space(pm_store *store, pm_status status);
+/* The same, where a lack of memory does so too: before anything is written. */
 pm_status pm_failed_if_io(pm_store *store, pm_status status);
 
 /* only: looks at metadata, fresh extents and what pm_region_mark was told. */
@@ -142,6 +169,8 @@ pm_status pm_home_follow(pm_store *store, pm_home_job job, bool may_wait);
 /* Home shows the last commit when it returns PM_OK (I2). PM_NO_SPACE: later, perhaps. */
 pm_status pm_home_catch_up(pm_store *store);
 pm_status pm_home_sync(pm_store *store);     /* and is durable */
+/* The thread is not asking for anything to be written back, and nothing that it asked for has failed. */
+pm_status pm_home_asked(pm_store *store);
 void pm_home_stop(pm_store *store);          /* no thread is left; without the store's mutex */
 
 /* Commits that are durable some time after they returned (D11), from now on. interval: nanoseconds. */

@@ -30,7 +30,6 @@ struct pm_async {
 
     /* Under the store's mutex. */
     bool running;           /* a snapshot is taken and not settled */
-    bool lacks_space;       /* the second step of the running snapshot */
     bool scheduled, hurried; /* the thread knows of the commits since the snapshot; and that the log is getting full */
     bool declared, snapshot_declared; /* a commit has declared something: since the snapshot, before it */
     uint64_t snapshot;      /* the last commit before it */
@@ -102,6 +101,7 @@ static pm_status settle_record(pm_store *store, uint64_t at)
     pm_log_item item;
     const uint8_t *view = store->media.view;
     const pm_record *record = (const void *)(view + store->log.header.log_offset + at);
+    PM_CHECK(record->sequence <= store->async->snapshot); /* a sync has made it durable (I3, I13) */
     const uint8_t *body = (const uint8_t *)(record + 1);
     uint64_t length = record->body, cursor = 0;
     if (pm_log_next(body, length, &cursor, &item) && item.kind == PM_ITEM_SPILL) {
@@ -118,6 +118,7 @@ static pm_status settle_record(pm_store *store, uint64_t at)
 static pm_status settle_records(pm_store *store)
 {
     pm_async *async = store->async;
+    PM_CHECK(async->running && async->done && async->result == PM_OK); /* I3, I14 */
     store->home_durable = false;
     uint64_t from = store->log.head, place = store->log.header.log_offset;
     if (async->first < async->snapshot_count) from = (uint64_t)async->records[async->first] * PM_PAGE;
@@ -128,36 +129,45 @@ static pm_status settle_records(pm_store *store)
     return PM_OK;
 }
 
-static pm_status finish(pm_store *store)
+/* What make_durable of the running snapshot came to, by whichever thread. */
+static pm_status result_of_sync(pm_async *async)
 {
-    pm_async *async = store->async;
-    if (async->lacks_space) make_durable(store);
     pm_lock(&async->mutex);
     while (!async->done) pm_wait(&async->changed, &async->mutex);
     pm_status status = async->result;
     errno = async->error;
     pm_unlock(&async->mutex);
-    /* For the witness, as a copy shares the file's blocks: the second step is taken again. */
-    async->lacks_space = status == PM_NO_SPACE;
-    if (async->lacks_space) return status;
-    async->running = false;
-    store->media.syncs += 1 + async->snapshot_declared;
+    return status;
+}
+
+/* PM_NO_SPACE, where a copy shares the file's blocks: the snapshot goes on running, and the next call takes up where this
+ * one ended. */
+static pm_status finish(pm_store *store)
+{
+    pm_async *async = store->async;
+    pm_status status = result_of_sync(async);
+    if (status == PM_NO_SPACE) { /* for the witness */
+        make_durable(store);
+        status = result_of_sync(async);
+    }
+    if (status == PM_NO_SPACE) return pm_fail_errno("cannot write to the file");
     if (status != PM_OK) pm_fail_errno("cannot sync the file"); /* it may have been another thread that was told */
     if (status == PM_OK && store->failed) status = pm_fail(PM_FAILED, "an earlier write or sync failed");
     if (status == PM_OK) {
-        store->log.durable = async->snapshot;
         if (store->media.trace) pm_trace_add(store->media.trace, PM_EVENT_DURABLE, async->snapshot, 0, NULL);
         status = settle_records(store);
-        if (status == PM_NO_SPACE) { /* a copy shares the file's blocks: this step is taken again */
-            async->running = true;
-            return status;
-        }
+        if (status == PM_NO_SPACE) return status;
     }
+    async->running = false;
+    store->media.syncs += 1 + async->snapshot_declared;
+    /* Not before home shows them: a slot may be written anew when the commit that left it is durable, and no run for it
+     * may be waiting then (I13). */
+    if (status == PM_OK) store->log.durable = async->snapshot;
     store->failed = store->failed || status != PM_OK;
-    return status == PM_NO_SPACE ? PM_IO : status;
+    return status;
 }
 
-/* A failure is told by the next call. A lack of space is none: the step is taken again. */
+/* A failure is told by the next call. A lack of space is none: the next call takes the step again. */
 static void finish_behind(pm_store *store)
 {
     pm_status status = finish(store);
@@ -167,7 +177,8 @@ static void finish_behind(pm_store *store)
 pm_status pm_async_sync(pm_store *store)
 {
     pm_status status = pm_async_settle(store);
-    return status == PM_NO_SPACE && !pending(store) ? PM_OK : status; /* home can wait */
+    /* There is no space to bring home up to date. The records, and what they declare, are durable without that. */
+    return status == PM_NO_SPACE ? pm_failed(store, store->media.operations->sync(&store->media)) : status;
 }
 
 pm_status pm_async_settle(pm_store *store)
@@ -233,11 +244,24 @@ void pm_async_emptied(pm_store *store)
 
 /* ---- the thread ----------------------------------------------------------------------------------------------- */
 
+/* There was no space to bring home up to date, as a copy shares the file's blocks. If there still is none, the commits
+ * since the snapshot become durable all the same, and the thread comes back. */
+static void sync_again(pm_store *store)
+{
+    pm_async *async = store->async;
+    finish_behind(store);
+    if (!async->running || store->failed) return;
+    store->untold = pm_failed(store, store->media.operations->sync(&store->media)) != PM_OK;
+    schedule(store, pm_now(store->schedule) + async->interval);
+    async->scheduled = true;
+}
+
 static void sync_in_background(pm_store *store)
 {
     pm_async *async = store->async;
     pm_lock(&store->mutex);
-    if (async->running && !store->failed) finish_behind(store); /* for which there was no space */
+    async->scheduled = async->hurried = false;
+    if (async->running && !store->failed) sync_again(store);
     bool mine = !store->failed && !async->running && pending(store);
     if (mine) begin(store);
     pm_unlock(&store->mutex);

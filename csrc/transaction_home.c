@@ -37,7 +37,7 @@ typedef struct {
 pm_status pm_home_sync(pm_store *store)
 {
     pm_home_flush(&store->region);
-    PM_TRY(pm_failed_if_io(store, store->media.operations->fence(&store->media)));
+    PM_TRY(pm_failed_unless_space(store, store->media.operations->fence(&store->media)));
     store->home_durable = true;
     store->home_from = store->home_to = 0;
     return PM_OK;
@@ -67,6 +67,7 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
 static pm_status take_home(pm_store *store)
 {
     pm_home_job job = store->behind.job;
+    PM_CHECK(!store->async && store->log.durable == store->log.sequence); /* the record that it is of is durable (I3) */
     pm_status status = apply(store, job.body, job.length);
     store->behind.stuck = status == PM_NO_SPACE;
     if (store->behind.stuck) return status;
@@ -101,6 +102,36 @@ static pm_status begin_write_back(pm_store *store, file_range part)
     return part.length ? store->media.operations->write_back(&store->media, part.from, part.length) : PM_OK;
 }
 
+/* Without the store's mutex: home is whole, and this changes nothing. */
+static pm_status ask_for_write_back(pm_store *store, file_range part)
+{
+    pm_behind *behind = &store->behind;
+    behind->is_asking = true;
+    pm_unlock(&store->mutex);
+    pm_status status = begin_write_back(store, part);
+    pm_lock(&behind->asking);
+    behind->is_asking = false;
+    behind->refused |= status != PM_OK;
+    pm_wake(&behind->asked, &behind->asking);
+    pm_unlock(&behind->asking);
+    pm_lock(&store->mutex);
+    return status;
+}
+
+/* The kernel tells of a page that it could not write once (D7), which may be here. So whoever takes such pages for durable
+ * asks here first: a checkpoint takes all of home, a commit what it has written straight to its place, which may lie
+ * between pages of home. */
+pm_status pm_home_asked(pm_store *store)
+{
+    pm_behind *behind = &store->behind;
+    if (!behind->threaded) return PM_OK;
+    pm_lock(&behind->asking);
+    while (behind->is_asking) pm_wait(&behind->asked, &behind->asking);
+    bool refused = behind->refused;
+    pm_unlock(&behind->asking);
+    return refused ? pm_failed(store, pm_fail(PM_IO, "a part of the file could not be written back")) : PM_OK;
+}
+
 /* Behind a small record: all of it, whenever the log has grown by so much. */
 static pm_status begin_now_and_then(pm_store *store, uint64_t before)
 {
@@ -129,7 +160,7 @@ pm_status pm_home_catch_up(pm_store *store)
     pm_status status = behind->job.body ? take_home(store) : PM_OK;
     if (status == PM_OK) status = behind->spilled ? pm_transaction_checkpoint(store, false) : begin_now_and_then(store, before);
     if (status == PM_OK) behind->spilled = false;
-    if (status != PM_NO_SPACE) return status;
+    if (status != PM_NO_SPACE) return pm_failed(store, status);
     return pm_fail(PM_NO_SPACE, "the last commit is safe in the log, but there is no space to bring the file up to date "
                                 "with it, as a copy shares its blocks: free some space");
 }
@@ -177,12 +208,7 @@ static void *keep_up(void *argument)
         } else if (wait_for_work(store)) {
             part = part_of_home(store, UINT64_MAX);
         }
-        if (status == PM_OK && part.length) {
-            /* Beside what the program does: home is whole, and this changes nothing. */
-            pm_unlock(&store->mutex);
-            status = begin_write_back(store, part);
-            pm_lock(&store->mutex);
-        }
+        if (status == PM_OK && part.length) status = ask_for_write_back(store, part);
         if (status != PM_NO_SPACE && pm_failed(store, status) != PM_OK) store->untold = true;
     }
     pm_unlock(&store->mutex);
@@ -214,6 +240,8 @@ void pm_home_open(pm_store *store)
 {
     pm_condition_init(&store->behind.put_up);
     pm_condition_init(&store->behind.done);
+    pm_mutex_init(&store->behind.asking, store->schedule);
+    pm_condition_init(&store->behind.asked);
 }
 
 void pm_home_stop(pm_store *store)

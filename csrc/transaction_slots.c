@@ -5,6 +5,7 @@
  * I7   Only the slot that is not home is written, before the record that makes it home.
  */
 #include "hash.h"
+#include "region_unsettled.h"
 #include "transaction.h"
 
 enum { DENSE_FROM_MEMORY = PM_PAGE, DENSE_COMMITS = 2, SPARSE_COMMITS = 32 };
@@ -33,6 +34,13 @@ static bool mostly_changed(const pm_region *region, const pm_dense *dense)
     return changed >= PM_DENSE_SAMPLES - PM_DENSE_SAMPLES / 4;
 }
 
+/* Nobody but the next commit needs what the slot holds: the commit that left it is durable, and no run waits for it. */
+static bool is_left(const pm_store *store, const pm_dense *dense, unsigned slot)
+{
+    uint64_t first = dense->slot[slot] / PM_PAGE, end = first + pm_extent_pages(dense->length);
+    return slot != dense->home && dense->flipped <= store->log.durable && pm_unsettled_next(&store->region, first, end) == end;
+}
+
 /* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written (I6, I7). */
 static pm_status write_slot(pm_store *store, pm_dense *dense)
 {
@@ -40,6 +48,7 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     /* The other slot holds what is durable, as long as the commit that left it is not (I7). */
     if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
     unsigned to = 1 - dense->home;
+    PM_CHECK(is_left(store, dense, to)); /* I7, I13 */
     uint64_t offset = dense->slot[to], home = dense->slot[dense->home], length = dense->length;
     uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
     const uint8_t *live = region->live + dense->slot[dense->seat];
@@ -138,6 +147,7 @@ pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t len
     const pm_dense *dense = pm_region_find_dense(region, place, length);
     if (!dense || dense->home == dense->seat) return PM_OK;
     if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));
+    PM_CHECK(is_left(store, dense, dense->seat)); /* I7, I13 */
     PM_TRY(pm_region_comparable(region, place, dense->slot[dense->home], length));
     for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
         const uint8_t *home = region->home + dense->slot[dense->home] + at;
@@ -168,6 +178,7 @@ void pm_transaction_flip_slots(pm_store *store)
     for (size_t i = 0; i < store->region.dense_count; i++) {
         pm_dense *dense = store->region.dense[i];
         if (!dense->written) continue;
+        PM_CHECK(dense->flipped < store->log.sequence); /* the record that declares it is in the log (I1) */
         pm_watch_carried_whole(&store->region.watches, dense->slot[dense->seat]);
         dense->written = false;
         dense->sparse = 0;

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
 from typing import TYPE_CHECKING
 
 from pmstore._catalog import Catalog
-from pmstore._errors import AbandonedTransactionWarning, Error, UncommittedChangesWarning
+from pmstore._errors import AbandonedTransactionWarning, Error, OutOfSpaceError, UncommittedChangesWarning
 from pmstore._kinds import DERIVED, LIST
 from pmstore._names import LIST_PREFIX, NAME_PREFIX, split_element
 from pmstore._opening import outside
@@ -25,22 +24,31 @@ class Undo:
     It refers to the catalog weakly, for the lock is the catalog's, and the garbage collector doesn't look into it.
     """
 
-    __slots__ = ("_catalog", "_store")
+    __slots__ = ("_catalog", "_failed", "_store", "closing")
 
     def __init__(self, catalog: Catalog, store: str) -> None:
         """store: what it is called in a warning."""
         self._catalog = weakref.ref(catalog)
+        self.closing = False  # what is pending is dropped
+        self._failed = False
         self._store = store
 
     def roll_back(self) -> None:
         """Take everything back to the last commit. The lock is the calling thread's."""
         catalog = self._catalog()
-        if catalog is not None:
-            with contextlib.suppress(Error):  # of a store that is closed, or has failed, nothing can be committed
-                catalog.rollback()
+        if catalog is None or self.closing:
+            return
+        try:
+            catalog.rollback()
+        except OutOfSpaceError:
+            raise  # it is still to be done
+        except Error:  # of a store that is closed, or has failed, nothing can be committed
+            self._failed = True
 
     def warn(self) -> None:
-        """Say so to the caller of the operation that found it."""
+        """Say so to the caller of the operation that found it; one of a store that has failed gets an exception."""
+        if self._failed:
+            return
         _warn(
             f"{self._store}: a transaction was abandoned, and everything since the last commit was rolled back. The "
             "garbage collector, another thread or a signal handler ended what was suspended inside it, such as a "
@@ -81,9 +89,21 @@ def warn_of_drop(store: Store, name: str, opened: str) -> None:
     """For a store that is about to be closed without a commit, as nobody closed it. opened: "file:line"."""
     doomed = store._turn.doomed  # its transaction would be rolled back in any case, and somebody was told
     count = 0
+    unknown = False
     if not doomed:
-        with contextlib.suppress(Error, MemoryError):  # one that has failed told so by an exception
+        try:
             count = count_names(store._catalog)
+        except OutOfSpaceError:  # home has to be brought up to date before it can be compared
+            unknown = True
+        except (Error, MemoryError):  # one that has failed told so by an exception
+            pass
+    if unknown:
+        _warn(
+            f"{name}, was not closed, and its disk is full: changes since its last commit, if there were any, are lost",
+            UncommittedChangesWarning,
+            opened,
+        )
+        return
     if not count:
         warnings.warn(f"{name}, was not closed", ResourceWarning, stacklevel=4, source=store)
         return

@@ -336,6 +336,8 @@ class Store(NameMapping):
         """Take all arrays, in place, and names back to the last commit.
 
         An array created since is detached; one deleted since is back, and live. TransactionError as for `commit`.
+        OutOfSpaceError only where a copy shares the file's blocks (docs/guarantees.md): nothing is committed before
+        a rollback has succeeded.
         """
         self._refuse_inside("rollback")
         with self._turn.lock:
@@ -425,6 +427,8 @@ class Store(NameMapping):
     def _drop(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close without a commit. After OutOfMemoryError the store is still open."""
         usable, self._turn.usable = self._turn.usable, False
+        undo = self._catalog.lock.undo
+        undo.closing = True
         try:
             with self._catalog.lock:  # which may tell of a transaction that was abandoned, as an error perhaps
                 pass
@@ -433,6 +437,7 @@ class Store(NameMapping):
                 self._catalog.close(discard=discard, exiting=exiting)
             finally:
                 if self._catalog.core.gone is None:
+                    undo.closing = False
                     self._turn.usable = usable
                 else:
                     _open_stores.discard(self)
@@ -512,6 +517,7 @@ def _after_fork() -> None:
     for store in list(_open_stores):
         core = store._catalog.core
         lock = Lock()  # another thread of the parent's may hold the old one for good
+        lock.undo = store._catalog.lock.undo
         core.lock = store._catalog.lock = lock
         store._catalog.deriving = threading.RLock()
         store._turn.usable = False  # for transactions that are open; its lock, too, may be held for good

@@ -78,9 +78,11 @@ def assert_readers_see_the_same(path: Path, medium: str) -> None:
         copy.unlink()
 
 
-def record_failed_sync(path: Path, workload: Workload, number: int, **options: Any) -> Recording | None:
+def record_failed_sync(
+    path: Path, workload: Workload, number: int, *, seed: int = 1, pace: int = PACE, **options: Any
+) -> Recording | None:
     """A life in which sync `number` fails, and a second one, in which none does; None if there are not so many (M5)."""
-    with Recorder(path, "file") as recorder:
+    with Recorder(path, "file", seed, pace=pace) as recorder:
         recorder.trace.sync_ranges(True)
         store = pmstore.open(path, **options)
         recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
@@ -120,6 +122,13 @@ def record_torn_header(path: Path, medium: str, place: int) -> Recording:
 def explored(recording: Recording, **options: Any) -> tuple[Tally, Found | None]:
     """Explore within PMSTORE_CRASH_BUDGET, or with other options."""
     return explore(recording, Options(**{"budget": BUDGET, "seed": SEED, **options}))
+
+
+def assert_survives(recording: Recording, **options: Any) -> None:
+    """No crash leaves anything but a whole commit."""
+    tally, found = explored(recording, **options)
+    assert found is None, f"{recording.medium}, seed {SEED}: {found}"
+    assert tally.judged >= min(options.get("budget", BUDGET), 100) // 2
 
 
 def explored_creation(path: Path, medium: str, **options: Any) -> tuple[Tally, Found | None]:

@@ -116,7 +116,7 @@ MUTANTS = [
         "if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));",
         ";",
         "memory is given back, and the durable state is written over (I7)",
-        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    PM_TRY(pm_region",
+        within="if (dense->flipped > store->log.durable) PM_TRY(pm_async_settle(store));\n    PM_CHECK",
     ),
     Mutant(
         "settled-without-the-end",

@@ -36,6 +36,7 @@ from tests import (
     test_forks,
     test_home_behind,
     test_interrupts,
+    test_schedule,
     test_shared_blocks,
     test_turns,
 )
@@ -307,7 +308,18 @@ def faults(directory: Path) -> None:
                 path.write_bytes(base)
                 if not faulty(path, medium, (operations, at, code, lasting)):
                     break
-    test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space(directory, "sync")
+    for judge in (
+        partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="sync"),
+        partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="async"),
+        partial(test_shared_blocks.test_I13_a_slot_is_not_written_while_a_run_waits_for_it, number=2, then="rollback"),
+        partial(test_shared_blocks.test_commits_that_can_not_be_brought_home_are_durable_all_the_same, how="close"),
+        test_shared_blocks.test_the_thread_comes_back_when_there_is_space_again,
+        partial(test_schedule.test_a_part_that_is_not_written_is_written_again, error=errno.EIO),
+        partial(test_schedule.test_a_part_that_is_not_written_is_written_again, error=0),
+        test_shared_blocks.test_I11_nothing_is_committed_before_a_rollback_that_lacked_space,
+    ):
+        (directory / "store.pm").unlink(missing_ok=True)
+        judge(directory)
 
 
 def fault_steps(store: pmstore.Store, state: dict[str, Any], step: int) -> None:
@@ -334,6 +346,7 @@ def faulty(path: Path, medium: str, fault: tuple[int, int, int, bool]) -> bool:
     acknowledged = begun = 0
     refused = happened = False
     with Recorder(path, medium) as recorder:
+        recorder.trace.sync_ranges(fault[1] % 2 == 1)  # also as on ext4 and xfs
         store = pmstore.open(path)
         states.append(snapshot(store))
         recorder.trace.fail(*fault)
@@ -423,6 +436,8 @@ def behind(directory: Path) -> None:
         opener = partial(pmstore.open, directory / f"behind-{medium}.pm", media=medium)  # type: ignore[call-arg,arg-type]
         test_home_behind.test_a_store_that_is_closed_at_once_has_it_all(opener)
     test_home_behind.test_D7_a_sync_that_fails_behind_a_small_commit_is_told(directory)
+    for seed, pace in ((19, 32), (32, 24)):
+        test_home_behind.test_M5_a_failed_write_back_is_no_acknowledged_commit(directory, seed, pace)
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
 
 

@@ -14,9 +14,9 @@ COMMIT = [
         "home-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "if (!spill && pm_writer_body(writer)) PM_TRY(pm_home_follow(store, (pm_home_job){body, length, before}, false));"
-        " PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        " PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "home is changed by a commit that is in no log",
     ),
     Mutant(
@@ -96,7 +96,7 @@ COMMIT = [
         "reset-before-home-is-durable",
         "R",
         HOME,
-        "PM_TRY(pm_failed_if_io(store, store->media.operations->fence(&store->media)));",
+        "PM_TRY(pm_failed_unless_space(store, store->media.operations->fence(&store->media)));",
         ";",
         "both copies gone",
     ),
@@ -170,9 +170,9 @@ COMMIT = [
         "log-emptied-when-it-is-full-only-in-memory",
         "L",
         TRANSACTION,
-        "PM_TRY(pm_failed_if_io(store, pm_log_reset(&store->log, next)));",
+        "PM_TRY(pm_failed_unless_space(store, pm_log_reset(&store->log, next)));",
         "if (next.log_size == store->log.header.log_size && store->log.head > 100000) store->log.head = 0;"
-        " else PM_TRY(pm_failed_if_io(store, pm_log_reset(&store->log, next)));",
+        " else PM_TRY(pm_failed_unless_space(store, pm_log_reset(&store->log, next)));",
         "records are overwritten under the same header",
     ),
     Mutant(
@@ -204,7 +204,7 @@ COMMIT = [
         "R",
         TRANSACTION,
         "PM_TRY(reset_log(store, next));",
-        "PM_TRY(pm_failed_if_io(store, pm_log_reset(&store->log, next)));",
+        "PM_TRY(pm_failed_unless_space(store, pm_log_reset(&store->log, next)));",
         "the log is emptied by growth alone",
     ),
     Mutant(

@@ -277,9 +277,9 @@ RECORDS = [
         "witness-before-the-record",
         "R",
         TRANSACTION,
-        "PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "(void)pm_log_witness(&store->log, store->log.sequence + 1);"
-        " PM_TRY(pm_failed_if_io(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        " PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
         "a torn commit is taken for lost data",
     ),
     Mutant(

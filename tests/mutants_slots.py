@@ -18,7 +18,7 @@ MUTANTS = [
         "1 - dense->home",
         "dense->home",
         "the last durable state is written over",
-        within="unsigned to = 1 - dense->home;\n    uint64_t offset",
+        within="unsigned to = 1 - dense->home;\n    PM_CHECK",
     ),
     Mutant(
         "slot-not-declared",

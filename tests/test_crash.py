@@ -24,11 +24,11 @@ from .crashes import (
     LARGE,
     NOT_STALE,
     OPTIONS,
-    SEED,
     WORKLOADS,
     Workload,
     again,
     arrays,
+    assert_survives,
     closed,
     explored,
     explored_creation,
@@ -43,12 +43,6 @@ from .crashes import (
     wide,
 )
 from .crashes_slots import flips, slots, slots_again, slots_shut
-
-
-def assert_survives(recording: Recording, **options: Any) -> None:
-    tally, found = explored(recording, **options)
-    assert found is None, f"{recording.medium}, seed {SEED}: {found}"
-    assert tally.judged >= min(options.get("budget", BUDGET), 100) // 2
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)

@@ -200,8 +200,8 @@ def test_python_layers_point_downward(path: Path) -> None:
 @pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
 def test_one_door_to_c(path: Path) -> None:
     doors = {"_core.py": "_pmcore", "_engine.py": "_pmexplorer", "_files_record.py": "_pmexplorer"}
-    extensions = {name.split(".")[-1] for name in imports_of(path)} & {"_pmcore", "_pmexplorer"}
-    assert extensions == ({doors[path.name]} if path.name in doors else set())
+    parts = {part for name in imports_of(path) for part in name.split(".")}
+    assert parts & {"_pmcore", "_pmexplorer"} == ({doors[path.name]} if path.name in doors else set())
     assert not [name for name in imports_of(path) if name.split(".")[0] == "cffi"]
 
 

@@ -10,6 +10,9 @@
  * this mark. The next operation finds the mark before it begins, rolls back, and warns. What it then does
  * starts from the last commit.
  *
+ * So it is where a rollback could not be made when the transaction was left, for want of space (ROLLBACK_OWED): the error
+ * has told of that, so no warning follows.
+ *
  * The warning is given without the lock: it may run code of the program's, which may wait for a thread that wants the
  * lock.
  *
@@ -25,6 +28,7 @@ static struct {
     PyObject *roll_back, *warn;
 } name;
 static PyObject *type;
+static PyObject *out_of_space; /* pmstore.OutOfSpaceError */
 static unsigned long collector; /* the thread that collects garbage; 0: none */
 
 bool call_method(PyObject *object, PyObject *method, PyObject *argument)
@@ -46,6 +50,12 @@ bool call_until_done(PyObject *object, PyObject *method, bool *done)
         PyErr_Fetch(&kind, &value, &traceback);
     }
     if (!kind) return true;
+    if (PyErr_GivenExceptionMatches(kind, out_of_space)) { /* there is some now; all else came from a signal handler */
+        Py_DECREF(kind);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return true;
+    }
     PyErr_Restore(kind, value, traceback);
     return false;
 }
@@ -88,10 +98,11 @@ static void give(Lock *lock)
 static bool settle(Lock *lock)
 {
     bool quiet = true;
-    if (lock->due == ROLLBACK_DUE) {
+    if (lock->due == ROLLBACK_DUE || lock->due == ROLLBACK_OWED) {
         bool done;
         quiet = call_until_done(lock->undo, name.roll_back, &done);
-        if (done) lock->due = WARNING_DUE; /* not before: who sees that no rollback is due may begin */
+        /* Not before: who sees that no rollback is due may begin. */
+        if (done) lock->due = lock->due == ROLLBACK_DUE ? WARNING_DUE : NOTHING_DUE;
     }
     bool warn = quiet && lock->due == WARNING_DUE;
     if (warn) lock->due = NOTHING_DUE;
@@ -111,6 +122,11 @@ static int acquire(Lock *lock, bool wait)
 void lock_abandon(Lock *lock)
 {
     if (lock->undo) lock->due = ROLLBACK_DUE;
+}
+
+void lock_owe_rollback(Lock *lock)
+{
+    if (lock->undo && lock->due != ROLLBACK_DUE) lock->due = ROLLBACK_OWED;
 }
 
 bool lock_settle(Lock *lock)
@@ -251,6 +267,9 @@ bool lock_prepare(PyObject *module)
     name.roll_back = PyUnicode_InternFromString("roll_back");
     name.warn = PyUnicode_InternFromString("warn");
     type = PyType_FromSpec(&lock_spec);
-    if (!name.roll_back || !name.warn || !type || !watch_collector()) return false;
+    PyObject *errors = PyImport_ImportModule("pmstore._errors");
+    out_of_space = errors ? PyObject_GetAttrString(errors, "OutOfSpaceError") : NULL;
+    Py_XDECREF(errors);
+    if (!name.roll_back || !name.warn || !type || !out_of_space || !watch_collector()) return false;
     return PyModule_AddObject(module, "Lock", Py_NewRef(type)) == 0;
 }

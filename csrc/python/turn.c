@@ -210,10 +210,15 @@ static bool may_roll_back(Turn *turn)
  * back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
-    bool done;
-    if (!self->dying && may_roll_back(self->turn)) return call_until_done(self->store, name.rollback, &done);
-    lock_abandon(self->turn->operations);
-    return true;
+    Lock *operations = self->turn->operations;
+    bool done, quiet;
+    if (self->dying || !may_roll_back(self->turn)) {
+        lock_abandon(operations);
+        return true;
+    }
+    quiet = call_until_done(self->store, name.rollback, &done);
+    if (!done) lock_owe_rollback(operations);
+    return quiet;
 }
 
 /* The same, while an error is set, which stays. */

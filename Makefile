@@ -104,7 +104,7 @@ sanitize: build
 	$(call instrumented,$(SANITIZED),libasan,libasan8,$(SANITIZERS))
 	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
 		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
-		timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
+		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
 
 # What make test tries a little of: random operations, races, damaged metadata, failing calls, crashes of commits that are

@@ -18,7 +18,7 @@ RACES := build/tsan
 LONG := $(addprefix tests/test_,async.py hostile.py lost_writes.py model.py testing_faults.py threads_race.py trackers.py)
 ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
 
-SANITIZERS := -O1 -g -DPM_DEBUG -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \

@@ -135,13 +135,21 @@ pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset)
     return PM_OK;
 }
 
-bool pm_heap_is_new(const pm_region *region, uint64_t offset, uint64_t length)
+static bool is_new(const pm_region *region, uint64_t first, uint64_t end)
 {
     const uint8_t *durable = region->unsettled ? region->unsettled->settled : region->home;
-    uint64_t first = offset / PM_PAGE, end = (offset + length + PM_PAGE - 1) / PM_PAGE;
-    for (uint64_t page = first; page < end; page++)
-        if (pm_map_kind(region, region->home, page) != PM_PAGE_FREE || pm_map_kind(region, durable, page) != PM_PAGE_FREE) return false;
+    for (uint64_t page = first; page < end; page++) {
+        if (pm_map_kind(region, region->home, page) != PM_PAGE_FREE) return false;
+        if (durable != region->home && pm_map_kind(region, durable, page) != PM_PAGE_FREE) return false;
+    }
     return pm_unsettled_next(region, first, end) == end;
+}
+
+pm_status pm_heap_check_new(const pm_region *region, uint64_t offset, uint64_t length)
+{
+    if (is_new(region, offset / PM_PAGE, (offset + length + PM_PAGE - 1) / PM_PAGE)) return PM_OK;
+    return pm_fail(PM_CORRUPT, "the space map is damaged: it has given away pages at region offset %llu that are in use",
+                   (unsigned long long)offset);
 }
 
 /* ---- changing the map --------------------------------------------------------------------------------------- */

@@ -24,8 +24,9 @@ pm_status pm_heap_free_pages(pm_region *region, uint64_t offset, uint64_t pages)
 /* Usable pages, not allocated: for what is gone before the next allocation. */
 pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset);
 
-/* Whether nothing but pending changes can be in these pages (I7, I13). */
-bool pm_heap_is_new(const pm_region *region, uint64_t offset, uint64_t length);
+/* PM_CORRUPT if anything but pending changes may be in these pages (I7, I13): then the space map that gave them away is
+ * damaged. */
+pm_status pm_heap_check_new(const pm_region *region, uint64_t offset, uint64_t length);
 
 /* Space for an extent with `length` bytes of contents: a block of a slab, or pages. */
 pm_status pm_heap_alloc(pm_region *region, uint64_t length, uint64_t *offset);

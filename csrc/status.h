@@ -21,13 +21,6 @@ void pm_check_failed(const char *condition, const char *file, int line) __attrib
             pm_check_failed(#condition, __FILE__, __LINE__);      \
     } while (0)
 
-/* The same where it costs: builds with -DPM_DEBUG have it, as `make sanitize` makes them. */
-#ifdef PM_DEBUG
-#define PM_ASSERT(condition) PM_CHECK(condition)
-#else
-#define PM_ASSERT(condition) ((void)sizeof(condition))
-#endif
-
 #define PM_TRY(expression)                    \
     do {                                      \
         pm_status pm_try_ = (expression);     \

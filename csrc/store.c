@@ -460,20 +460,8 @@ pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_
     return leave(store, status);
 }
 
-/* I9: as long as a buffer lives, its bytes are nobody else's. */
-static bool overlaps(const pm_store *store, uint64_t offset, uint64_t length)
-{
-    for (size_t i = 0; i < store->region.buffer_count; i++) {
-        const pm_buffer *other = store->region.buffers[i];
-        bool other_extent = other->offset != offset || other->length != length;
-        if (atomic_load(&other->living) && other_extent && other->offset < offset + length && offset < other->offset + other->length) return true;
-    }
-    return false;
-}
-
 static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, bool fixed, pm_buffer **out)
 {
-    PM_ASSERT(!overlaps(store, offset, length));
     pm_buffer *buffer = calloc(1, sizeof *buffer);
     if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
     bool committed = !pm_transaction_fresh(store, offset);

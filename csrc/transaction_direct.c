@@ -53,7 +53,7 @@ static pm_status write_part(pm_store *store, pm_fresh *extent, uint64_t at, cons
 
 static pm_status write_range(pm_store *store, pm_fresh *extent, uint64_t at, const uint8_t *source, uint64_t length)
 {
-    PM_CHECK(pm_heap_is_new(&store->region, extent->offset + at, length)); /* I7, I13 */
+    PM_TRY(pm_heap_check_new(&store->region, extent->offset + at, length));
     PM_TRY(need_hashes(extent));
     store->statistics.bytes_direct += length;
     while (length) {
@@ -100,7 +100,7 @@ static pm_status fill_pages(pm_store *store, pm_fresh *extent, uint64_t pages, c
     pm_region *region = &store->region;
     uint64_t known[256];
     PM_CHECK(period <= sizeof known / sizeof *known && chunk % (period * PM_PAGE) == 0);
-    PM_CHECK(pm_heap_is_new(region, extent->offset, pages * PM_PAGE)); /* I7, I13 */
+    PM_TRY(pm_heap_check_new(region, extent->offset, pages * PM_PAGE));
     PM_TRY(need_hashes(extent));
     for (uint64_t i = 0; i < period; i++) known[i] = pm_hash64(repeated + i * PM_PAGE, PM_PAGE, 0);
     for (uint64_t block = 0; block < pages; block += chunk / PM_PAGE) {
@@ -184,7 +184,7 @@ pm_status pm_direct_finish(pm_store *store, pm_fresh *extent)
 {
     pm_region *region = &store->region;
     uint64_t size = 8 * pm_extent_blocks(extent->length), place = extent->offset + pm_extent_table(extent->length);
-    PM_CHECK(pm_heap_is_new(region, extent->offset, pm_extent_size(extent->length))); /* I7, I13 */
+    PM_TRY(pm_heap_check_new(region, extent->offset, pm_extent_size(extent->length)));
     PM_TRY(need_hashes(extent));
     PM_TRY(write_changed(store, extent));
     const uint64_t *table = extent->hashes;

@@ -24,7 +24,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants sklearn pythons oldest wheel check clean
+.PHONY: help demo test build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -38,6 +38,8 @@ help:
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
+	@echo 'make mutants-lines  a sample of all small changes of the code; ARGS="--sample 40 --seed 7 --files csrc/log.c"'
+	@echo 'make mutants-reach  measures anew which tests reach what, for mutants-lines (a quarter of an hour)'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
 	@echo 'make pythons   make test with each Python that is here; PYTHONS="python3.10 python3.13" for some'
 	@echo 'make oldest    the tests with the oldest versions that pyproject.toml allows of numpy, scikit-learn and the others'
@@ -143,6 +145,14 @@ fuzz:
 # All of them are in one build, in build/mutants, and chosen at run time.
 mutants: build
 	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
+
+# A sample of all small changes of the code. In one build, too, in build/mutants-lines.
+mutants-lines: build
+	@$(BIN)/python tests/mutants_lines.py --jobs $(JOBS) $(ARGS)
+
+# Which tests reach which function, for mutants-lines; ARGS=tests/test_x.py if only that has changed since.
+mutants-reach: build
+	@$(BIN)/python tests/mutants_reach.py $(ARGS)
 
 # $(call environment,FOLDER,REQUIREMENTS): shell text, under set -e, that makes one again after a change of pyproject.toml.
 environment = if [ ! -e $(1)/.built ] || [ pyproject.toml -nt $(1)/.built ]; then \

@@ -468,7 +468,7 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
     global BUDGET, DEPTH
     if quick:
         BUDGET, DEPTH = QUICK
-    directory = Path(tempfile.mkdtemp(prefix="pmstore-mutant-", dir="/dev/shm"))
+    directory = Path(tempfile.mkdtemp(prefix=f"pmstore-mutant-{os.getpid()}-", dir="/dev/shm"))
     functions: dict[str, Callable[[Path], None]] = {
         "crash": crash,
         "model": model,
@@ -498,7 +498,7 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 
 def kinds() -> list[str]:
     """The kinds of crash states of which each, by itself, notices the bug; "nested": crashes of recoveries do."""
-    directory = Path(tempfile.mkdtemp(prefix="pmstore-mutant-", dir="/dev/shm"))
+    directory = Path(tempfile.mkdtemp(prefix=f"pmstore-mutant-{os.getpid()}-", dir="/dev/shm"))
     out: set[str] = set()
     plans = [(kind, 0, frozenset({kind})) for kind in KINDS] + [("nested", 2, frozenset({"prefix"}))]
     try:

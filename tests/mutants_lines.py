@@ -247,8 +247,8 @@ def judged(folder: Path, change: Change, name: str, cover: Cover, limit: float) 
             raise SystemExit(f"pytest fails, or a test of {COVER.name} is no more:\n{out[-2000:]}")
         if status not in (0, 5):
             found = re.search(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
-            hung = re.search(r"Timeout \(", out)
-            return outcome(found[1] if found else "a test that does not end" if hung else f"exit status {status}")
+            ended = f"exit status {status}" if status != 1 else "a test that does not end"
+            return outcome(found[1] if found else ended)
     if parts:
         left = limit - (time.perf_counter() - started)
         status, caught = battery(folder, name, parts, left)

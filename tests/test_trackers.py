@@ -148,6 +148,16 @@ def test_every_kind_of_write_is_seen(open_store: Open, tracker: str, tmp_path: P
     assert store.sequence == before  # nothing is found that is not there
 
 
+def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: str) -> None:
+    """Pages apart from each other are a range each, of which a call of PAGEMAP_SCAN tells 512."""
+    store = open_store()
+    w = settled(store, shape=(1100, PAGE // 8))
+    for first in range(2):
+        w[first::2, 0] += 1
+        store.commit()
+        assert_committed(store)
+
+
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     """Every word that a writer wrote before it stopped is in the commit after that, at the latest."""
     store = open_store()

@@ -342,6 +342,29 @@ def test_another_fit_has_no_place_in_a_named_slot(
     assert_same(other.reset().fit(X, sample_weight=weights), reference)
 
 
+def test_one_weight_or_one_index_makes_another_fit(path: Path) -> None:
+    """Of a sparse matrix, columns, rows and values each count."""
+    data, columns, ends = np.arange(1.0, 61), np.arange(60) % 4, np.arange(61)
+    weights = np.ones(60)
+
+    def fit(data: Any, columns: Any, ends: Any, weights: Any) -> Any:
+        X = sparse.csr_matrix((data, columns, ends), shape=(60, 5))
+        return KMeans(3, random_state=0, store=path, name="mine").fit(X, sample_weight=weights)
+
+    first = fit(data, columns, ends, weights)
+    moved, later, other, heavier = columns.copy(), ends.copy(), data.copy(), weights.copy()
+    moved[7], later[7], other[7], heavier[7] = 4, ends[6], 99, 2
+    for change in (
+        (data, moved, ends, weights),
+        (data, columns, later, weights),
+        (other, columns, ends, weights),
+        (data, columns, ends, heavier),
+    ):
+        with pytest.raises(pmstore.FingerprintMismatchError, match=r"(X contents|sample_weight): [0-9a-f ]+ ≠"):
+            fit(*change)
+    assert_same(fit(data, columns, ends, weights), first)
+
+
 def test_other_threads_and_versions_are_another_fit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with threadpool_limits(1):
         KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)

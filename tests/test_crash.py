@@ -208,6 +208,39 @@ def test_D6_a_later_record_tells_that_an_earlier_one_was_durable(medium: Medium,
             assert store["x"][0] == 1.0 and store.check().ok
 
 
+@pytest.mark.parametrize("lost", ["contents", "nothing"])
+def test_D6_a_record_behind_a_torn_one_tells_that_contents_were_durable(tmp_path: Path, lost: str) -> None:
+    """A new array is durable, and of two commits behind it the first is torn: the second knows of the array."""
+    path = tmp_path / "records.pm"
+    store = pmstore.open(path, "x", media="file", durability="async")
+    store["x"] = np.zeros(64)
+    store.commit()
+    store.sync()
+    store._catalog.core.checkpoint()
+    log = store.stats().file_size - store.stats().log_size
+    store["new"] = new = np.arange(10_000.0)
+    store.commit()
+    store.sync()
+    torn = log + store.stats().log_used
+    for i in (1, 2):
+        store["x"][:] = float(i)
+        store.commit()
+    store._drop(discard=True)
+    image = bytearray(path.read_bytes())
+    image[2048 : 2048 + 16] = bytes(16)
+    image[torn + 100] ^= 1
+    if lost == "contents":
+        place = image.index(new[5000:5010].tobytes())
+        image[place : place + 80] = bytes(80)
+    path.write_bytes(image)
+    if lost == "contents":
+        with pytest.raises(pmstore.CorruptStoreError, match="lost its contents"):
+            pmstore.open(path, media="file")
+    else:
+        with pmstore.open(path, media="file") as store:
+            assert np.array_equal(store["new"], new) and not store["x"].any()
+
+
 @pytest.mark.parametrize("damaged", [0, 4096])
 def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, damaged: int) -> None:
     """Found by the explorer: a crash tore copy B, and another one, inside recovery, then tore copy A."""

@@ -4,7 +4,8 @@ python tests/mutants_lines.py               exit status 1 if the score is below 
   --sample N --seed N     how many, and which: a larger sample of the same seed holds the smaller one
   --files PATH …          files or folders instead of all
   --limit SECONDS         for the tests of one mutant
-  --resume                what an earlier run of this seed has noticed is not tried again
+  --resume                what an earlier run of this seed has tried is not tried again
+  --survivors             but for what nothing noticed then
   --write FILE            puts the scores between the marks of docs/mutants.md
 
 tests/mutants_c.py and tests/mutants_python.py have the operators, tests/mutants_reach.py says which tests reach what,
@@ -333,6 +334,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=75.0)
     parser.add_argument("--least", type=float, default=0.0, help="percent")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--survivors", action="store_true")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     wanted = [file.rstrip("/") for file in options.files]
@@ -342,9 +344,9 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     keep = BUILD / f"seed-{options.seed}.jsonl"
     known: dict[str, Outcome] = {}
-    if options.resume and keep.exists():
+    if (options.resume or options.survivors) and keep.exists():
         outcomes = [Outcome(*json.loads(line)) for line in keep.read_text(encoding="utf-8").splitlines()]
-        known = {outcome.key: outcome for outcome in outcomes if outcome.by}
+        known = {outcome.key: outcome for outcome in outcomes if outcome.by or not options.survivors}
     started = time.perf_counter()
     sampled = sample(files, options.seed, options.sample)
     print(f"{len(sampled)} mutants drawn in {time.perf_counter() - started:.0f} s", flush=True)

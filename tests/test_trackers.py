@@ -105,6 +105,18 @@ def test_a_tracker_that_does_not_exist(medium: Medium, monkeypatch: pytest.Monke
     assert not (medium.directory / "store.pm").exists()
 
 
+def test_a_store_that_can_not_be_opened_leaves_no_descriptor(medium: Medium, tracker: str) -> None:
+    path = medium.directory / "store.pm"
+    pmstore.open(path, media=medium.name).close()
+    image = bytearray(path.read_bytes())
+    image[2 * PAGE + 100] ^= 1  # of the root
+    path.write_bytes(image)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(pmstore.CorruptStoreError):
+        pmstore.open(path, media=medium.name)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 # ---- who writes
 
 

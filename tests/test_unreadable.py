@@ -138,6 +138,20 @@ def test_values_on_bad_blocks_are_errors_and_the_rest_can_be_used(disk: BadDisk,
     in_child(use)
 
 
+def test_an_array_whose_hashes_are_on_a_bad_block_can_be_deleted(disk: BadDisk) -> None:
+    path = spoiled(disk, "table")
+
+    def use() -> None:
+        store = pmstore.open(path, "r+", media="file")
+        del store["large"], store["other"]
+        store.commit()
+        assert set(store) == {"middle", "blob", "wide", "n"}
+        assert not store.check().ok, "its space is lost"
+        os._exit(0)
+
+    in_child(use)
+
+
 def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
     path = spoiled(disk, "large", "blob", "middle", "header B")
 

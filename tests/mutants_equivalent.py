@@ -16,4 +16,36 @@ class Equivalent(NamedTuple):
     new: str = ""
 
 
-EQUIVALENT: list[Equivalent] = []
+EQUIVALENT = [
+    Equivalent(
+        "csrc/region.c",
+        "region->search_from = 0;",
+        "A hint: the search for free pages begins there, and page 0, the root's, is never free.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/heap.c",
+        'return pm_fail(PM_CORRUPT, "an extent is damaged: it lies outside the store");',
+        "What follows finds no slab at such a place, or no whole pages, and says so with other words.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/verify.c",
+        "if (!cell->length || cell->length > PM_REGION_LIMIT || !pm_region_holds(c->region, cell->offset, "
+        "pm_extent_size(cell->length))) {",
+        "An extent as large as the limit does not fit into a region, which holds the root as well.",
+        "cell->length >= PM_REGION_LIMIT",
+    ),
+    Equivalent(
+        "csrc/transaction.c",
+        "size_t room = store->fresh_room ? 2 * store->fresh_room : 64;",
+        "How much memory is taken at first.",
+        ": (64",
+    ),
+    Equivalent(
+        "csrc/log.c",
+        "hash_pieces(writer, end / PM_PIECE * PM_PIECE);",
+        "What is not hashed while the record is gathered is hashed when the stage is let go of, or at the end.",
+        "hash_pieces(writer",
+    ),
+]

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,8 +54,11 @@ LEFT_OUT = {
     "tidy", "docs", "mutants", "mutants_lines", "build", "benchmarks", "paper", "demo",
     "power", "testing_docs", "versions", "kill",
 }  # fmt: skip
-# A function's tests take so long together, at most, and are so many: chosen from the quickest that reach a statement.
-SECONDS, TESTS, EACH = 15.0, 40, 20
+# A function's tests take so long together, at most, and are so many: of each test file the quickest that reach a
+# statement, for tests of other files look at other things.
+SECONDS, TESTS, EACH = 20.0, 80, 2
+# What takes longer, of the battery, is tried where nothing else reaches a statement.
+PART_SECONDS = 10.0
 
 C_SOURCE = f"""\
 #include <fcntl.h>
@@ -297,12 +301,13 @@ def ordered(units: set[int], found: Sequence[Test], quickly: frozenset[int]) -> 
     """
     left: dict[str, set[int]] = {}
     seconds: dict[str, float] = {}
-    times = dict.fromkeys(units, 0)
+    times: Counter[tuple[str, int]] = Counter()
     for test in found:
-        marks = set() if test.is_part or test.seconds > SECONDS / 2 else units & test.marks
-        if any(times[mark] < EACH for mark in marks):
+        file = test.name.partition("::")[0]
+        marks = set() if test.is_part or test.seconds > SECONDS / 4 else units & test.marks
+        if any(times[file, mark] < EACH for mark in marks):
             left[test.name], seconds[test.name] = marks, test.seconds + 0.02
-            times.update({mark: times[mark] + 1 for mark in marks})
+            times.update((file, mark) for mark in marks)
     chosen: list[str] = []
     spent, missing = 0.0, set(units)
     while left and len(chosen) < TESTS:
@@ -317,7 +322,7 @@ def ordered(units: set[int], found: Sequence[Test], quickly: frozenset[int]) -> 
             missing -= left[best]
         del left[best]
     parts = [test for test in found if test.is_part and units & test.marks]
-    return chosen + [part.name for part in parts if part.seconds < SECONDS or not units & part.marks <= quickly]
+    return chosen + [part.name for part in parts if part.seconds < PART_SECONDS or not units & part.marks <= quickly]
 
 
 def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
@@ -330,14 +335,15 @@ def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
         (Test(name, seconds, frozenset(some)) for name, seconds, some in reached), key=lambda one: one.seconds
     )
     every = frozenset().union(*(test.marks for test in found))
-    quickly = frozenset().union(*(test.marks for test in found if test.seconds < SECONDS))
-    numbers = {test.name: i for i, test in enumerate(found)}
+    quickly = frozenset().union(*(test.marks for test in found if test.seconds < PART_SECONDS))
+    names = sorted(test.name for test in found)  # so that a new measurement changes little of the file
+    numbers = {name: i for i, name in enumerate(names)}
     for (file, function), units in sorted(functions.items()):
         entry = out.setdefault(file, {"tests": {}, "never": []})
         entry["tests"][function] = [numbers[name] for name in ordered(units, found, quickly)]
         seen = {marks[number].at for number in units & every}
         entry["never"] += sorted({marks[number].at for number in units - every} - seen)
-    return {"names": [test.name for test in found], "files": out}
+    return {"names": names, "files": out}
 
 
 def main() -> None:

@@ -482,6 +482,13 @@ def impossible_logs(path: Path) -> None:
             os.truncate(path, image.log_offset + size)
         with pytest.raises(pmstore.CorruptStoreError):
             pmstore.open(path, "r+", media="file", max_size=path.stat().st_size)
+    for size in (0, PAGE, 3 * PAGE, 5 * PAGE + 64, (1 << 64) - REGION, 1 << 62):
+        path.write_bytes(sound)
+        image = Image(path)
+        image.set_header(region_size=size, log_offset=(REGION + size) % (1 << 64))
+        image.save()
+        with pytest.raises(pmstore.CorruptStoreError, match="impossible region size"):
+            pmstore.open(path, "r+", media="file")
     for clean in (True, False):
         path.write_bytes(sound)
         image = Image(path)

@@ -238,6 +238,12 @@ def test_debugging_names_what_broke_the_promise(open_store: Open, monkeypatch: p
             f[7, 33] = 1
     store.rollback()
     assert (w[3] == 8.5).all() and not f.any()
+    small = store.create_array("small", 5)
+    store.commit()
+    with pytest.raises(pmstore.TransactionError, match=r"elements \[1\] to \[2\] of 'small' did"):
+        with store.transaction(only=[w[3]]):
+            small[1:3] = 1
+    store.rollback()
     with store.transaction(only=[w[3], f[:, 4:9]]):
         w[3] = 10
         f[20, 5] = 10

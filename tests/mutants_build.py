@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -195,6 +196,11 @@ def _fingerprint(files: dict[str, str], root: Path) -> str:
         if file.startswith("csrc"):
             digest.update(file.encode() + text.encode())
     return digest.hexdigest()
+
+
+def small_files() -> None:
+    """For a process that is about to run a mutant: one that grows a store for ever must not fill the memory."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))
 
 
 def build(files: Iterable[tuple[str, str]], target: Path = BUILD, root: Path = ROOT) -> Path:

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import mutants_c, mutants_python  # noqa: E402
-from tests.mutants_build import VARIABLE, Edit, build, chosen, written  # noqa: E402
+from tests.mutants_build import VARIABLE, Edit, build, chosen, small_files, written  # noqa: E402
 from tests.mutants_c import Change  # noqa: E402
 from tests.mutants_equivalent import ELSEWHERE, EQUIVALENT  # noqa: E402
 from tests.mutants_reach import C_FILES, COVER, PYTHON_FILES, environment  # noqa: E402
@@ -199,7 +199,7 @@ def ran(command: list[str], folder: Path, name: str, limit: float) -> tuple[int 
     variables = {variable: value for variable, value in variables.items() if value}
     with subprocess.Popen(
         command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", start_new_session=True,
+        errors="replace", start_new_session=True, preexec_fn=small_files,
     ) as process:  # fmt: skip
         try:
             out = process.communicate(timeout=max(limit, 1.0))[0]

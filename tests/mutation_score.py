@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.mutants import CONTROLS, MUTANTS  # noqa: E402
-from tests.mutants_build import VARIABLE, Mutant, build, generated  # noqa: E402
+from tests.mutants_build import VARIABLE, Mutant, build, generated, small_files  # noqa: E402
 
 LIMIT = 240.0  # seconds for one mutant
 COMMAND = "make mutants"
@@ -54,7 +54,14 @@ def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str
     command = [sys.executable, "-m", "tests.mutants_battery", *arguments]
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+            preexec_fn=small_files,
         )
     except subprocess.TimeoutExpired:
         return None, ""

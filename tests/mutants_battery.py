@@ -108,7 +108,7 @@ def crash(directory: Path) -> None:
         Judged.states += tally.judged
         look(found)
         if recording.medium == "memory":  # there are few, and of a sample of all kinds they are too few
-            tally, found = explore(recording, Options(budget=BUDGET // 2, seed=1, kinds=("torn",)))
+            tally, found = explore(recording, Options(budget=3 * BUDGET, seed=1, kinds=("torn",)))
             Judged.states += tally.judged
             look(found)
 

@@ -2,9 +2,9 @@
  * Calls that a signal interrupts (EINTR) are made again.
  *
  * A timer may interrupt each attempt: fallocate on tmpfs gave back what it had reserved, before Linux 6.0, and so
- * began anew for ever if the timer was quicker. So from the second attempt on the thread's signals are blocked, and are delivered when
- * the call has ended. What says EINTR all the same (a server behind FUSE) is asked PM_AGAIN_MOST times; then EINTR is
- * an error like others.
+ * began anew for ever if the timer was quicker. So from the second attempt on the thread's signals are blocked, and are
+ * delivered when the call has ended. What says EINTR all the same (a server behind FUSE) is asked PM_AGAIN_MOST times;
+ * then EINTR is an error like others.
  *
  *     pm_again again = {0};
  *     do {

@@ -212,7 +212,7 @@ static pm_status begin(pm_media *media, uint64_t offset, const void *source, siz
     return PM_OK;
 }
 
-/* Does one of the writes that were begun, with the bytes that are in memory now. A disk that fails may have written anything. */
+/* Does one of the writes that were begun, with the bytes that are in memory now. One that fails writes nothing. */
 static bool do_one_begun(void *argument)
 {
     pm_media *media = argument;

@@ -269,10 +269,10 @@ void pm_trace_clear(pm_trace *trace);
  * other file systems; -1, as it is at first: by the file system. */
 void pm_trace_sync_ranges(pm_trace *trace, int ranges);
 
-/* For stores that are opened from now on: they do their background work (home behind a commit, syncs of commits that are durable
- * later, writes past the page cache) in an order that the seed decides, at points between operations on durable bytes. pace: in
- * 256, how likely some of it is done at a point; 0: only what is waited for. Without this call, small stores have none.
- * PM_NO_MEMORY. No store under the trace may be open. */
+/* Stores that are opened from now on do their background work (home behind a commit, syncs of commits that are durable
+ * later, writes past the page cache) in an order that the seed decides, at points between operations on durable bytes.
+ * pace: in 256, how likely some of it is done at a point; 0: only what is waited for. Without this call, small stores
+ * have none. No store under the trace may be open. PM_NO_MEMORY. */
 pm_status pm_trace_background(pm_trace *trace, uint64_t seed, unsigned pace);
 
 typedef enum { PM_OPERATION_WRITE = 1, PM_OPERATION_SYNC = 2, PM_OPERATION_GROW = 4, PM_OPERATION_MAP = 8 } pm_operation;

@@ -58,7 +58,7 @@ uint64_t pm_schedule_now(const pm_schedule *schedule)
     return schedule->now;
 }
 
-/* ---- what goes on ------------------------------------------------------------------------------------------------- */
+/* ---- choosing what runs next ------------------------------------------------------------------------------------------------- */
 
 static bool can_go_on(const pm_routine *routine)
 {

@@ -176,8 +176,10 @@ uint64_t pm_trace_operations(const pm_trace *trace, uint64_t *faults)
     return trace->operations;
 }
 
+/* Whether the operation that is about to begin is to fail. Others may go on before it. */
 static bool meant(pm_trace *trace, pm_operation operation)
 {
+    pm_schedule_point(trace->schedule);
     if (!(trace->fault.operations & operation)) return false;
     uint64_t number = ++trace->operations, at = trace->fault.at;
     return at && (number == at || (trace->fault.lasting && number > at));
@@ -185,7 +187,6 @@ static bool meant(pm_trace *trace, pm_operation operation)
 
 bool pm_trace_allows(pm_trace *trace, pm_operation operation)
 {
-    pm_schedule_point(trace->schedule);
     if (!meant(trace, operation)) return true;
     trace->faults++;
     errno = trace->fault.error;
@@ -194,7 +195,6 @@ bool pm_trace_allows(pm_trace *trace, pm_operation operation)
 
 size_t pm_trace_allows_write(pm_trace *trace, size_t length)
 {
-    pm_schedule_point(trace->schedule);
     if (!meant(trace, PM_OPERATION_WRITE)) return length;
     trace->faults++;
     errno = trace->fault.error;

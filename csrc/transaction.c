@@ -275,7 +275,8 @@ static bool is_shared(pm_store *store, const pm_candidate *extent)
     if (extent->look >= PM_LOOK_CHANGED) return false;
     pm_watches *watches = &store->region.watches;
     uint64_t pages = extent->length / PM_PAGE, first = extent->offset / PM_PAGE;
-    if (!pm_is_worth(store->schedule, pages, PM_SHARED_FROM) || !(watches->shared = pm_can_share(&store->helper))) return false;
+    if (!pm_is_worth(store->schedule, pages, PM_SHARED_FROM)) return false;
+    if (!(watches->shared = pm_can_share(&store->helper))) return false;
     if (extent->look == PM_LOOK_ALL) return true;
     return pm_is_worth(store->schedule, pm_page_count(&watches->dirty, first, first + pages), PM_SHARED_FROM);
 }

@@ -12,8 +12,8 @@
  * Locks, outermost first. Whoever holds one takes only locks below it, so no two threads wait for each other.
  *
  *   lock                        over                              taken by
- *   list of open stores         store_forks.c                     opening, closing; a fork, which takes all the others too
- *   a store's mutex             the store                         every call but pm_holds of a fork and releasing a buffer
+ *   list of open stores         store_forks.c                     opening, closing; a fork, which takes the others too
+ *   a store's mutex             the store                         every call; not releasing a buffer
  *   behind.asking, async.mutex  what a thread of the store has    that thread, and whoever waits for it
  *   helper.mutex                just begun or done
  *   (a schedule's)              under a trace only                schedule.c
@@ -21,7 +21,7 @@
  * Who waits for whom:
  *
  *   waits, with                 for                               which needs meanwhile
- *   a call, no lock             home's job (behind.busy)          the store's mutex at its end; pm_wait has given it back
+ *   a call, no lock             home's job (behind.busy)          the store's mutex at its end; pm_wait gave it back
  *   a call, the store's mutex   a write-back (behind.is_asking)   behind.asking, then the store's mutex when it is over
  *   a call, the store's mutex   a background sync (async.done)    async.mutex
  *   a commit, the store's mutex the second comparer               helper.mutex

@@ -70,16 +70,10 @@ static pm_status write_range(pm_store *store, pm_fresh *extent, uint64_t at, con
     return PM_OK;
 }
 
-/* A lack of space leaves all as it was, for nothing durable refers to that place; after any other failure D7 holds. */
-static pm_status failed_unless_space(pm_store *store, pm_status status)
-{
-    if (status == PM_IO) store->failed = true;
-    return status;
-}
-
 pm_status pm_direct_write(pm_store *store, pm_fresh *extent, uint64_t at, const void *source, uint64_t length)
 {
-    if (!pm_extent_is_small(extent->length)) return failed_unless_space(store, write_range(store, extent, at, source, length));
+    /* A lack of space leaves all as it was, for nothing durable refers to that place. */
+    if (!pm_extent_is_small(extent->length)) return pm_failed_if_io(store, write_range(store, extent, at, source, length));
     /* Small extents go through the log with what else shares their page. */
     memcpy(store->region.live + extent->offset + at, source, length);
     return PM_OK;
@@ -135,7 +129,7 @@ pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, con
     pm_status status = PM_OK;
     if (paged) {
         done = length / PM_PAGE * PM_PAGE;
-        status = failed_unless_space(store, fill_pages(store, extent, length / PM_PAGE, repeated, chunk, period));
+        status = pm_failed_if_io(store, fill_pages(store, extent, length / PM_PAGE, repeated, chunk, period));
     }
     for (; status == PM_OK && done < length; done += chunk - done % chunk)
         status = pm_direct_write(store, extent, done, repeated + done % chunk,

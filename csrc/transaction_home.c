@@ -16,7 +16,6 @@
  * D8   If it lacks space, because a copy shares the file's blocks, the job stays put up. Each call tries again before
  *      anything else, and is refused as long as there is no space.
  */
-#define _GNU_SOURCE
 #include "transaction.h"
 
 /* A thread takes some 20 us to wake. To bring 384 KiB home takes less on memory, but the commit that wakes it does not wait: 1 % of 50 MB in rows,
@@ -118,9 +117,9 @@ static pm_status ask_for_write_back(pm_store *store, file_range part)
     return status;
 }
 
-/* The kernel tells of a page that it could not write once (D7), which may be here. So whoever takes such pages for durable
- * asks here first: a checkpoint takes all of home, a commit what it has written straight to its place, which may lie
- * between pages of home. */
+/* The kernel tells only once of a page that it could not write (D7), and may have told the thread. So whoever takes such
+ * pages for durable asks here first: a checkpoint takes all of home, a commit takes what it has written straight to its
+ * place, which may lie between pages of home. */
 pm_status pm_home_asked(pm_store *store)
 {
     pm_behind *behind = &store->behind;

@@ -2,7 +2,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "thread.h"
 
 /* What things cost, in nanoseconds a page; benchmarks/bench_trackers.py shows whether what follows from them is right. */
 enum {
@@ -30,13 +31,6 @@ static int64_t cost_of_looking(const pm_watches *watches, uint64_t pages)
 {
     int64_t alone = pages <= 1024 ? 80 : pages <= 4096 ? 150 : 190;
     return watches->shared && pages >= PM_SHARED_FROM ? alone * 2 / 3 : alone;
-}
-
-static int64_t now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
 }
 
 static int64_t cost_of_change(const pm_watch *watch)
@@ -136,11 +130,12 @@ static pm_look look_at_open(pm_watches *watches, pm_watch *watch)
         watch->blind--;
         return PM_LOOK_ALL;
     }
-    int64_t start = now(), most = (int64_t)watch->pages * ASK_MOST;
+    int64_t start = (int64_t)pm_now(NULL), most = (int64_t)watch->pages * ASK_MOST;
     int64_t found = pm_tracker_private(&watches->tracker, place(watches, watch), watch->pages * PM_PAGE, &watches->dirty);
     if (found < 0) return PM_LOOK_ALL;
     /* Nearly nothing for pages that are not in memory. What takes longer than it can was interrupted. */
-    watch->asking = now() - start < most ? now() - start : most;
+    int64_t taken = (int64_t)pm_now(NULL) - start;
+    watch->asking = taken < most ? taken : most;
     watch->looked = watch->resident = (uint64_t)found;
     if (watch->looked > watch->pages / 2 && !watches->tracker.forced) watch->blind = BLIND_FOR;
     return PM_LOOK_SOME;

@@ -88,28 +88,20 @@ def count_names(catalog: Catalog) -> int:
 def warn_of_drop(store: Store, name: str, opened: str) -> None:
     """For a store that is about to be closed without a commit, as nobody closed it. opened: "file:line"."""
     doomed = store._turn.doomed  # its transaction would be rolled back in any case, and somebody was told
-    count = 0
-    unknown = False
+    lost = ""
     if not doomed:
         try:
             count = count_names(store._catalog)
+            if count:
+                lost = (
+                    f": the changes of {count:,} name{'s' * (count > 1)} since its last commit are lost. "
+                    "commit(), close() or a with statement keeps them"
+                )
         except OutOfSpaceError:  # home has to be brought up to date before it can be compared
-            unknown = True
+            lost = ", and its disk is full: changes since its last commit, if there were any, are lost"
         except (Error, MemoryError):  # one that has failed told so by an exception
             pass
-    if unknown:
-        _warn(
-            f"{name}, was not closed, and its disk is full: changes since its last commit, if there were any, are lost",
-            UncommittedChangesWarning,
-            opened,
-        )
-        return
-    if not count:
+    if not lost:
         warnings.warn(f"{name}, was not closed", ResourceWarning, stacklevel=4, source=store)
         return
-    _warn(
-        f"{name}, was not closed: the changes of {count:,} name{'s' * (count > 1)} since its last commit are lost. "
-        "commit(), close() or a with statement keeps them",
-        UncommittedChangesWarning,
-        opened,
-    )
+    _warn(f"{name}, was not closed{lost}", UncommittedChangesWarning, opened)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -196,6 +197,15 @@ def _fingerprint(files: dict[str, str], root: Path) -> str:
         if file.startswith("csrc"):
             digest.update(file.encode() + text.encode())
     return digest.hexdigest()
+
+
+def fill(file: Path, begin: str, end: str, text: str) -> None:
+    """Put a text between two marks of a document."""
+    old = file.read_text(encoding="utf-8")
+    if begin not in old or end not in old:
+        raise SystemExit(f"{file} does not hold {begin} and {end}")
+    new = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", old, flags=re.DOTALL)
+    file.write_text(new, encoding="utf-8")
 
 
 def small_files() -> None:

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import mutants_c, mutants_python  # noqa: E402
-from tests.mutants_build import VARIABLE, Edit, build, chosen, small_files, written  # noqa: E402
+from tests.mutants_build import VARIABLE, Edit, build, chosen, fill, small_files, written  # noqa: E402
 from tests.mutants_c import Change  # noqa: E402
 from tests.mutants_equivalent import ELSEWHERE, EQUIVALENT  # noqa: E402
 from tests.mutants_reach import C_FILES, COVER, PYTHON_FILES, environment  # noqa: E402
@@ -317,14 +317,6 @@ def scores(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def write(file: Path, text: str) -> None:
-    """Put the table between the marks."""
-    old = file.read_text(encoding="utf-8")
-    if BEGIN not in old or END not in old:
-        raise SystemExit(f"{file} does not hold {BEGIN} and {END}")
-    file.write_text(re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL), "utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sample", type=int, default=40)
@@ -357,7 +349,7 @@ def main() -> None:
     command = f"make mutants-lines ARGS='--sample {options.sample} --seed {options.seed} --files {' '.join(wanted)}'"
     text = f"`{command}`, {options.limit:.0f} s at most for each:\n\n{scores(outcomes)}"
     if options.write:
-        write(options.write, text)
+        fill(options.write, BEGIN, END, text)
     print(f"\n{text}\n\n{time.perf_counter() - started:.0f} s; not noticed:")
     for outcome in outcomes:
         if not outcome.by and outcome.why != "equivalent":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.mutants import CONTROLS, MUTANTS  # noqa: E402
-from tests.mutants_build import VARIABLE, Mutant, build, generated, small_files  # noqa: E402
+from tests.mutants_build import VARIABLE, Mutant, build, fill, generated, small_files  # noqa: E402
 
 LIMIT = 240.0  # seconds for one mutant
 COMMAND = "make mutants"
@@ -147,15 +146,6 @@ def tables(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def write(file: Path, text: str) -> None:
-    """Put the tables between the marks."""
-    old = file.read_text(encoding="utf-8")
-    if BEGIN not in old or END not in old:
-        raise SystemExit(f"{file} does not hold {BEGIN} and {END}")
-    new = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{text}\n{END}", old, flags=re.DOTALL)
-    file.write_text(new, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*")
@@ -172,7 +162,7 @@ def main() -> None:
     started = time.perf_counter()
     outcomes = run(chosen, options.jobs, options.kinds)
     if options.write:
-        write(options.write, tables(outcomes))
+        fill(options.write, BEGIN, END, tables(outcomes))
     missed = wrong(outcomes)
     print(
         f"{len(outcomes) - len(missed)} of {len(outcomes)} as they should be, in {time.perf_counter() - started:.0f} s"

@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -192,23 +193,37 @@ def test_no_commit_is_lost_behind_a_write_that_lacked_space(tmp_path: Path, dura
     assert happened > 5
 
 
+class Lacking(NamedTuple):
+    """A store of which array "a" was set to 1, and committed, or not; and the recorder under which space is lacking."""
+
+    recorder: Recorder
+    store: pmstore.Store
+    a: np.ndarray[Any, Any]
+    committed: float  # what "a" holds in the last commit
+
+
+@contextlib.contextmanager
+def lacking(path: Path, number: int) -> Iterator[Lacking]:
+    """From write `number` on."""
+    path.unlink(missing_ok=True)
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(700)
+    with Recorder(path, "file") as recorder:
+        store = pmstore.open(path)
+        a = store["a"]
+        a[:] = 1
+        recorder.trace.fail(lib.PM_OPERATION_WRITE, number, errno.ENOSPC, lasting=True)
+        with contextlib.suppress(pmstore.OutOfSpaceError):
+            store.commit()
+        yield Lacking(recorder, store, a, float(store._catalog.core.sequence > 1))
+
+
 def test_I11_nothing_is_committed_before_a_rollback_that_lacked_space(tmp_path: Path) -> None:
     """Home has to be brought up to date first, and that lacks space: what was to be undone is still there."""
     path = tmp_path / "store.pm"
-    with pmstore.open(path, "x", media="file") as store:
-        store["a"] = np.zeros(700)
-    image = path.read_bytes()
     refused = 0
     for number in range(1, 12):
-        path.write_bytes(image)
-        with Recorder(path, "file") as recorder:
-            store = pmstore.open(path)
-            a = store["a"]
-            a[:] = 1
-            recorder.trace.fail(lib.PM_OPERATION_WRITE, number, errno.ENOSPC, lasting=True)
-            with contextlib.suppress(pmstore.OutOfSpaceError):
-                store.commit()
-            committed = float(store._catalog.core.sequence > 1)
+        with lacking(path, number) as (recorder, store, a, committed):
             a[:] = 2
             with contextlib.suppress(pmstore.OutOfSpaceError):
                 store.rollback()
@@ -356,21 +371,9 @@ def test_a_record_whose_sync_lacks_memory_fails_the_store(tmp_path: Path) -> Non
 
 def test_a_transaction_that_lacked_space_for_its_rollback(tmp_path: Path) -> None:
     """The next operation rolls back; no call is refused for good."""
-    path = tmp_path / "store.pm"
-    with pmstore.open(path, "x", media="file") as store:
-        store["a"] = np.zeros(700)
-    image = path.read_bytes()
     late = 0
     for number in range(1, 12):
-        path.write_bytes(image)
-        with Recorder(path, "file") as recorder:
-            store = pmstore.open(path)
-            a = store["a"]
-            a[:] = 1
-            recorder.trace.fail(lib.PM_OPERATION_WRITE, number, errno.ENOSPC, lasting=True)
-            with contextlib.suppress(pmstore.OutOfSpaceError):
-                store.commit()
-            committed = float(store._catalog.core.sequence > 1)
+        with lacking(tmp_path / "store.pm", number) as (recorder, store, a, committed):
             with contextlib.suppress(ZeroDivisionError, pmstore.OutOfSpaceError), store.transaction():
                 a[:] = 2
                 raise ZeroDivisionError

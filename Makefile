@@ -15,8 +15,10 @@ CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.[ch]) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
-LONG := $(addprefix tests/test_,async.py hostile.py lost_writes.py model.py testing_faults.py threads_race.py trackers.py)
+LONG := $(addprefix tests/test_,async.py hostile.py kill.py kmeans.py lost_writes.py mixture.py model.py testing_faults.py threads_race.py trackers.py)
 ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
+WITHOUT_C := $(addprefix tests/test_,benchmarks.py demo.py docs.py mutants.py mutants_lines.py paper.py power.py \
+	testing_command.py testing_describe.py testing_docs.py testing_plugin.py tidy.py)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
@@ -31,9 +33,9 @@ help:
 	@echo 'make build     .venv with pmstore installed in it, editable'
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
-	@echo 'make sanitize  the quicker tests under ASan and UBSan'
+	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
-	@echo 'make long      the tests that try what chance gives them, for longer'
+	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
@@ -55,7 +57,7 @@ demo: build
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: build lint strict
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --durations=10 $(ARGS)
 
 build: $(VENV)/.built
 
@@ -107,20 +109,21 @@ sanitize: build
 	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
 		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
-		-m 'not slow and not no_sanitizer' --ignore=tests/test_demo.py --ignore-glob='tests/test_kmeans*' $(ARGS)
+		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 
-# What make test tries a little of: random operations, races, damaged metadata, failing calls, crashes of commits that are
-# durable later.
+# What make test leaves out; and what it tries a little of: random operations, races, damaged metadata, failing calls, crashes
+# of commits that are durable later.
 long: build
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-6} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
-		$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(LONG) $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-12} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
+		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(LONG) $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build
 	$(call instrumented,$(RACES),libtsan,libtsan2,$(THREAD_SANITIZER))
 	@cd $(RACES) && LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
 		PYTHONPATH=$(CURDIR)/$(RACES) timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider \
-		-m 'not slow and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py tests/test_home_behind.py \
+		-m 'not slow and not long and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py tests/test_home_behind.py \
 		tests/test_sieve.py $(ARGS)
 
 # A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.

@@ -16,9 +16,9 @@ enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, LOG_EARNED = 
 
 pm_status pm_failed(pm_store *store, pm_status status)
 {
-    if (status == PM_OK) return PM_OK;
-    store->failed = true;
-    return status == PM_NO_SPACE ? PM_IO : status; /* PM_NO_SPACE tells callers that they may go on */
+    PM_CHECK(status != PM_NO_SPACE); /* it tells callers that they may go on */
+    store->failed |= status != PM_OK;
+    return status;
 }
 
 pm_status pm_failed_unless_space(pm_store *store, pm_status status)

@@ -62,7 +62,8 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
     return PM_OK;
 }
 
-/* Does the job, or leaves it where it is for want of space: the log has all of it. */
+/* Does the job, or leaves it where it is for want of space: the log has all of it. After any other failure the caller
+ * has the store refuse to go on. */
 static pm_status take_home(pm_store *store)
 {
     pm_home_job job = store->behind.job;
@@ -71,7 +72,7 @@ static pm_status take_home(pm_store *store)
     store->behind.stuck = status == PM_NO_SPACE;
     if (store->behind.stuck) return status;
     store->behind.job.body = NULL;
-    PM_TRY(pm_failed(store, status));
+    PM_TRY(status);
     store->home_torn = false;
     /* The next commit like this one has to write the header twice: home is waited for here. */
     return store->last_body > pm_log_room(&store->log) ? pm_home_sync(store) : PM_OK;
@@ -138,7 +139,7 @@ static pm_status begin_now_and_then(pm_store *store, uint64_t before)
      * a disk's queue takes: beyond, asking for it waits for the disk too. */
     enum { PART = 128 << 10, MOST = 1 << 20 };
     if (!is_spread(store) || before / PART == store->log.head / PART || store->log.head - before > MOST) return PM_OK;
-    return pm_failed(store, begin_write_back(store, part_of_home(store, UINT64_MAX)));
+    return begin_write_back(store, part_of_home(store, UINT64_MAX));
 }
 
 /* Behind a large one: a part, once the log is getting full. Until then it waits for the program to leave the disk alone for a while. */
@@ -186,7 +187,7 @@ static pm_status take_home_alone(pm_store *store)
     pm_unlock(&store->mutex);
     pm_status status = take_home(store);
     /* What it streamed is ordered by a fence of its own: none of another thread's would. */
-    if (status == PM_OK && store->media.kind == PM_MEDIA_MEMORY) status = pm_failed(store, store->media.operations->fence(&store->media));
+    if (status == PM_OK && store->media.kind == PM_MEDIA_MEMORY) status = store->media.operations->fence(&store->media);
     pm_lock(&store->mutex);
     store->behind.busy = false;
     pm_wake(&store->behind.done, &store->mutex);

@@ -21,6 +21,8 @@ import pytest
 import pmstore
 from pmstore.testing._files_record import tracing_refused
 
+from . import shim
+
 MEMORY = Path("/dev/shm")
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
 """So many times as long tests go on that try what chance gives them: 1 in make test, more in make long."""
@@ -84,6 +86,28 @@ def open_store(medium: Medium) -> Iterator[Callable[..., pmstore.Store]]:
 def store(open_store: Callable[..., pmstore.Store]) -> pmstore.Store:
     """A new store."""
     return open_store()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """For tests of the file medium that sync a lot, and of which only the calls matter: in memory, if possible."""
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=MEMORY))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def fault_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/faults.c, to be preloaded into a child process."""
+    library = shim.build(tmp_path_factory.mktemp("faults"))
+    if library is None:
+        pytest.skip("no C compiler")
+    return library
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from .crashes_async import ASYNC, flipped_late, freed_late, lazily
 from .crashes_slots import cooled, slots, slots_again, slots_shut
 from .snapshots import snapshot
 
-BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "700"))
+BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "350"))
 SEED = int(os.environ.get("PMSTORE_CRASH_SEED", "1"))
 
 Workload = Callable[[pmstore.Store], None]

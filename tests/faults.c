@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64, IO_SETUP = 128, IO_SUBMIT = 256,
-       IO_RESULT = 512, IO_GETEVENTS = 1024 };
+       IO_RESULT = 512, IO_GETEVENTS = 1024, MEMORY = 2048 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
@@ -45,6 +45,7 @@ unsigned long fault_inode; /* of the file; 0: any */
 int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
 const char *fault_ext4_options = "rw\ndata=ordered\n"; /* as the kernel tells them, if it says so; "": its driver is another one */
+unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
 int fault_flags;           /* of the last durable write past the page cache */
 
 enum { DO_ALL, DO_HALF, DO_NOTHING };
@@ -96,6 +97,39 @@ static long done(long result)
 }
 
 #define NEXT(name) static __typeof__(name) *next; if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+/* glibc's, as dlsym asks for memory itself. */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+#define REFUSED                                                                                              \
+    (fault_calls & MEMORY && (unsigned long)__builtin_return_address(0) - fault_from < fault_to - fault_from \
+     && fate(-1, MEMORY) == DO_NOTHING)
+
+void *malloc(size_t size)
+{
+    return REFUSED ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    return REFUSED ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+    return REFUSED ? NULL : __libc_realloc(old, size);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size)
+{
+    void *got = REFUSED ? NULL : __libc_memalign(alignment, size);
+    if (!got) return ENOMEM;
+    *out = got;
+    return 0;
+}
 
 ssize_t pwrite(int fd, const void *source, size_t length, off_t at)
 {

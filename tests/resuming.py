@@ -16,6 +16,8 @@ import pytest
 
 from pmstore._core import Core
 
+from .conftest import LONGER
+
 
 @contextlib.contextmanager
 def in_memory(otherwise: Path) -> Iterator[Path]:
@@ -25,6 +27,11 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir="/dev/shm") as directory:
         yield Path(directory)
+
+
+def sampled(copies: list[Path]) -> list[Path]:
+    """The first and the last copy and every third one; all of them in `make long`."""
+    return copies if LONGER > 1 else [*copies[:-1:3], copies[-1]]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pmstore
 
 SOURCE = Path(__file__).with_name("faults.c")
 PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
-IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS = 128, 256, 512, 1024
+IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS, MEMORY = 128, 256, 512, 1024, 2048
 ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, STORM, KILL, KILL_HALF, KILL_AFTER = range(9)  # as in faults.c
 CALLS = {
     "pwrite": PWRITE,
@@ -96,17 +97,38 @@ def hits() -> int:
     return int(variable("fault_hits", ctypes.c_long).value)
 
 
-def begin(calls: int, manner: int, errno: int, at: int, path: Path | None = None) -> None:
+def begin(calls: int, manner: int, code: int, at: int, path: Path | None = None) -> None:
     """From now on, until `end`. path: calls on other files don't count."""
-    variable("fault_manner").value, variable("fault_errno").value = manner, errno
+    variable("fault_manner").value, variable("fault_errno").value = manner, code
     variable("fault_at", ctypes.c_long).value = at
     variable("fault_inode", ctypes.c_ulong).value = path.stat().st_ino if path else 0
     variable("fault_count", ctypes.c_long).value = variable("fault_hits", ctypes.c_long).value = 0
     variable("fault_calls").value = calls
 
 
+def begin_memory(manner: int, at: int) -> None:
+    """From now on, until `end`: of the core's requests for memory."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, access, *_, name = line.split()
+        if "x" in access and Path(name).name.startswith("_pmcore"):
+            for variable_name, address in zip(("fault_from", "fault_to"), where.split("-"), strict=True):
+                variable(variable_name, ctypes.c_ulong).value = int(address, 16)
+    begin(MEMORY, manner, errno.ENOMEM, at)
+
+
 def end() -> None:
     variable("fault_calls").value = 0
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """No call counts inside the block."""
+    calls = variable("fault_calls").value
+    end()
+    try:
+        yield
+    finally:
+        variable("fault_calls").value = calls
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ from .crashes_slots import cooled, flips, slots, slots_again, slots_shut
 from .kills import CLASSES
 from .test_threads_fork import signals_blocked
 
-KILLS = int(os.environ.get("PMSTORE_KILLS", "250"))
+KILLS = int(os.environ.get("PMSTORE_KILLS", "120"))
 
 
 def wait_until_durable(store: pmstore.Store) -> None:
@@ -91,7 +91,7 @@ def test_D7_syncs_that_fail(tmp_path: Path, workload: Workload) -> None:
         if recording is None:
             assert number > 5
             break
-        assert_survives(recording, budget=150, depth=int(workload is not flips))
+        assert_survives(recording, budget=150 if LONGER > 1 else 50, depth=int(workload is not flips))
 
 
 def test_the_explorer_notices_commits_that_were_said_to_be_durable(tmp_path: Path) -> None:
@@ -300,11 +300,8 @@ print(n)
 
 
 @pytest.mark.no_sanitizer  # which is preloaded too
-def test_D7_a_background_sync_that_fails_is_told_by_the_next_call(tmp_path: Path) -> None:
-    library = shim.build(tmp_path)
-    if library is None:
-        pytest.skip("no C compiler")
-    n = int(shim.run(library, "-c", FAILS, str(tmp_path / "s.pm")))
+def test_D7_a_background_sync_that_fails_is_told_by_the_next_call(tmp_path: Path, fault_library: Path) -> None:
+    n = int(shim.run(fault_library, "-c", FAILS, str(tmp_path / "s.pm")))
     with pmstore.open(tmp_path / "s.pm", "r+", verify=True) as store:
         assert (store["x"] == n - 1).all(), "the process did not die: what it committed is in the page cache"
 
@@ -355,12 +352,9 @@ def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("kind", CLASSES)
-def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, kind: str) -> None:
-    library = shim.build(tmp_path)
-    if library is None:
-        pytest.skip("no C compiler")
+def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, fault_library: Path, kind: str) -> None:
     kills = -(-KILLS // (2 * len(CLASSES)))
-    said = shim.run(library, "-m", "tests.kills", "worker", str(tmp_path), "async", kind, str(kills), "1")
+    said = shim.run(fault_library, "-m", "tests.kills", "worker", str(tmp_path), "async", kind, str(kills), "1")
     counted, lives = json.loads(said)[kind]
     assert counted == kills <= lives
 

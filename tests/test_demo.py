@@ -58,7 +58,7 @@ def test_five_kills_and_the_same_result(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "the demo left something"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_too_few_kills_are_a_failure(tmp_path: Path) -> None:
     done = run("--dir", tmp_path, "--n-init", "10", "--kills", "1")
     assert done.returncode == 1 and "kills struck" in done.stdout
@@ -170,7 +170,7 @@ def test_quickstart(tmp_path: Path) -> None:
         assert done.returncode == 0 and times in done.stdout, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kmeans_digits(tmp_path: Path) -> None:
     first, again = (run(script="kmeans_digits.py", cwd=tmp_path) for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr

@@ -16,10 +16,8 @@ import errno
 import os
 import platform
 import resource
-import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +36,10 @@ pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 MOST = 400  # faults of one kind in one workload; far more than there are
 
 
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library = shims.build(tmp_path_factory.mktemp("faults"))
-    if library is None:
-        pytest.skip("no C compiler")
-    return library
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """In memory if possible: the file medium syncs a lot here, and only its calls matter."""
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=MEMORY))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def in_child(shim: Path, function: Callable[..., None], *arguments: Any) -> str:
+def in_child(fault_library: Path, function: Callable[..., None], *arguments: Any) -> str:
     """What the function, called under the shim in another process, prints."""
     call = f"{function.__name__}({', '.join(repr(str(a) if isinstance(a, Path) else a) for a in arguments)})"
-    return shims.run(shim, "-c", f"from tests.test_faults import {function.__name__}; {call}")
+    return shims.run(fault_library, "-c", f"from tests.test_faults import {function.__name__}; {call}")
 
 
 # ---- in the child ----------------------------------------------------------------------------------------------------
@@ -273,8 +250,8 @@ def every_fault(directory: str, workload_name: str) -> None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda f: f.__name__)
-def test_every_fault_leaves_a_commit_whole_on_ext4(shim: Path, directory: Path, workload: Workload) -> None:
-    said = in_child(shim, every_fault, directory, workload.__name__)
+def test_every_fault_leaves_a_commit_whole_on_ext4(fault_library: Path, directory: Path, workload: Workload) -> None:
+    said = in_child(fault_library, every_fault, directory, workload.__name__)
     assert sum(int(line.rpartition(" ")[2]) for line in said.splitlines()) > 20
     for path in directory.glob("[01].pm"):
         with pmstore.open(path, "r", media="file") as store:  # without the shim
@@ -306,8 +283,8 @@ def creations(directory: str) -> None:
     print(happened)
 
 
-def test_faults_while_a_store_is_created(shim: Path, directory: Path) -> None:
-    assert int(in_child(shim, creations, directory)) > 20
+def test_faults_while_a_store_is_created(fault_library: Path, directory: Path) -> None:
+    assert int(in_child(fault_library, creations, directory)) > 20
 
 
 # ---- what nobody may notice
@@ -336,10 +313,10 @@ def unnoticed(directory: str, media: str) -> None:
 
 
 @pytest.mark.parametrize("media", ["memory", "file"])
-def test_interrupted_and_short_calls_are_not_noticed(shim: Path, directory: Path, media: str) -> None:
+def test_interrupted_and_short_calls_are_not_noticed(fault_library: Path, directory: Path, media: str) -> None:
     if media == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    in_child(shim, unnoticed, directory, media)
+    in_child(fault_library, unnoticed, directory, media)
 
 
 def stormy(directory: str) -> None:
@@ -368,8 +345,8 @@ def stormy(directory: str) -> None:
                 assert store["kept"].sum() in ((4000,) if manner == STORM else (2000, 4000))
 
 
-def test_a_storm_of_signals_neither_stops_nor_fails_a_store(shim: Path, directory: Path) -> None:
-    in_child(shim, stormy, directory)
+def test_a_storm_of_signals_neither_stops_nor_fails_a_store(fault_library: Path, directory: Path) -> None:
+    in_child(fault_library, stormy, directory)
 
 
 def past_the_cache(directory: str) -> None:
@@ -437,10 +414,10 @@ def ways(directory: str) -> None:
         assert counted(lambda: wide[:, 3].fill(3)) == [0, 0], "a file system that refused them is not asked again"
 
 
-def test_what_goes_past_the_cache(shim: Path, directory: Path) -> None:
+def test_what_goes_past_the_cache(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(shim, ways, directory)
+    in_child(fault_library, ways, directory)
 
 
 def direct_io(directory: Path) -> bool:
@@ -460,10 +437,10 @@ def direct_io(directory: Path) -> bool:
     return True
 
 
-def test_what_cannot_go_past_the_cache_goes_through_it(shim: Path, directory: Path) -> None:
+def test_what_cannot_go_past_the_cache_goes_through_it(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(shim, past_the_cache, directory)
+    in_child(fault_library, past_the_cache, directory)
 
 
 def abandoned(directory: str) -> None:
@@ -494,10 +471,10 @@ def abandoned(directory: str) -> None:
         assert (store["wide"][:64] == changes).all() and not store["wide"][64:].any()
 
 
-def test_an_abandoned_attempt_fails_the_store_if_its_parts_do(shim: Path, directory: Path) -> None:
+def test_an_abandoned_attempt_fails_the_store_if_its_parts_do(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(shim, abandoned, directory)
+    in_child(fault_library, abandoned, directory)
 
 
 def without_descriptors(directory: str) -> None:
@@ -518,8 +495,8 @@ def without_descriptors(directory: str) -> None:
         assert store["n"] == 2 and (store["x"][:, :3] == [1, 2, 3]).all()
 
 
-def test_no_descriptor_is_left_for_writes_past_the_cache(shim: Path, directory: Path) -> None:
-    in_child(shim, without_descriptors, directory)
+def test_no_descriptor_is_left_for_writes_past_the_cache(fault_library: Path, directory: Path) -> None:
+    in_child(fault_library, without_descriptors, directory)
 
 
 # ---- particular ones
@@ -563,8 +540,8 @@ def full_disk(directory: str, ext4: bool) -> None:
 
 
 @pytest.mark.parametrize("ext4", [True, False], ids=["ext4", "other"])
-def test_a_full_disk_before_the_commit_point_is_no_failure(shim: Path, directory: Path, ext4: bool) -> None:
-    in_child(shim, full_disk, directory, ext4)
+def test_a_full_disk_before_the_commit_point_is_no_failure(fault_library: Path, directory: Path, ext4: bool) -> None:
+    in_child(fault_library, full_disk, directory, ext4)
 
 
 def no_larger_log(directory: str) -> None:
@@ -583,5 +560,5 @@ def no_larger_log(directory: str) -> None:
         assert (store["wide"] == 11).all()
 
 
-def test_without_space_for_a_larger_log_the_small_one_does(shim: Path, directory: Path) -> None:
-    in_child(shim, no_larger_log, directory)
+def test_without_space_for_a_larger_log_the_small_one_does(fault_library: Path, directory: Path) -> None:
+    in_child(fault_library, no_larger_log, directory)

@@ -181,9 +181,6 @@ def choices(directory: str) -> None:
 
 
 @pytest.mark.no_sanitizer  # which is preloaded too
-def test_what_is_trusted(tmp_path: Path) -> None:
-    shim = shims.build(tmp_path)
-    if shim is None:
-        pytest.skip("no C compiler")
-    said = shims.run(shim, "-c", f"from tests.test_file_systems import choices; choices({str(tmp_path)!r})")
+def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
+    said = shims.run(fault_library, "-c", f"from tests.test_file_systems import choices; choices({str(tmp_path)!r})")
     assert len(said.splitlines()) == len(CHOICES)

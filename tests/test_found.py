@@ -235,7 +235,9 @@ assert all(store["a"].sum() == 3_000_000 for store in stores)
 
 
 @pytest.mark.no_sanitizer
-@pytest.mark.parametrize("gibibytes", [1, 4, 20, 33, 64.5, 70, 129, 200])
+@pytest.mark.parametrize(
+    "gibibytes", [1, 20, 64.5, 200, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 33, 70, 129))]
+)
 def test_stores_open_where_address_space_is_limited(medium: Medium, child, gibibytes):
     limit = int(gibibytes * (1 << 30))
     child(LIMITED, medium.directory / "s", medium.name, limit).end()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CC = os.environ.get("CC", "cc")
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.no_sanitizer]
+pytestmark = [pytest.mark.long, pytest.mark.no_sanitizer]
 
 
 @pytest.fixture(scope="module", autouse=True)

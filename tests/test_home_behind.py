@@ -201,12 +201,9 @@ def failing(directory: str, how: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("how", ["call", "close", "closing commit"])
-def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, how: str) -> None:
-    library = shims.build(tmp_path)
-    if library is None:
-        pytest.skip("no C compiler")
+def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, fault_library: Path, how: str) -> None:
     call = f"from tests.test_home_behind import failing; failing({str(tmp_path)!r}, {how!r})"
-    assert shims.run(library, "-c", call) == "told\n"
+    assert shims.run(fault_library, "-c", call) == "told\n"
 
 
 def few(w: Array, value: int) -> None:

@@ -25,7 +25,7 @@ from pmstore._values import encode
 from .conftest import LONGER, run_in_fork
 from .images import CELL, DATA, FREE, MAP, MAP_LIST, NODE, PAGE, RECORD_MAGIC, REGION, SLAB, Cell, Image, crc32c
 
-FUZZED = 300 * LONGER
+FUZZED = 150 * LONGER
 ONE = encode(1)
 
 Case = Callable[[Path], None]

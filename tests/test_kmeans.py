@@ -31,7 +31,7 @@ import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
-from tests.resuming import in_memory  # noqa: E402
+from tests.resuming import in_memory, sampled  # noqa: E402
 
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 DIGITS = load_digits().data
@@ -122,7 +122,7 @@ def after_commits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
 # ---- the same as scikit-learn
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
 def test_a_fit_in_a_store_is_scikit_learns(
@@ -237,7 +237,7 @@ def test_a_fit_goes_on_from_every_commit(
             monkeypatch.undo()
         assert_same(fit, reference)
         assert len(copies) > reference.n_iter_
-        for survivor in copies:
+        for survivor in sampled(copies):
             assert_same(KMeans(**parameters, store=survivor).fit(X.copy(), sample_weight=weights), reference)
 
 

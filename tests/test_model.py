@@ -281,7 +281,7 @@ class OnFile(Model):
 
 
 LIMITS = settings(
-    max_examples=60 * LONGER, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30 * LONGER, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestMemory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")(OnMemory.TestCase)
 TestFile = OnFile.TestCase

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from . import mutants_battery, mutation_score
+from . import mutation_score
 from .mutants import CONTROLS, MUTANTS
 from .mutants_build import BUILD, Edit, Mutant, MutantError, build, chosen, generated, place_of
 
 # Of every class, and the part of the battery that notices it within a second. make mutants tries them all.
 SOME = {"home-before-the-record": "crash", "rollback-leaves-arrays": "model", "directory-not-synced": "creation"}
-OF_OTHERS = ("large", "behind")  # what tests/test_crash.py, test_home_behind.py and test_async.py have as well
 CONTROL = "control-record-before-its-body"
 
 
@@ -57,18 +56,7 @@ def test_mutants_of_python() -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [part for part in mutants_battery.PARTS if part not in OF_OTHERS])
-def test_the_sources_pass_what_planted_bugs_do_not(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With few states, for the tests of crashes have more of the same workloads; make mutants tries all of them."""
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("no /dev/shm")
-    monkeypatch.setattr(mutants_battery, "BUDGET", mutants_battery.BUDGET)  # and back again
-    monkeypatch.setattr(mutants_battery, "DEPTH", mutants_battery.DEPTH)
-    assert mutants_battery.run((part,), quick=True) is None
-
-
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.no_sanitizer  # it builds the extension itself
 def test_planted_bugs_are_noticed_and_controls_are_not() -> None:
     if not Path("/dev/shm").is_dir():

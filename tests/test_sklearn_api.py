@@ -153,7 +153,9 @@ def test_scikit_learns_checks_of_parameters_with_an_open_store(kind: Any, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, theirs", KINDS)
+@pytest.mark.parametrize(
+    "kind, theirs", [KINDS[0], *(pytest.param(*kinds, marks=pytest.mark.long) for kinds in KINDS[1:])]
+)
 def test_scikit_learns_checks_pass_where_its_own_do(kind: Any, theirs: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

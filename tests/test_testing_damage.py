@@ -22,7 +22,7 @@ from pmstore.testing._damage import KINDS, PAGE, SECTOR, Damage, explore_damage
 
 from .conftest import Medium
 
-CASES = os.environ.get("PMSTORE_DAMAGE", "500")
+CASES = os.environ.get("PMSTORE_DAMAGE", "250")
 BUDGET = None if CASES == "all" else int(CASES)
 
 

@@ -54,7 +54,7 @@ def require_output(command: str, expected: list[str], output: str) -> None:
         at, skipping = at + 1, False
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tutorial(tmp_path: Path) -> None:
     passed = set()  # files that ran as they stand: they need not run again
     for kind, text in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):

@@ -24,7 +24,7 @@ from pmstore.testing._recording import Recorder
 from .conftest import Medium
 from .crashes import WORKLOADS, Workload, spill
 
-CASES = os.environ.get("PMSTORE_FAULTS", "25")
+CASES = os.environ.get("PMSTORE_FAULTS", "12")
 BUDGET = None if CASES == "all" else int(CASES)
 
 

@@ -15,7 +15,7 @@ import pytest
 from .conftest import LONGER, Medium
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = 60 * LONGER
+ROUNDS = 30 * LONGER
 SANITIZED = ("-O1", "-g", "-fsanitize=thread")
 
 

@@ -197,7 +197,7 @@ def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     threads = [threading.Thread(target=write, args=(k,)) for k in range(2)]
     for thread in threads:
         thread.start()
-    for i in range(75 * LONGER):
+    for i in range(40 * LONGER):
         if i % 40 == 20:  # let it be armed and disarmed under their hands
             w[::2] *= 1.0
             w[:, 100] += 1
@@ -278,7 +278,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
         pending[name] = array.copy()  # the store's own may die now, before the commit
 
     held = []
-    for step in range(100 * LONGER):
+    for step in range(50 * LONGER):
         name = rng.choice("abcd")
         action = rng.random()
         if name not in pending:

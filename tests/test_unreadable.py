@@ -361,9 +361,6 @@ def by_an_older_kernel(directory: str) -> None:
 
 
 @pytest.mark.no_sanitizer  # which is preloaded too
-def test_an_older_kernel(tmp_path: Path) -> None:
-    library = shim.build(tmp_path)
-    if library is None:
-        pytest.skip("no C compiler")
+def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
     code = "import sys; from tests.test_unreadable import by_an_older_kernel; by_an_older_kernel(sys.argv[1])"
-    shim.run(library, "-c", code, str(tmp_path))
+    shim.run(fault_library, "-c", code, str(tmp_path))

@@ -15,7 +15,8 @@ CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.[ch]) csrc/build_core.py
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
-LONG := $(addprefix tests/test_,async.py hostile.py kill.py kmeans.py lost_writes.py mixture.py model.py testing_faults.py threads_race.py trackers.py)
+LONG := $(addprefix tests/test_,async.py clusterers.py hostile.py kill.py kmeans.py lost_writes.py model.py out_of_memory.py \
+	testing_faults.py trackers.py)
 ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
 WITHOUT_C := $(addprefix tests/test_,benchmarks.py demo.py docs.py mutants.py mutants_lines.py paper.py power.py \
 	testing_command.py testing_describe.py testing_docs.py testing_plugin.py tidy.py)
@@ -114,7 +115,7 @@ sanitize: build
 # What make test leaves out; and what it tries a little of: random operations, races, damaged metadata, failing calls, crashes
 # of commits that are durable later.
 long: build
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-12} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
 	@PMSTORE_LONGER=$${PMSTORE_LONGER:-12} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
 		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(LONG) $(ARGS)
 

@@ -132,11 +132,14 @@ def test_other_files_are_refused(name: str, contents: bytes, demo: ModuleType, t
         demo.read_mnist(path)
 
 
-def test_a_file_that_is_missing_gives_one_line(tmp_path: Path) -> None:
-    done = run("--mnist", tmp_path / "none.npz")
-    assert done.returncode == 2 and done.stderr.startswith("demo: ") and len(done.stderr.splitlines()) == 1
-    done = run("--dir", tmp_path / "none")
-    assert done.returncode == 2 and "no directory" in done.stderr
+def test_a_file_that_is_missing_gives_one_line(
+    demo: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo.main(["--mnist", str(tmp_path / "none.npz")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("demo: ") and len(said.splitlines()) == 1
+    assert demo.main(["--n-init", "1", "--dir", str(tmp_path / "none")]) == 2
+    assert "no directory" in capsys.readouterr().err
 
 
 def test_openml_out_of_reach(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Each request of the core for memory is refused, once or from then on: the call raises OutOfMemoryError and nothing is
-lost, or it does without. The refusals come from tests/faults.c, preloaded into a child process."""
+"""Each request of the core for memory is refused, once or (make long) from then on: the call raises OutOfMemoryError and
+nothing is lost, or it does without. The refusals come from tests/faults.c, preloaded into a child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import pmstore
 
 from . import shim as shims
-from .conftest import MEMORY
+from .conftest import LONGER, MEMORY
 from .shim import FROM_THEN, ONCE, begin_memory, hits
 from .snapshots import Snapshot, difference, snapshot
 
@@ -176,7 +176,7 @@ def every_refusal(folder: str, workload: str, medium: str, durability: str) -> N
     path = Path(folder) / "store.pm"
     prepare(path, medium)
     run = Run(path, {"media": medium, "durability": durability}, WORKLOADS[workload])
-    for manner in (ONCE, FROM_THEN):
+    for manner in (ONCE, FROM_THEN) if LONGER > 1 else (ONCE,):
         for at in (*range(1, ALL), *range(ALL, MOST, 8)):
             try:
                 if not run.tries(manner, at):

@@ -1,6 +1,6 @@
 """The core under ThreadSanitizer: Python's own lock would hide races from it, so the threads are C's.
 
-make long lets each thread do its part more often.
+make long runs them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def run(program: Path, medium: Medium) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 def test_calls_from_many_threads_do_not_race(program: Path, medium: Medium) -> None:
     done = run(program, medium)

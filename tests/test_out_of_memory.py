@@ -1,5 +1,6 @@
-"""Each request of the core for memory is refused, once or (make long) from then on: the call raises OutOfMemoryError and
-nothing is lost, or it does without. The refusals come from tests/faults.c, preloaded into a child process."""
+"""Each request of the core for memory is refused, once or (make long) from then on: the call raises OutOfMemoryError
+and nothing is lost, or it does without. The refusals come from tests/faults.c, preloaded into a child process.
+"""
 
 from __future__ import annotations
 

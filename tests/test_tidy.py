@@ -71,9 +71,7 @@ PYTHON_RANKS = {
     "cluster": 4,
     "mixture": 4,
     "decomposition": 4,
-    "archive": 3,
     "testing": 3,
-    "torch": 3,
     "_cli": 5,
     "__main__": 6,
 }
@@ -98,6 +96,22 @@ def rank_of_c(name: str) -> int:
         if "_".join(parts[:n]) in C_RANKS:
             return C_RANKS["_".join(parts[:n])]
     raise AssertionError(f"csrc/{name} belongs to no layer: add it to C_RANKS in {Path(__file__).name}")
+
+
+def test_the_tour_names_every_file() -> None:
+    core, package = (ROOT / "docs" / "source.md").read_text(encoding="utf-8").split("## Python")
+    for text, folder in ((core, ROOT / "csrc"), (package, ROOT / "pmstore")):
+        cells = " ".join(re.findall(r"^- (`.*?):", text, re.MULTILINE | re.DOTALL))
+        named = [path for pattern in re.findall(r"`([^`]+)`", cells) for path in matching(folder, pattern)]
+        inside = {file for path in named if path.is_dir() for file in path.rglob("*.py")}
+        files = {path for end in ("*.c", "*.h", "*.py") for path in folder.rglob(end)} - {folder / "__init__.py"}
+        assert {path for path in named if path.is_file() and path.is_relative_to(folder)} | inside == files
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    found = list(folder.parent.glob(pattern[3:]) if pattern.startswith("../") else folder.glob(pattern))
+    assert found, f"there is no {pattern}"
+    return found
 
 
 # ---- C

@@ -1,11 +1,12 @@
 /*
- * The physical floor of a commit, and the parts of one that can be timed by themselves. Every function returns the seconds
- * that it took, by a clock read inside it, so that a caller in Python is not part of the figure.
+ * The physical floor of a commit, and the parts of one that can be timed by themselves. Every function returns the
+ * seconds that it took, by a clock read inside it, so that a caller in Python is not part of the figure.
  *
  *   memory  the changed bytes, stored non-temporally into a mapped and touched file, and one sfence
  *   disk    the changed bytes by one pwrite into a file that is allocated and written already, and one fdatasync
  *
- * flush_lines is what libraries for persistent memory do after plain stores: every line out of the cache, and one sfence.
+ * flush_lines is what libraries for persistent memory do after plain stores: every line out of the cache, and one
+ * sfence.
  */
 #define _GNU_SOURCE
 #include "floor.h"
@@ -33,7 +34,8 @@ __attribute__((target("avx512f"))) static void stream_512(char *to, const char *
 }
 static void stream_128(char *to, const char *from, size_t length)
 {
-    for (size_t i = 0; i + 16 <= length; i += 16) _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
+    for (size_t i = 0; i + 16 <= length; i += 16)
+        _mm_stream_si128((void *)(to + i), _mm_loadu_si128((const void *)(from + i)));
 }
 static void stream(void *to, const void *from, size_t length)
 {
@@ -79,7 +81,8 @@ double floor_memory(void *to, const void *from, size_t length)
 double floor_memory_rows(void *to, const void *from, size_t row, const int64_t *rows, size_t count)
 {
     double start = now();
-    for (size_t i = 0; i < count; i++) stream((char *)to + (size_t)rows[i] * row, (const char *)from + i * row, lines(row));
+    for (size_t i = 0; i < count; i++)
+        stream((char *)to + (size_t)rows[i] * row, (const char *)from + i * row, lines(row));
     fence();
     return now() - start;
 }

@@ -3,10 +3,10 @@
  *
  *     pmemobj DIRECTORY memory|disk BYTES ROWS CHANGED tx|publish SECONDS LEAST MOST
  *
- * An array of BYTES, or (ROWS > 0) of ROWS rows of BYTES each, of which CHANGED random ones are written. `tx` writes in place, inside a
- * transaction, each range added by tx_add_range; `publish` writes a fresh object (for rows: one per row) and publishes it
- * by an atomic swap of its offset. At the end the pool is closed, opened anew and compared with what was written.
- * Prints the seconds of all repetitions as JSON.
+ * An array of BYTES, or (ROWS > 0) of ROWS rows of BYTES each, of which CHANGED random ones are written. `tx` writes in
+ * place, inside a transaction, each range added by tx_add_range; `publish` writes a fresh object (for rows: one per
+ * row) and publishes it by an atomic swap of its offset. At the end the pool is closed, opened anew and compared with
+ * what was written. Prints the seconds of all repetitions as JSON.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -124,7 +124,8 @@ int main(int count, char **arguments)
         return 2;
     }
     bool memory = !strcmp(arguments[2], "memory"), publishing = !strcmp(arguments[6], "publish");
-    bytes = strtoull(arguments[3], NULL, 10), rows = strtoull(arguments[4], NULL, 10), changed = strtoull(arguments[5], NULL, 10);
+    bytes = strtoull(arguments[3], NULL, 10), rows = strtoull(arguments[4], NULL, 10),
+    changed = strtoull(arguments[5], NULL, 10);
     double seconds = atof(arguments[7]);
     size_t least = strtoull(arguments[8], NULL, 10) + WARM_UP, most = strtoull(arguments[9], NULL, 10) + WARM_UP;
     all = bytes * (rows ? rows : 1);
@@ -146,7 +147,8 @@ int main(int count, char **arguments)
     int fd = open(path, O_RDWR | O_CREAT, 0600);
     char *source = room(part), *floor_source = room(part), *expected = room(all), *place = NULL;
     memset(expected, 0, all), memset(source, 0, part), memset(floor_source, 0, part);
-    if (fd < 0 || write(fd, expected, all) != (ssize_t)all || ftruncate(fd, (off_t)(all + 4096)) || fsync(fd)) die("floor");
+    if (fd < 0 || write(fd, expected, all) != (ssize_t)all || ftruncate(fd, (off_t)(all + 4096)) || fsync(fd))
+        die("floor");
     if (memory) {
         place = mmap(NULL, all + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (place == MAP_FAILED) die("map");

@@ -22,9 +22,9 @@
 enum { NOTHING_YET = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE };
 
 /*
- * A hint for the next range that may grow. The kernel puts mappings one below the other, where none can grow upward. So ranges get places of their own in
- * the middle of the address space, which nothing else uses, each as far from the others as possible: the bits of a counter, in reverse order.
- * With 2,000 ranges 32 GiB lie between two of them.
+ * A hint for the next range that may grow. The kernel puts mappings one below the other, where none can grow upward. So
+ * ranges get places of their own in the middle of the address space, which nothing else uses, each as far from the
+ * others as possible: the bits of a counter, in reverse order. With 2,000 ranges 32 GiB lie between two of them.
  */
 static void *lonely_place(void)
 {
@@ -52,7 +52,8 @@ bool pm_address_keep_more(void *behind, uint64_t size)
 
 void *pm_address_resize(void *at, uint64_t old_size, uint64_t size)
 {
-    void *moved = at ? mremap(at, old_size, size, MREMAP_MAYMOVE) : mmap(NULL, size, PROT_READ | PROT_WRITE, NOTHING_YET, -1, 0);
+    void *moved =
+        at ? mremap(at, old_size, size, MREMAP_MAYMOVE) : mmap(NULL, size, PROT_READ | PROT_WRITE, NOTHING_YET, -1, 0);
     return moved == MAP_FAILED ? NULL : moved;
 }
 
@@ -67,7 +68,8 @@ bool pm_address_own(void *at, uint64_t length)
     if (!madvise(at, length, MADV_POPULATE_WRITE)) return true;
     if (errno != EINVAL) return false;
     /* An older kernel. Nothing is changed: another thread may be storing to the same byte. */
-    for (uint64_t done = 0; done < length; done += PM_PAGE) __atomic_fetch_or((uint8_t *)at + done, 0, __ATOMIC_RELAXED);
+    for (uint64_t done = 0; done < length; done += PM_PAGE)
+        __atomic_fetch_or((uint8_t *)at + done, 0, __ATOMIC_RELAXED);
     return true;
 }
 
@@ -76,12 +78,19 @@ pm_status pm_address_refused(const char *what, uint64_t bytes)
     struct rlimit limit;
     unsigned long long mebibytes = (unsigned long long)(bytes >> 20);
     if (errno == EAGAIN) /* of memory that is to be locked (mlockall) */
-        return pm_fail(PM_NO_MEMORY, "%s: %llu MiB can't be locked in memory: raise the limit (ulimit -l), or close stores and let go of arrays", what,
-                       mebibytes);
+        return pm_fail(
+            PM_NO_MEMORY,
+            "%s: %llu MiB can't be locked in memory: raise the limit (ulimit -l), or close stores and let go of arrays",
+            what, mebibytes);
     if (errno != ENOMEM) return pm_fail_errno(what);
     if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY)
-        return pm_fail(PM_NO_MEMORY, "%s: %llu MiB are needed, and the address space of this process is limited to %llu MiB: raise the limit "
-                       "(ulimit -v), or close stores and let go of arrays", what, mebibytes, (unsigned long long)(limit.rlim_cur >> 20));
-    return pm_fail(PM_NO_MEMORY, "%s: the system refuses %llu MiB: it has too little memory, or this process has as many mappings as "
-                   "vm.max_map_count allows: close stores and let go of arrays, or raise it", what, mebibytes);
+        return pm_fail(
+            PM_NO_MEMORY,
+            "%s: %llu MiB are needed, and the address space of this process is limited to %llu MiB: raise the limit "
+            "(ulimit -v), or close stores and let go of arrays",
+            what, mebibytes, (unsigned long long)(limit.rlim_cur >> 20));
+    return pm_fail(PM_NO_MEMORY,
+                   "%s: the system refuses %llu MiB: it has too little memory, or this process has as many mappings as "
+                   "vm.max_map_count allows: close stores and let go of arrays, or raise it",
+                   what, mebibytes);
 }

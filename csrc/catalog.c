@@ -34,7 +34,8 @@ bool pm_node_sound(const pm_node *node)
     pm_key before = {NULL, 0};
     uint64_t taken[PM_PAGE / 8 / 64] = {0}; /* a bit for each 8 bytes: cells must not overlap */
     for (unsigned i = 0; i < node->count; i++) {
-        if (node->slots[i] < node->low || node->slots[i] % 8 || node->slots[i] > CELLS_END - sizeof(pm_cell)) return false;
+        if (node->slots[i] < node->low || node->slots[i] % 8 || node->slots[i] > CELLS_END - sizeof(pm_cell))
+            return false;
         pm_key key;
         pm_cell cell = pm_node_cell(node, i, &key, NULL);
         size_t size = cell_size(cell.key_length, cell.meta_length);
@@ -279,7 +280,8 @@ static pm_status take_spares(pm_region *region, const tree_path *path, size_t le
     spare->count = 0;
     unsigned wanted = 0;
     int depth = (int)path->depth;
-    for (size_t bytes = leaf_bytes; depth >= 0 && room_in(path->nodes[depth]) < bytes + 2; depth--, bytes = LARGEST_INNER)
+    for (size_t bytes = leaf_bytes; depth >= 0 && room_in(path->nodes[depth]) < bytes + 2;
+         depth--, bytes = LARGEST_INNER)
         wanted++;
     if (depth < 0) wanted++; /* a new root */
     while (spare->count < wanted) {
@@ -330,8 +332,8 @@ static unsigned choose_cut(const pm_node *node, unsigned slot, const tree_item *
     return cut;
 }
 
-/* Divides the cells of `node` and a new one between it and a new node at its right. *separator becomes the first item of
- * the right side; of an inner node it moves up instead. key_bytes: room for its key. */
+/* Divides the cells of `node` and a new one between it and a new node at its right. *separator becomes the first item
+ * of the right side; of an inner node it moves up instead. key_bytes: room for its key. */
 static pm_status divide(pm_region *region, pm_node *node, unsigned slot, const tree_item *fresh, uint64_t page,
                        pm_node **right, pm_key *separator, uint8_t *key_bytes)
 {
@@ -357,7 +359,8 @@ static pm_status divide(pm_region *region, pm_node *node, unsigned slot, const t
 }
 
 /* Inserts an item at `depth`, splitting upwards as needed. Spares are there for every split. */
-static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, const tree_item *fresh, spare_pages *spare)
+static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, const tree_item *fresh,
+                           spare_pages *spare)
 {
     pm_node *node = path->nodes[depth];
     bool exact;
@@ -451,8 +454,8 @@ static void remove_child(pm_node *node, unsigned index)
     }
 }
 
-/* Moves the cells of leaf `index + 1` of `parent` into leaf `index` if they fit. It only saves space: a damaged neighbour is
- * left alone. */
+/* Moves the cells of leaf `index + 1` of `parent` into leaf `index` if they fit. It only saves space: a damaged
+ * neighbour is left alone. */
 static pm_status merge_leaves(pm_region *region, pm_node *parent, unsigned index)
 {
     pm_status status;
@@ -533,8 +536,8 @@ bool pm_found_row(const pm_found *found, uint8_t *rows, size_t capacity, size_t 
 {
     size_t length = pm_round_up(sizeof(pm_row) + found->key.length + found->entry.meta_length, 8);
     if (length > capacity - *used) return false;
-    pm_row row = {found->entry.offset, found->entry.length, found->entry.kind, found->entry.flags, found->entry.meta_length,
-                  (uint16_t)found->key.length, (uint16_t)length};
+    pm_row row = {found->entry.offset,      found->entry.length,         found->entry.kind, found->entry.flags,
+                  found->entry.meta_length, (uint16_t)found->key.length, (uint16_t)length};
     uint8_t *at = rows + *used;
     memset(at + length - 8, 0, 8);
     memcpy(at, &row, sizeof row);
@@ -555,7 +558,8 @@ pm_status pm_catalog_hash(pm_region *region, uint64_t *hash)
         if (status == PM_NOT_FOUND) return PM_OK;
         PM_TRY(status);
         const pm_entry *entry = &found.entry;
-        uint64_t fixed[] = {entry->offset != 0, entry->length, entry->kind, entry->flags, found.key.length, entry->meta_length};
+        uint64_t fixed[] = {entry->offset != 0, entry->length,    entry->kind,
+                            entry->flags,       found.key.length, entry->meta_length};
         *hash = pm_hash64(fixed, sizeof fixed, *hash);
         *hash = pm_hash64(found.key.bytes, found.key.length, *hash);
         *hash = pm_hash64(found.meta, entry->meta_length, *hash);

@@ -1,6 +1,6 @@
 /*
- * The catalog: a B+tree from key to entry, in metadata pages. Opening it costs nothing; a look-up reads one page per level.
- * An operation either changes the tree or, for want of space, leaves it as it was.
+ * The catalog: a B+tree from key to entry, in metadata pages. Opening it costs nothing; a look-up reads one page per
+ * level. An operation either changes the tree or, for want of space, leaves it as it was.
  */
 #ifndef PM_CATALOG_H
 #define PM_CATALOG_H

@@ -33,7 +33,8 @@ static uint64_t changed_lines_portable(const uint8_t *a, const uint8_t *b)
 
 #define AVX512 __attribute__((target("avx512f")))
 
-/* Eight lines for each branch: memcmp, which asks after every four vectors of half the width, takes 1.4 times as long from memory. */
+/* Eight lines for each branch: memcmp, which asks after every four vectors of half the width, takes 1.4 times as long
+ * from memory. */
 AVX512 static bool equal_avx512(const uint8_t *a, const uint8_t *b)
 {
     enum { AT_ONCE = 8 * PM_LINE };
@@ -41,7 +42,8 @@ AVX512 static bool equal_avx512(const uint8_t *a, const uint8_t *b)
         __m512i differing = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (unsigned line = at; line < at + AT_ONCE; line += PM_LINE)
-            differing = _mm512_ternarylogic_epi64(differing, _mm512_loadu_si512(a + line), _mm512_loadu_si512(b + line), 0xf6 /* d | (a ^ b) */);
+            differing = _mm512_ternarylogic_epi64(differing, _mm512_loadu_si512(a + line), _mm512_loadu_si512(b + line),
+                                                  0xf6 /* d | (a ^ b) */);
         if (_mm512_test_epi64_mask(differing, differing)) return false;
     }
     return true;
@@ -52,7 +54,8 @@ AVX512 static uint64_t changed_lines_avx512(const uint8_t *a, const uint8_t *b)
     uint64_t changed = 0;
 #pragma GCC unroll 8
     for (unsigned line = 0; line < LINES; line++) {
-        __mmask8 differing = _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(a + line * PM_LINE), _mm512_loadu_si512(b + line * PM_LINE));
+        __mmask8 differing =
+            _mm512_cmpneq_epi64_mask(_mm512_loadu_si512(a + line * PM_LINE), _mm512_loadu_si512(b + line * PM_LINE));
         changed |= (uint64_t)(differing != 0) << line;
     }
     return changed;

@@ -7,7 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Both of 4096 bytes, at any alignment. Another thread may be changing one of them: then it is one answer or the other. */
+/* Both of 4096 bytes, at any alignment. Another thread may be changing one of them: then it is one answer or the
+ * other. */
 bool pm_page_equal(const void *a, const void *b);
 
 /* One bit for each of the 64 lines that differs. */

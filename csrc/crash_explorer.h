@@ -91,8 +91,8 @@ static inline bool pm_explorer_wants(const pm_explorer *explorer, pm_crash_kind 
 /* Judges the states of one crash point that its quota allows. */
 void pm_explorer_judge_point(pm_explorer *explorer, const pm_crash_point *point);
 
-/* The last commit that the state which explorer->keep describes must have: of those that are acknowledged and not durable, one that
- * keeps everything, as a kill of the process does, loses none. */
+/* The last commit that the state which explorer->keep describes must have: of those that are acknowledged and not
+ * durable, one that keeps everything, as a kill of the process does, loses none. */
 void pm_explorer_set_bound(pm_explorer *explorer);
 
 /* Judges the state that explorer->keep describes. */

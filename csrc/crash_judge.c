@@ -25,7 +25,8 @@ static const pm_expected *find(const pm_expectations *expected, uint64_t sequenc
 static void end_before(pm_expectations *expected, uint64_t sequence, uint64_t i)
 {
     for (size_t j = 0; j < expected->count; j++)
-        if (expected->states[j].until == UINT64_MAX && expected->states[j].sequence < sequence) expected->states[j].until = i;
+        if (expected->states[j].until == UINT64_MAX && expected->states[j].sequence < sequence)
+            expected->states[j].until = i;
 }
 
 pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
@@ -57,7 +58,8 @@ pm_status pm_expect(pm_expectations *expected, const pm_recording *recording)
         /* Older states may come back until this one is durable; of its own number there is no other. */
         bool only_same = lazily && event->kind == PM_EVENT_COMMIT_END;
         for (size_t j = 0; sure && j < expected->count; j++)
-            if (expected->states[j].until == UINT64_MAX && (!only_same || expected->states[j].sequence == event->offset))
+            if (expected->states[j].until == UINT64_MAX
+                && (!only_same || expected->states[j].sequence == event->offset))
                 expected->states[j].until = i;
         /* What the first recovery ends at stood there before. */
         expected->states[expected->count++] =

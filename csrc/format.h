@@ -64,8 +64,8 @@ typedef struct {
 _Static_assert(sizeof(pm_header) == 224, "header");
 _Static_assert(offsetof(pm_header, crc) == 220, "header.crc");
 
-/* A witness in the page of header copy A: the log held this record durably. Written once it did and before home changes, with
- * no order or sync of its own; where it is found, the record must be found too. */
+/* A witness in the page of header copy A: the log held this record durably. Written once it did and before home
+ * changes, with no order or sync of its own; where it is found, the record must be found too. */
 enum { PM_WITNESS_PLACE = 2048 };
 
 typedef struct {
@@ -83,7 +83,8 @@ enum { PM_RECORD_COMMIT = 1, PM_RECORD_PREPARE = 2, PM_RECORD_RESOLVE = 3 };
 typedef struct {
     uint32_t magic;
     uint16_t kind;
-    uint16_t pages; /* 1: runs are whole pages, but that one may end where its extent does: what follows in that page means nothing */
+    /* 1: runs are whole pages, but that one may end where its extent does: what follows in that page means nothing */
+    uint16_t pages;
     uint64_t sequence;
     uint64_t salt;
     uint32_t length; /* of the record with header and padding; a multiple of 64 */
@@ -169,8 +170,8 @@ typedef struct {
     uint64_t words[(PM_PAGE - PM_LINE) / 8]; /* 32 pages each */
 } pm_map;
 
-/* An extent with two slots, each with contents and table of hashes of its own. Which one is current stands in the header, and in
- * the records after it. */
+/* An extent with two slots, each with contents and table of hashes of its own. Which one is current stands in the
+ * header, and in the records after it. */
 typedef struct {
     uint64_t extent; /* as its catalog entry knows it, and the first slot; 0: this entry is free */
     uint64_t other;
@@ -222,10 +223,10 @@ static inline uint64_t pm_seal(uint64_t hash, uint64_t place, uint64_t key)
 
 /* ---- the digest of a state ------------------------------------------------------------------------------------ */
 
-/* A state's digest has a term for each hash at rest that the state uses, with the place that the hash is sealed with: the pages
- * of metadata, the headers of slabs, and every block of contents that an entry owns. What is hashed verifies by itself also if
- * it is an older version, as after a write that the disk lost; then the digest does not. The terms commute, so a commit
- * changes those that it touches. If one term alone is wrong, moment / sum is its place. */
+/* A state's digest has a term for each hash at rest that the state uses, with the place that the hash is sealed with:
+ * the pages of metadata, the headers of slabs, and every block of contents that an entry owns. What is hashed verifies
+ * by itself also if it is an older version, as after a write that the disk lost; then the digest does not. The terms
+ * commute, so a commit changes those that it touches. If one term alone is wrong, moment / sum is its place. */
 static inline uint64_t pm_digest_term(uint64_t place, uint64_t hash)
 {
     uint64_t x = hash + place * UINT64_C(0x9e3779b97f4a7c15);

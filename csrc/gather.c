@@ -6,18 +6,21 @@
 #include "hash.h"
 #include "sieve.h"
 
-/* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that differ. */
+/* Puts bytes of the new state into whole granules of the committed one, in ascending order, and keeps those that
+ * differ. */
 typedef struct {
     pm_region *region;
     pm_helper *helper;
     pm_writer *writer;
     pm_digest changed; /* by what the state's digest differs */
     uint64_t offset; /* of the granule in `bytes`; UINT64_MAX: none */
-    bool taken;      /* some of it was taken into use since the last commit, which says nothing about it: see pm_gather */
+    /* Some of it was taken into use since the last commit, which says nothing about it: see pm_gather */
+    bool taken;
     uint8_t bytes[PM_PAGE] __attribute__((aligned(64)));
 } composer;
 
-/* end: of an extent that has its pages to itself, if one was composed: what follows there means nothing, and is left out. */
+/* end: of an extent that has its pages to itself, if one was composed: what follows there means nothing, and is left
+ * out. */
 static void compose_flush(composer *c, uint64_t end)
 {
     uint64_t length = c->region->media->granule;
@@ -50,7 +53,8 @@ static void compose(composer *c, uint64_t offset, const void *source, size_t len
     }
 }
 
-/* Lines of a page that tell of it. No two are as far apart as two others: changes at regular distances meet few of them. */
+/* Lines of a page that tell of it. No two are as far apart as two others: changes at regular distances meet few of
+ * them. */
 static const uint8_t sample[] = {3, 8, 18, 26, 35, 42, 55, 61};
 enum { SAMPLED = sizeof sample, SAMPLED_HALF = 3 };
 
@@ -67,7 +71,8 @@ static bool sample_differs(const uint8_t *a, const uint8_t *b)
     return changed >= SAMPLED_HALF;
 }
 
-void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes)
+void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at,
+                      uint64_t bytes)
 {
     enum { FIRST = 4 };
     uint64_t block = at / PM_PAGE, end = pm_extent_blocks(at + bytes);
@@ -80,7 +85,8 @@ typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* A whole page of the new state: copied once into the writer's room, and compared, hashed and written from there (I6).
  * offset: of its home. next: the page that will follow. unseen: take it without comparing it with home. */
-static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset, bool unseen, uint64_t *hash)
+static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset, bool unseen,
+                               uint64_t *hash)
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
@@ -128,7 +134,8 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
     uint64_t blocks = length / PM_PAGE, step = sample_step(length), seen = 0, changed = 0;
     for (uint64_t block = 0; block < blocks; block += step, seen++) {
         uint64_t at = block * PM_PAGE, end = at + PM_PAGE;
-        while (at < end && memcmp(region->live + place + at, region->home + home + at, PM_LINE)) at += LINES_APART * PM_LINE;
+        while (at < end && memcmp(region->live + place + at, region->home + home + at, PM_LINE))
+            at += LINES_APART * PM_LINE;
         changed += at >= end;
     }
     return seen && changed >= seen - seen / 4;
@@ -146,13 +153,15 @@ static uint64_t next_block(const pm_region *region, const pm_candidate *extent, 
     if (of.all || extent->look == PM_LOOK_ALL) return block;
     uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
     if (extent->look == PM_LOOK_ONLY) return pm_watch_promised(&region->watches, first + block, end) - first;
-    return (of.sieve ? pm_sieve_next(of.sieve, first + block, end) : pm_page_next(&region->watches.dirty, first + block, end)) - first;
+    return (of.sieve ? pm_sieve_next(of.sieve, first + block, end)
+                     : pm_page_next(&region->watches.dirty, first + block, end))
+           - first;
 }
 
 enum { UNCOMPARED = 7 };
 
-/* The hashes that a commit changes can be read. Contents were read by the program that changed them, and smaller extents
- * when a program got them (pm_region_prepare): of the hashes this may be the first time. */
+/* The hashes that a commit changes can be read. Contents were read by the program that changed them, and smaller
+ * extents when a program got them (pm_region_prepare): of the hashes this may be the first time. */
 static pm_status table_readable(const pm_region *region, const pm_candidate *extent, uint64_t first, uint64_t last)
 {
     if (pm_extent_blocks(extent->length) < PM_WATCH_LEAST) return PM_OK;
@@ -171,8 +180,9 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
         uint64_t block, hash;
     } few[64], *hashes = few;
     uint64_t room = sizeof few / sizeof *few;
-    /* Pages that were written and of which much changed, as a sample of one in eight of them says, are taken whole: to compare them would
-     * be to wait for home's. The first one is always looked at: a commit without changes carries nothing. */
+    /* Pages that were written and of which much changed, as a sample of one in eight of them says, are taken whole: to
+     * compare them would be to wait for home's. The first one is always looked at: a commit without changes carries
+     * nothing. */
     bool sampled = !of.all && extent->look >= PM_LOOK_CHANGED;
     unsigned uncompared = 0;
     bool copy_first = fresh || of.all || extent->look >= PM_LOOK_CHANGED;
@@ -183,7 +193,8 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
         if ((!copy_first || bytes < PM_PAGE) && !fresh && !memcmp(live, region->home + at, bytes)) continue;
         uint64_t hash;
-        __builtin_prefetch(region->home + offset + pm_extent_table(length) + 8 * block); /* read when all are gathered */
+        /* Read when all are gathered */
+        __builtin_prefetch(region->home + offset + pm_extent_table(length) + 8 * block);
         if (bytes == PM_PAGE) {
             if (sampled && !uncompared && sample_differs(live, region->home + at)) uncompared = 1 + UNCOMPARED;
             if (sampled && uncompared <= 1) ask_for_sample(region->home + offset + next * PM_PAGE);
@@ -212,7 +223,8 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
     pm_status status = PM_OK;
     if (dirty && !fresh) status = table_readable(region, extent, hashes[0].block, hashes[dirty - 1].block);
     for (uint64_t i = 0; status == PM_OK && i < dirty; i++) {
-        uint64_t at = offset + hashes[i].block * PM_PAGE, entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
+        uint64_t at = offset + hashes[i].block * PM_PAGE,
+                 entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
         memcpy(&old, region->home + entry, sizeof old);
         pm_digest_add(&c->changed, at, pm_digest_term(at, hashes[i].hash) - (fresh ? 0 : pm_digest_term(at, old)));
         compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, fresh);
@@ -220,18 +232,22 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, choice of, boo
     if (!pm_extent_is_small(length)) compose_flush(c, offset + pm_extent_size(length));
     if (hashes != few) free(hashes);
     extent->changed = dirty;
-    if (dirty && extent->look != PM_LOOK_ONLY) *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
+    if (dirty && extent->look != PM_LOOK_ONLY)
+        *dense = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
     return status;
 }
 
-/* *dense: learned, most of it changed last time: if a sample says so again, it is taken whole, for comparing costs more than it could save. */
+/* *dense: learned, most of it changed last time: if a sample says so again, it is taken whole, for comparing costs more
+ * than it could save. */
 static pm_status gather_extent(composer *c, pm_candidate *extent, bool fresh, bool *dense)
 {
     pm_region *region = c->region;
-    bool all = *dense && extent->look != PM_LOOK_ONLY && pm_gather_mostly_changed(region, extent->offset, extent->home, extent->length);
+    bool all = *dense && extent->look != PM_LOOK_ONLY
+               && pm_gather_mostly_changed(region, extent->offset, extent->home, extent->length);
     if (all || !extent->shared) return gather_blocks(c, extent, (choice){all, NULL}, fresh, dense);
     pm_sieve sieve;
-    pm_sieve_begin(&sieve, region, c->helper, extent->offset, extent->home, extent->length, extent->look == PM_LOOK_ALL);
+    pm_sieve_begin(&sieve, region, c->helper, extent->offset, extent->home, extent->length,
+                   extent->look == PM_LOOK_ALL);
     extent->look = PM_LOOK_CHANGED;
     extent->shared = false; /* who gathers it again finds all in the set */
     pm_status status = gather_blocks(c, extent, (choice){false, &sieve}, fresh, dense);
@@ -244,7 +260,8 @@ static unsigned gather_term(composer *c, uint64_t offset, bool gone)
 {
     const pm_region *region = c->region;
     unsigned was = pm_map_kind(region, region->home, offset / PM_PAGE);
-    if (was == PM_PAGE_META || was == PM_PAGE_SLAB) pm_digest_add(&c->changed, offset, -pm_page_term(region->home, offset));
+    if (was == PM_PAGE_META || was == PM_PAGE_SLAB)
+        pm_digest_add(&c->changed, offset, -pm_page_term(region->home, offset));
     if (!gone) pm_digest_add(&c->changed, offset, pm_page_term(region->live, offset));
     return was;
 }
@@ -265,7 +282,9 @@ bool pm_gather_differs(const pm_region *region, const pm_candidate *extent)
     uint64_t blocks = pm_extent_blocks(extent->length);
     for (uint64_t block = 0; (block = next_block(region, extent, (choice){false, NULL}, block)) < blocks; block++) {
         uint64_t at = block * PM_PAGE, left = extent->length - at;
-        if (memcmp(region->live + extent->offset + at, region->home + extent->home + at, left < PM_PAGE ? left : PM_PAGE)) return true;
+        if (memcmp(region->live + extent->offset + at, region->home + extent->home + at,
+                   left < PM_PAGE ? left : PM_PAGE))
+            return true;
     }
     return false;
 }
@@ -277,10 +296,11 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
     return false;
 }
 
-/* Home is the committed image only where the committed state owns it (I2). In free space it shows what was there before, or direct writes
- * that no record declares: recovery brings none of that back, and applies older records there. So what takes free space goes into
- * the record whole, also where it equals home. */
-pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest)
+/* Home is the committed image only where the committed state owns it (I2). In free space it shows what was there
+ * before, or direct writes that no record declares: recovery brings none of that back, and applies older records there.
+ * So what takes free space goes into the record whole, also where it equals home. */
+pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count,
+                    pm_digest *digest)
 {
     composer c;
     c.region = region;

@@ -1,6 +1,6 @@
 /*
- * What a commit carries: the changed bytes of extents and of metadata, found by comparing them with home, as runs of whole
- * granules in a writer; the last one of an extent that has its pages to itself may end with it.
+ * What a commit carries: the changed bytes of extents and of metadata, found by comparing them with home, as runs of
+ * whole granules in a writer; the last one of an extent that has its pages to itself may end with it.
  *
  * I6   A page is copied once; its copy is compared, hashed and written.
  * I12  Each term of the digest that changes is exchanged where the hash changes.
@@ -37,12 +37,15 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
 /* Whether those pages can be read: to be asked for before the first time, for no program may have touched them. */
 bool pm_gather_sample_readable(const pm_region *region, uint64_t place, uint64_t home, uint64_t length);
 
-/* A program will soon change the bytes [at, at + bytes) of an extent, whose memory begins at `live`, and commit: they are fetched from memory, and what
- * the commit reads of home to decide how, and cannot go on without. Of the first pages: more would be gone from the cache again. */
-void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at, uint64_t bytes);
+/* A program will soon change the bytes [at, at + bytes) of an extent, whose memory begins at `live`, and commit: they
+ * are fetched from memory, and what the commit reads of home to decide how, and cannot go on without. Of the first
+ * pages: more would be gone from the cache again. */
+void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t home, uint64_t length, uint64_t at,
+                      uint64_t bytes);
 
 /* Puts what differs from home into the writer. Seals metadata pages. May be called again if the writer overflowed.
  * *digest: by what the state's digest changes. */
-pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count, pm_digest *digest);
+pm_status pm_gather(pm_region *region, pm_helper *helper, pm_writer *writer, pm_candidate *list, size_t count,
+                    pm_digest *digest);
 
 #endif

@@ -280,7 +280,8 @@ AVX2 static ALWAYS_INLINE __m256i load256(const void *from)
     return _mm256_loadu_si256(from);
 }
 
-AVX2 static ALWAYS_INLINE half stripe_avx2(half sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream)
+AVX2 static ALWAYS_INLINE half stripe_avx2(half sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy,
+                                           bool stream)
 {
     __m256i lane = load256(bytes);
     if (copy && stream)
@@ -306,7 +307,8 @@ AVX2 static ALWAYS_INLINE half scramble_avx2(half sum, const uint8_t *secret)
     return (half){_mm256_add_epi64(_mm256_mul_epu32(x, prime), high), _mm256_setzero_si256()};
 }
 
-AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy, bool stream)
+AVX2 static ALWAYS_INLINE uint64_t long_avx2(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy,
+                                             bool stream)
 {
     const uint8_t *start = bytes, *last_stripe = bytes + length - STRIPE;
     size_t left = length;
@@ -358,8 +360,8 @@ typedef struct {
 } whole;
 
 /* ahead: bytes from here to what is asked for meanwhile, if there is a copy. */
-AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy, bool stream,
-                                                ptrdiff_t ahead)
+AVX512 static ALWAYS_INLINE whole stripe_avx512(whole sum, const uint8_t *bytes, const uint8_t *secret, uint8_t *copy,
+                                                bool stream, ptrdiff_t ahead)
 {
     __m512i lane = _mm512_loadu_si512(bytes);
     if (copy) {
@@ -386,8 +388,8 @@ AVX512 static ALWAYS_INLINE whole scramble_avx512(whole sum, const uint8_t *secr
     return (whole){_mm512_add_epi64(_mm512_mul_epu32(x, prime), high), _mm512_setzero_si512()};
 }
 
-AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret, uint8_t *copy,
-                                                 bool stream, ptrdiff_t ahead)
+AVX512 static ALWAYS_INLINE uint64_t long_avx512(const uint8_t *bytes, size_t length, const uint8_t *secret,
+                                                 uint8_t *copy, bool stream, ptrdiff_t ahead)
 {
     const uint8_t *start = bytes, *last_stripe = bytes + length - STRIPE;
     size_t left = length;

@@ -13,15 +13,16 @@
 /* XXH3, 64 bits, of any length and seed. Fastest with seed 0: another seed derives a secret first if length > 240. */
 uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
 
-/* Copies 4096 bytes and returns pm_hash64 of the copy, with seed 0. Each byte is loaded once: another thread may be changing
- * the source. */
+/* Copies 4096 bytes and returns pm_hash64 of the copy, with seed 0. Each byte is loaded once: another thread may be
+ * changing the source. */
 uint64_t pm_hash64_copy_page(void *to, const void *bytes);
 
-/* The same of one page of several that lie apart: the processor is told where the next one is, for it guesses only what follows. */
+/* The same of one page of several that lie apart: the processor is told where the next one is, for it guesses only what
+ * follows. */
 uint64_t pm_hash64_copy_page_of(void *to, const void *bytes, const void *next);
 
-/* The same with non-temporal stores into a page, which a fence must follow. NULL if the processor has none that are wide enough to
- * gain by it. */
+/* The same with non-temporal stores into a page, which a fence must follow. NULL if the processor has none that are
+ * wide enough to gain by it. */
 typedef uint64_t pm_hash64_page_function(uint8_t *to, const uint8_t *bytes);
 pm_hash64_page_function *pm_hash64_stream_page(void);
 

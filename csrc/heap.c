@@ -61,8 +61,8 @@ unsigned pm_live_kind(pm_region *region, uint64_t page, pm_status *status)
 
 /* ---- searching ---------------------------------------------------------------------------------------------- */
 
-/* End of what forbids the use of a free range: a detached buffer (I9), a page that the space map took and could not mark
- * yet, or one that is not settled (I13). 0 if nothing does. */
+/* End of what forbids the use of a free range: a detached buffer (I9), a page that the space map took and could not
+ * mark yet, or one that is not settled (I13). 0 if nothing does. */
 static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t end = pm_region_covered(region, offset, length);
@@ -77,11 +77,12 @@ static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t len
     return end;
 }
 
-/* Finds the first run of `pages` usable pages. Free in the live map, in the committed one and in the durable one (I7), not under a
- * detached buffer (I9), and settled (I13). */
+/* Finds the first run of `pages` usable pages. Free in the live map, in the committed one and in the durable one (I7),
+ * not under a detached buffer (I9), and settled (I13). */
 static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
 {
-    uint64_t count = region->size / PM_PAGE, start = region->search_from, children = pm_fork_free_from(region) / PM_PAGE;
+    uint64_t count = region->size / PM_PAGE, start = region->search_from,
+             children = pm_fork_free_from(region) / PM_PAGE;
     if (start < children) start = children;
     uint64_t page = start;
     bool skipped = false;
@@ -148,7 +149,8 @@ static bool is_new(const pm_region *region, uint64_t first, uint64_t end)
 pm_status pm_heap_check_new(const pm_region *region, uint64_t offset, uint64_t length)
 {
     if (is_new(region, offset / PM_PAGE, (offset + length + PM_PAGE - 1) / PM_PAGE)) return PM_OK;
-    return pm_fail(PM_CORRUPT, "the space map is damaged: it has given away pages at region offset %llu that are in use",
+    return pm_fail(PM_CORRUPT,
+                   "the space map is damaged: it has given away pages at region offset %llu that are in use",
                    (unsigned long long)offset);
 }
 
@@ -182,8 +184,8 @@ static pm_status set_kind(pm_region *region, uint64_t page, uint64_t pages, unsi
 
 static pm_status ensure_map(pm_region *region, uint64_t page);
 
-/* A free page may lie on a block that the disk can't read. Metadata there change in parts, which begins by reading the page;
- * to write all of it, nobody has to. */
+/* A free page may lie on a block that the disk can't read. Metadata there change in parts, which begins by reading the
+ * page; to write all of it, nobody has to. */
 static pm_status make_readable(pm_region *region, uint64_t page)
 {
     static const uint8_t zeros[PM_PAGE];
@@ -191,8 +193,8 @@ static pm_status make_readable(pm_region *region, uint64_t page)
     return pm_home_write(region, page * PM_PAGE, zeros, PM_PAGE, PM_WRITE_CACHED);
 }
 
-/* A page for the map itself, named by `slot` of `parent`. It is marked as used once a map describes it, which may have to be
- * made first, or be this very page; until then `taken` keeps it from being found again. */
+/* A page for the map itself, named by `slot` of `parent`. It is marked as used once a map describes it, which may have
+ * to be made first, or be this very page; until then `taken` keeps it from being found again. */
 static pm_status add_map_page(pm_region *region, uint32_t type, void *parent, uint64_t *slot)
 {
     uint64_t page;
@@ -232,7 +234,8 @@ pm_status pm_heap_pages(pm_region *region, uint64_t pages, unsigned kind, uint64
 {
     uint64_t first;
     PM_TRY(find(region, pages, &first));
-    if ((first + pages) / PAGES_PER_LIST >= PM_ROOT_LISTS) return pm_fail(PM_NO_SPACE, "the store is as large as its format allows");
+    if ((first + pages) / PAGES_PER_LIST >= PM_ROOT_LISTS)
+        return pm_fail(PM_NO_SPACE, "the store is as large as its format allows");
     for (uint64_t page = first; page < first + pages; page = page - page % PM_MAP_PAGES + PM_MAP_PAGES) {
         pm_status status;
         const pm_map *map = map_read(region, page, &status);
@@ -392,7 +395,8 @@ static pm_status slab_of(pm_region *region, uint64_t offset, uint64_t length, pm
     PM_TRY(status);
     *block = (unsigned)(inside / class_size[class]);
     if ((*slab)->head.level != class || inside % class_size[class] || *block >= 63 || !((*slab)->used >> *block & 1))
-        return pm_fail(PM_CORRUPT, "an extent is damaged: no such block at region offset %llu", (unsigned long long)offset);
+        return pm_fail(PM_CORRUPT, "an extent is damaged: no such block at region offset %llu",
+                       (unsigned long long)offset);
     return PM_OK;
 }
 
@@ -434,11 +438,13 @@ pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t leng
         unsigned there = pm_live_kind(region, offset / PM_PAGE, &status);
         PM_TRY(status);
         if (offset % PM_PAGE < PM_LINE || there != PM_PAGE_SLAB)
-            return pm_fail(PM_CORRUPT, "an extent is damaged: no slab at region offset %llu", (unsigned long long)offset);
+            return pm_fail(PM_CORRUPT, "an extent is damaged: no slab at region offset %llu",
+                           (unsigned long long)offset);
         return slab_of(region, offset, length, &slab, &block);
     }
     uint64_t end = offset / PM_PAGE + pm_extent_pages(length);
-    if (offset % PM_PAGE || end > region->size / PM_PAGE) return pm_fail(PM_CORRUPT, "an extent is damaged: it is not on whole pages");
+    if (offset % PM_PAGE || end > region->size / PM_PAGE)
+        return pm_fail(PM_CORRUPT, "an extent is damaged: it is not on whole pages");
     for (uint64_t page = offset / PM_PAGE; page < end;) {
         pm_status status;
         const pm_map *map = map_read(region, page, &status);
@@ -500,6 +506,7 @@ pm_status pm_heap_format(uint8_t *image, uint64_t store_id)
 pm_digest pm_heap_digest(const uint8_t *image)
 {
     pm_digest digest = {0};
-    for (uint64_t page = 0; page < PM_HEAP_FIRST_PAGES; page++) pm_digest_add(&digest, page * PM_PAGE, pm_page_term(image, page * PM_PAGE));
+    for (uint64_t page = 0; page < PM_HEAP_FIRST_PAGES; page++)
+        pm_digest_add(&digest, page * PM_PAGE, pm_page_term(image, page * PM_PAGE));
     return digest;
 }

@@ -1,6 +1,6 @@
 /*
- * Space in the region. A map holds two bits for every page; small blocks stand in slabs, pages with a header and blocks of
- * one size. All of it is metadata of the region, committed and rolled back with everything else; nothing is kept in
+ * Space in the region. A map holds two bits for every page; small blocks stand in slabs, pages with a header and blocks
+ * of one size. All of it is metadata of the region, committed and rolled back with everything else; nothing is kept in
  * process memory (I11).
  *
  * I7, I9  A page or block is usable if it is free in the live state and in the committed one, and no detached buffer
@@ -11,7 +11,8 @@
 
 #include "region.h"
 
-pm_status pm_heap_format(uint8_t *image, uint64_t store_id); /* an empty region's first pages; see PM_HEAP_FIRST_PAGES */
+/* An empty region's first pages; see PM_HEAP_FIRST_PAGES */
+pm_status pm_heap_format(uint8_t *image, uint64_t store_id);
 enum { PM_HEAP_FIRST_PAGES = 4 /* root, map list, map, and the catalog's root node */ };
 pm_digest pm_heap_digest(const uint8_t *image); /* of an empty region, all its pages sealed */
 

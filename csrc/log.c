@@ -41,8 +41,9 @@ bool pm_header_sound(const pm_header *header)
 static pm_status header_write(pm_media *media, pm_header *header, unsigned good)
 {
     header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);
-    /* durable: the other copy → then: the good one. Otherwise a crash in here could tear the only sound copy. Both before
-     * any record under the new salt, so that whichever single copy rots later, the other one describes the same log. */
+    /* durable: the other copy → then: the good one. Otherwise a crash in here could tear the only sound copy. Both
+     * before any record under the new salt, so that whichever single copy rots later, the other one describes the same
+     * log. */
     PM_TRY(media->operations->write_through(media, (1 - good) * PM_PAGE, header, sizeof *header));
     return media->operations->write_through(media, good * PM_PAGE, header, sizeof *header);
 }
@@ -77,15 +78,16 @@ static pm_status read_copies(const pm_media *media, pm_header *copies, const boo
         store = !memcmp(media->view + PM_PAGE, PM_MAGIC, sizeof PM_MAGIC);
     if (!store && (lost[0] || lost[1])) return PM_UNREADABLE;
     if (!store)
-        return pm_fail(PM_NOT_A_STORE, media->size ? "this file is not a pmstore store" : "the file is empty, not a store");
+        return pm_fail(PM_NOT_A_STORE,
+                       media->size ? "this file is not a pmstore store" : "the file is empty, not a store");
     if (media->size < PM_REGION_START) return pm_fail(PM_CORRUPT, "the file is truncated: its headers are cut off");
     if (!lost[0]) memcpy(&copies[0], media->view, sizeof copies[0]);
     if (!lost[1]) memcpy(&copies[1], media->view + PM_PAGE, sizeof copies[1]);
     return PM_OK;
 }
 
-/* A copy that can't be read gets what the other one says, as a whole page, so that nobody has to read the old one. Later
- * writes of a header or a witness change a part of the page, and would. */
+/* A copy that can't be read gets what the other one says, as a whole page, so that nobody has to read the old one.
+ * Later writes of a header or a witness change a part of the page, and would. */
 static pm_status mend_lost(pm_log *log, unsigned copy)
 {
     uint8_t page[PM_PAGE] __attribute__((aligned(PM_LINE))) = {0};
@@ -105,12 +107,14 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
     if (sound[1] && (!best || copies[1].generation > best->generation)) best = &copies[1];
     if (!best) {
         /* A later format may check its header in another way. */
-        if (copies[0].version == copies[1].version && copies[0].version > PM_FORMAT_VERSION && copies[0].version < 1000) best = copies;
+        if (copies[0].version == copies[1].version && copies[0].version > PM_FORMAT_VERSION && copies[0].version < 1000)
+            best = copies;
         if (!best && (log->lost[0] || log->lost[1])) return PM_UNREADABLE;
         if (!best) return pm_fail(PM_CORRUPT, "both copies of the header are damaged");
     }
     if (best->version != PM_FORMAT_VERSION)
-        return pm_fail(PM_VERSION, "the store has format version %u; this pmstore reads version %d: use a newer pmstore",
+        return pm_fail(PM_VERSION,
+                       "the store has format version %u; this pmstore reads version %d: use a newer pmstore",
                        best->version, PM_FORMAT_VERSION);
     if (best->features)
         return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore does not know: use a newer one",
@@ -204,8 +208,8 @@ void pm_writer_free(pm_writer *writer)
 void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, pm_body_how how)
 {
     enum { IN_CACHE = 4 * PM_PIECE, AT_ONCE = 512 << 10 };
-    /* One by one: compilers zero a struct of this size by `rep stos`, and loads of what that has stored wait until all stores before it have left
-     * the store buffer: 0.2 µs, if the last 60 KB of them were streamed. */
+    /* One by one: compilers zero a struct of this size by `rep stos`, and loads of what that has stored wait until all
+     * stores before it have left the store buffer: 0.2 µs, if the last 60 KB of them were streamed. */
     size_t large = writer->early ? IN_CACHE : AT_ONCE;
     writer->stage_room = how != PM_BODY_LARGE || large > writer->stage_size ? writer->stage_size : large;
     writer->place = place, writer->capacity = capacity, writer->key = key;
@@ -258,17 +262,19 @@ static void write_pieces(pm_writer *writer)
     write_part(writer, writer->written, end, PM_WRITE_STREAM);
 }
 
-/* Lets the part that is whole leave for the disk: whole pages of the record but its first, from whole pages of the stage. */
+/* Lets the part that is whole leave for the disk: whole pages of the record but its first, from whole pages of the
+ * stage. */
 static void begin_part(pm_writer *writer)
 {
     if (!writer->huge) {
-        /* One piece of memory for the disk to fetch from, instead of 64: 1 % of 50 MB in rows takes 0.9 of the time. From now on only: most stores
-         * have no record that is so long. Kernels that can't are no worse off. */
+        /* One piece of memory for the disk to fetch from, instead of 64: 1 % of 50 MB in rows takes 0.9 of the time.
+         * From now on only: most stores have no record that is so long. Kernels that can't are no worse off. */
         writer->huge = true;
         madvise(writer->stage, stage_bytes(writer), MADV_HUGEPAGE);
         madvise(writer->stage, stage_bytes(writer), MADV_COLLAPSE);
     }
-    uint64_t end = (PM_LINE + writer->used) / PM_PAGE * PM_PAGE - PM_LINE, from = writer->written ? writer->written : PM_PAGE - PM_LINE;
+    uint64_t end = (PM_LINE + writer->used) / PM_PAGE * PM_PAGE - PM_LINE,
+             from = writer->written ? writer->written : PM_PAGE - PM_LINE;
     hash_pieces(writer, end / PM_PIECE * PM_PIECE);
     write_part(writer, from, end, PM_WRITE_BEGIN);
 }
@@ -280,10 +286,12 @@ static void slide(pm_writer *writer)
         writer->hashed = pm_writer_length(writer);
     } else {
         if (writer->part && writer->written) {
-            /* What has left must not move before it has arrived. The first page waited for a header that comes by itself now. */
+            /* What has left must not move before it has arrived. The first page waited for a header that comes by
+             * itself now. */
             writer->status = writer->media->operations->settle(writer->media);
             if (writer->status == PM_OK)
-                writer->status = pm_media_write(writer->media, writer->place, body_in_stage(writer), PM_PAGE - PM_LINE, PM_WRITE_STREAM);
+                writer->status = pm_media_write(writer->media, writer->place, body_in_stage(writer), PM_PAGE - PM_LINE,
+                                                PM_WRITE_STREAM);
         }
         writer->part = 0;
         if (writer->status == PM_OK) write_pieces(writer);
@@ -350,7 +358,8 @@ static uint64_t writer_hash(pm_writer *writer)
 {
     uint64_t hash = writer->hash, end = pm_writer_length(writer);
     for (uint64_t at = writer->hashed; at < end; at += PM_PIECE)
-        hash = fold(hash, piece_hash(staged(writer, at), end - at < PM_PIECE ? end - at : PM_PIECE, writer->place + at, writer->key));
+        hash = fold(hash, piece_hash(staged(writer, at), end - at < PM_PIECE ? end - at : PM_PIECE, writer->place + at,
+                                     writer->key));
     return hash;
 }
 
@@ -399,8 +408,8 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool l
     memcpy(writer->stage, &record, sizeof record);
     size_t padding = length - sizeof record - body;
     memset(body_in_stage(writer) + writer->used, 0, padding);
-    /* durable: direct writes, pieces, record → then: acknowledge, and write home. Otherwise a power cut forgets an acknowledged commit,
-     * or keeps half of its home (I1, I3). */
+    /* durable: direct writes, pieces, record → then: acknowledge, and write home. Otherwise a power cut forgets an
+     * acknowledged commit, or keeps half of its home (I1, I3). */
     if (lazy) {
         PM_TRY(append_lazily(log, writer, &record, place, length));
     } else if (!writer->written) {
@@ -408,7 +417,8 @@ pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool l
     } else {
         /* Most of it is on its way already, in any order: the hash ties it together, not a fence. */
         uint64_t from = sizeof record + writer->written, first = writer->part ? PM_PAGE : sizeof record;
-        PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from, writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));
+        PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,
+                              writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));
         PM_TRY(media->operations->write_through(media, place, writer->stage, first));
     }
     log->head += length;

@@ -35,8 +35,8 @@ uint64_t pm_new_id(const pm_media *media); /* random, not 0 */
 /* Writes the first header of an empty store. */
 pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id, pm_digest digest);
 
-/* Empties the log: both header copies, one after the other, with a new salt. Home must be durable (I3). Changes of layout and
- * flags in `next` become durable with it. */
+/* Empties the log: both header copies, one after the other, with a new salt. Home must be durable (I3). Changes of
+ * layout and flags in `next` become durable with it. */
 pm_status pm_log_reset(pm_log *log, pm_header next);
 
 /* True if the copy parses; verify.c asks for each of the two. */
@@ -58,8 +58,9 @@ typedef struct {
     uint64_t written;  /* bytes of the body that are on the medium, or on their way */
     uint64_t hashed;   /* bytes of the body that `hash` is of: whole pieces */
     uint64_t hash;
-    size_t part;       /* bytes that leave for the disk as soon as they are whole, in pages of the record, while the stage keeps them. Its first page,
-                        * with its header, is then written last. 0: none do */
+    /* Bytes that leave for the disk as soon as they are whole, in pages of the record, while the stage keeps them.
+     * Its first page, with its header, is then written last. 0: none do */
+    size_t part;
     size_t last_run;   /* stage index of the run that may grow, 0: none */
     uint64_t last_end; /* region offset where that run ends */
     bool counting;     /* only count the bytes */
@@ -102,8 +103,9 @@ static inline const uint8_t *pm_writer_body(const pm_writer *writer)
     return writer->base ? NULL : writer->stage + PM_LINE;
 }
 
-/* The commit point: on return the record, and everything streamed before it, is durable. The body is in the writer, begun at
- * pm_log_body(log). digest: of the new state. lazy: it survives this process, but is durable only after the next sync (D11). */
+/* The commit point: on return the record, and everything streamed before it, is durable. The body is in the writer,
+ * begun at pm_log_body(log). digest: of the new state. lazy: it survives this process, but is durable only after the
+ * next sync (D11). */
 pm_status pm_log_append(pm_log *log, pm_writer *writer, pm_digest digest, bool lazy);
 
 /* Which of an extent's two slots is current: the bit of its entry in the table. */
@@ -112,7 +114,8 @@ static inline void pm_log_choose_slot(pm_log *log, unsigned entry, unsigned bit)
     log->slots[entry / 64] = (log->slots[entry / 64] & ~(UINT64_C(1) << entry % 64)) | (uint64_t)bit << entry % 64;
 }
 
-/* Notes that the record with this sequence is durable, so that later damage to it can be told from a crash that tore it. */
+/* Notes that the record with this sequence is durable, so that later damage to it can be told from a crash that tore
+ * it. */
 pm_status pm_log_witness(const pm_log *log, uint64_t sequence);
 
 static inline uint64_t pm_log_body(const pm_log *log)

@@ -97,7 +97,8 @@ pm_status pm_media_map(pm_media *media)
     if (media->lent) return pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
     if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");
     int access = PROT_READ | (media->kind == PM_MEDIA_MEMORY && !media->read_only ? PROT_WRITE : 0);
-    void *view = media->view ? pm_address_resize(media->view, media->mapped, size) : mmap(NULL, size, access, MAP_SHARED, media->fd, 0);
+    void *view = media->view ? pm_address_resize(media->view, media->mapped, size)
+                             : mmap(NULL, size, access, MAP_SHARED, media->fd, 0);
     if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
     /* A forked child must not be able to reach the file; it has its copy of the private pages. */
     madvise(view, size, MADV_DONTFORK);
@@ -110,7 +111,8 @@ void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)
 {
 #ifdef MADV_POPULATE_WRITE
     from = from / PM_PAGE * PM_PAGE;
-    if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE); /* an old kernel refuses: then they are faults */
+    /* An old kernel refuses: then they are faults */
+    if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE);
 #else
     (void)media, (void)from, (void)to;
 #endif

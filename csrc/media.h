@@ -23,8 +23,10 @@ typedef struct pm_media pm_media;
 
 typedef enum {
     PM_WRITE_CACHED, /* memory: must be flushed before a fence makes it durable. File: durable at the next fence */
-    PM_WRITE_STREAM, /* durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
-    PM_WRITE_BEGIN   /* the same, of bytes that stay as they are until then, or until settle: the disk may fetch them from there */
+    /* Durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
+    PM_WRITE_STREAM,
+    /* The same, of bytes that stay as they are until then, or until settle: the disk may fetch them from there */
+    PM_WRITE_BEGIN
 } pm_write_how;
 
 /* Pages of a file, [from, to), that were streamed; the kernel was asked to write back those before `begun`. */
@@ -35,12 +37,14 @@ enum { PM_STREAMED = 64 };
 
 typedef struct {
     pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
-    /* Whole pages, which a program may be changing: each byte is loaded once, and what was loaded is what is written and hashed (I6).
-     * Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. folio: that the place is to be kept in, if these are its first bytes. */
-    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio);
+    /* Whole pages, which a program may be changing: each byte is loaded once, and what was loaded is what is written
+     * and hashed (I6). Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. folio: that the place is to be
+     * kept in, if these are its first bytes. */
+    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes,
+                              uint64_t folio);
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
-    /* File: what was written here begins its way to the disk, so that a fence has less to wait for. No more than a hint. May be called
-     * beside other operations, by another thread. */
+    /* File: what was written here begins its way to the disk, so that a fence has less to wait for. No more than a
+     * hint. May be called beside other operations, by another thread. */
     pm_status (*write_back)(pm_media *media, uint64_t offset, uint64_t length);
     /* What was streamed or flushed (memory), or written (file), is durable when it returns. */
     pm_status (*fence)(pm_media *media);
@@ -50,7 +54,8 @@ typedef struct {
     pm_status (*grow)(pm_media *media, uint64_t size);
     /* What was begun is on its way from memory no more. Nothing is durable by that. */
     pm_status (*settle)(pm_media *media);
-    /* As fence, of all that was written before it began. May be called beside other operations but grow, by another thread. */
+    /* As fence, of all that was written before it began. May be called beside other operations but grow, by another
+     * thread. */
     pm_status (*sync)(pm_media *media);
 } pm_media_operations;
 
@@ -59,14 +64,19 @@ struct pm_media {
     pm_media_kind kind;
     int fd;
     bool read_only;
-    uint64_t granule;   /* what runs are made of: cache lines, or pages (torn sectors); the last one may end where its extent does */
+    /* What runs are made of: cache lines, or pages (torn sectors); the last one may end where its extent does */
+    uint64_t granule;
     size_t stage;       /* bytes of a record that are worth gathering before the first write */
-    size_t part;        /* bytes of a record that are worth a request of their own while the rest is gathered; 0: none are */
+    /* Bytes of a record that are worth a request of their own while the rest is gathered; 0: none are */
+    size_t part;
     uint64_t size;      /* of the file */
     bool lent;          /* the view is the trace's */
     uint64_t mapped;    /* bytes of the view */
-    uint8_t *view;      /* the file, mapped shared: for reading; only media_memory.c writes through it. Moves when the file grows */
-    atomic_bool durable_range; /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back, too */
+    /* The file, mapped shared: for reading; only media_memory.c writes through it. Moves when the file grows */
+    uint8_t *view;
+    /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Read by threads that write back,
+     * too */
+    atomic_bool durable_range;
     pm_streamed streamed[PM_STREAMED]; /* then: since the last ordering point */
     unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
     pm_fs fs; /* file, open for writing */
@@ -75,9 +85,11 @@ struct pm_media {
     pm_dio dio;
     pm_scheduled_work dio_work;
     uint8_t *copy; /* file: what write_hashed copies into, from the first use on */
-    atomic_ullong lazy;                /* bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
+    /* Bytes of the pages that were written otherwise since the last fence; by a thread that syncs, too */
+    atomic_ullong lazy;
     uint64_t fences, syncs;
-    void (*stream)(pm_media *media, void *destination, const void *source, size_t length); /* memory: non-temporal copy */
+    /* memory: non-temporal copy */
+    void (*stream)(pm_media *media, void *destination, const void *source, size_t length);
     void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);
     pm_trace *trace;    /* of the caller's; NULL: none */
 };
@@ -129,14 +141,14 @@ static inline bool pm_media_cannot_reserve(pm_status status)
 
 /* New file: before anything is reserved. */
 void pm_media_begin_new(pm_media *media);
-/* A copy of a store may have holes where there were zeros. They get blocks, for a store into one, on a full tmpfs, would be
- * SIGBUS. And it may share blocks, so that writing in place needs what the store has reserved already (D8): they are copied, as far as that
- * can be done. */
+/* A copy of a store may have holes where there were zeros. They get blocks, for a store into one, on a full tmpfs,
+ * would be SIGBUS. And it may share blocks, so that writing in place needs what the store has reserved already (D8):
+ * they are copied, as far as that can be done. */
 pm_status pm_media_own_space(pm_media *media, uint64_t size);
 
-/* A range of the file, which is mapped at `at`: the first offset that can't be read there without a signal, UINT64_MAX if all
- * can (media_read.c). If there is one, the failure is remembered: "cannot read WHAT: …". privately: the mapping is a private
- * one, and its pages become private. */
+/* A range of the file, which is mapped at `at`: the first offset that can't be read there without a signal, UINT64_MAX
+ * if all can (media_read.c). If there is one, the failure is remembered: "cannot read WHAT: …". privately: the mapping
+ * is a private one, and its pages become private. */
 uint64_t pm_media_find_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
                                   bool privately, const char *what);
 
@@ -157,9 +169,10 @@ static inline pm_status pm_media_readable(const pm_media *media, uint64_t offset
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);
 
 /*
- * File: the page cache keeps the first bytes that are written to a place in a folio as large as that write, and aligned to its size. What is
- * written there later costs as it fits: the kernel looks at every block of a folio of which a byte changes, so a page takes 1.5 us in a folio of 4 KiB, 3 in
- * one of 64 KiB, 13 in one of 1 MiB; and 1 MiB takes 480, 275 and 240, with its sync.
+ * File: the page cache keeps the first bytes that are written to a place in a folio as large as that write, and aligned
+ * to its size. What is written there later costs as it fits: the kernel looks at every block of a folio of which a byte
+ * changes, so a page takes 1.5 us in a folio of 4 KiB, 3 in one of 64 KiB, 13 in one of 1 MiB; and 1 MiB takes 480, 275
+ * and 240, with its sync.
  */
 enum {
     PM_FOLIO = 64 << 10,      /* nobody knows yet */

@@ -81,8 +81,8 @@ bool pm_dio_begin(pm_dio *dio, const void *source, size_t length, uint64_t offse
     if (!dio->schedule && !dio->context && !get_context(dio)) return false;
     struct iocb *next = &dio->writes[dio->begun];
     dio->done[dio->begun] = false;
-    *next = (struct iocb){.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)dio->fd, .aio_buf = (uintptr_t)source,
-                          .aio_nbytes = length, .aio_offset = (int64_t)offset};
+    *next = (struct iocb){.aio_lio_opcode = IOCB_CMD_PWRITE, .aio_fildes = (uint32_t)dio->fd,
+                          .aio_buf = (uintptr_t)source, .aio_nbytes = length, .aio_offset = (int64_t)offset};
     if (!dio->schedule && syscall(SYS_io_submit, dio->context, 1, &next) != 1) {
         dio->waits = true;
         return false;

@@ -1,11 +1,12 @@
 /*
- * Writes past the page cache (D15): whole pages, from whole pages of memory, to a file that is open once more with O_DIRECT. It is only one more
- * way: what it does not take goes through the page cache.
+ * Writes past the page cache (D15): whole pages, from whole pages of memory, to a file that is open once more with
+ * O_DIRECT. It is only one more way: what it does not take goes through the page cache.
  *
  *   pm_dio_begin ──▶ the disk fetches the bytes from where they are, beside the program ──▶ pm_dio_wait
  *
- * What is written is in the disk's cache, not durable: it takes a flush behind it. pm_dio_write alone is durable when it returns, and nothing else
- * with it: the kernel may force these bytes to the medium (FUA) instead of flushing the disk's cache.
+ * What is written is in the disk's cache, not durable: it takes a flush behind it. pm_dio_write alone is durable when
+ * it returns, and nothing else with it: the kernel may force these bytes to the medium (FUA) instead of flushing the
+ * disk's cache.
  */
 #ifndef PM_MEDIA_DIO_H
 #define PM_MEDIA_DIO_H
@@ -22,8 +23,10 @@ enum { PM_DIO_MOST = 32 /* that are begun and not waited for */ };
 
 typedef struct {
     int file;     /* the descriptor of the file itself; -1: it is not to be written like this */
-    int fd;       /* opened by the first such write; -1: there is none. Closed with the file and not before, as closing any descriptor gives up the
-                   * lock that tells others which process has it: for the same reason, creating a store must not open one */
+    /* Opened by the first such write; -1: there is none. Closed with the file and not before, as closing any
+     * descriptor gives up the lock that tells others which process has it: for the same reason, creating a store
+     * must not open one */
+    int fd;
     int synced;   /* how pm_dio_write is durable: RWF_DSYNC or RWF_SYNC (media_fs.h) */
     bool refused; /* it can't be opened, or the file system does not take these writes */
     bool waits;   /* the system has nothing to begin them with, or to wait for them */

@@ -1,20 +1,20 @@
 /*
  * A file on a disk: everything is written through one open file, and what is read is the page cache.
  *
- * The commit point is a write of the record with RWF_DSYNC. It writes back the record's pages only, then the file's metadata, and
- * flushes the disk's cache. So what was streamed before is first written back, range by range (sync_file_range, write and wait), and is
- * durable with that flush. fdatasync instead would wait for every page of home that was written lazily: a commit of 4 KiB took
- * 3 to 8 ms instead of 0.1.
+ * The commit point is a write of the record with RWF_DSYNC. It writes back the record's pages only, then the file's
+ * metadata, and flushes the disk's cache. So what was streamed before is first written back, range by range
+ * (sync_file_range, write and wait), and is durable with that flush. fdatasync instead would wait for every page of
+ * home that was written lazily: a commit of 4 KiB took 3 to 8 ms instead of 0.1.
  *
- * The metadata. Space is reserved by fallocate, so a range may be written there for the first time, and its blocks are unwritten
- * extents until that is on the disk: a flush of the cache alone would leave bytes that read as zeros. RWF_DSYNC makes the metadata of the whole inode
- * durable, not only those of its range. media_fs.h says why that is so, and on which file systems; only they are trusted with it
- * (durable_range). The size does not come into it: growth is synced by itself (file_grow). Elsewhere, and where the ranges are too many to list, it
- * is fdatasync.
+ * The metadata. Space is reserved by fallocate, so a range may be written there for the first time, and its blocks are
+ * unwritten extents until that is on the disk: a flush of the cache alone would leave bytes that read as zeros.
+ * RWF_DSYNC makes the metadata of the whole inode durable, not only those of its range. media_fs.h says why that is so,
+ * and on which file systems; only they are trusted with it (durable_range). The size does not come into it: growth is
+ * synced by itself (file_grow). Elsewhere, and where the ranges are too many to list, it is fdatasync.
  *
- * Past the page cache (D15, media_dio.h). A record that is short, and vouches for nothing that was streamed, is written there: 4 KiB take 16 us
- * instead of 19. The parts of a long one leave while the rest is gathered, and are in the disk's cache before its first page is written, whose
- * flush covers them.
+ * Past the page cache (D15, media_dio.h). A record that is short, and vouches for nothing that was streamed, is written
+ * there: 4 KiB take 16 us instead of 19. The parts of a long one leave while the rest is gathered, and are in the
+ * disk's cache before its first page is written, whose flush covers them.
  */
 #define _GNU_SOURCE
 #include "media.h"
@@ -42,7 +42,8 @@ static ssize_t fail_to_sync(pm_media *media, uint64_t offset, const void *source
 /* How a write is durable when it returns: not at all, or with what was handed to the disk before, or by itself. */
 typedef enum { LATER, WITH_STREAMED, ALONE } durability;
 
-/* What goes past the page cache by itself. Longer records are no quicker there: 62,720 B took 1.23 times the floor instead of 1.15. */
+/* What goes past the page cache by itself. Longer records are no quicker there: 62,720 B took 1.23 times the floor
+ * instead of 1.15. */
 enum { DIO_ALONE = 32 << 10 };
 
 static ssize_t write_durably(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
@@ -62,8 +63,10 @@ static ssize_t write_durably(pm_media *media, uint64_t offset, const void *sourc
 static ssize_t write_some(pm_media *media, uint64_t offset, const void *source, size_t length, durability how)
 {
     if (media->trace && (media->refused = !(length = pm_trace_allows_write(media->trace, length)))) return -1;
-    if (media->trace && how && !pm_trace_allows(media->trace, PM_OPERATION_SYNC)) return fail_to_sync(media, offset, source, length);
-    ssize_t done = how ? write_durably(media, offset, source, length, how) : pwrite(media->fd, source, length, (off_t)offset);
+    if (media->trace && how && !pm_trace_allows(media->trace, PM_OPERATION_SYNC))
+        return fail_to_sync(media, offset, source, length);
+    ssize_t done =
+        how ? write_durably(media, offset, source, length, how) : pwrite(media->fd, source, length, (off_t)offset);
     if (media->trace && done > 0) {
         pm_trace_add(media->trace, PM_EVENT_WRITE, offset, (uint64_t)done, source);
         if (how) pm_trace_add(media->trace, PM_EVENT_SYNC_RANGE, offset, (uint64_t)done, NULL);
@@ -122,8 +125,8 @@ static bool lacked_space(pm_media *media)
 
 /* ---- what was streamed -------------------------------------------------------------------------------------- */
 
-/* Bytes that are worth a call of their own; and what is better left to the call that waits, for it is one request then: 1 MiB takes 1.17 times
- * the floor, and 1.29 in two parts. From 2 MiB on it is the other way round. */
+/* Bytes that are worth a call of their own; and what is better left to the call that waits, for it is one request then:
+ * 1 MiB takes 1.17 times the floor, and 1.29 in two parts. From 2 MiB on it is the other way round. */
 enum { BEGIN_WRITEBACK = 1 << 19, AT_ONCE = (1 << 20) + (1 << 17) };
 
 /* sync_file_range that tells the trace what it waited for: only then has the disk got it. */
@@ -149,8 +152,8 @@ static pm_status begin_writeback(pm_media *media, pm_streamed *range, uint64_t l
     return PM_OK;
 }
 
-/* The range that these bytes belong to, NULL if it is not listed. Called before they are written: a write that fails may have written
- * some of them, and who tries again leaves out what it finds in the page cache. */
+/* The range that these bytes belong to, NULL if it is not listed. Called before they are written: a write that fails
+ * may have written some of them, and who tries again leaves out what it finds in the page cache. */
 static pm_streamed *note_streamed(pm_media *media, uint64_t offset, uint64_t length)
 {
     uint64_t from = offset / PM_PAGE * PM_PAGE, to = pm_round_up(offset + length, PM_PAGE);
@@ -178,7 +181,8 @@ static pm_status file_write_back(pm_media *media, uint64_t offset, uint64_t leng
 static pm_status wait_for_streamed(pm_media *media)
 {
     enum { WRITE_AND_WAIT = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER };
-    /* All of it is on its way before anything is waited for: the end of a range, too, whose beginning has left already. */
+    /* All of it is on its way before anything is waited for: the end of a range, too, whose beginning has left
+     * already. */
     for (unsigned i = 0; i < media->streamed_count; i++)
         if (media->streamed_count > 1 || media->streamed[i].begun > media->streamed[i].from)
             PM_TRY(begin_writeback(media, &media->streamed[i], 1));
@@ -202,8 +206,9 @@ static pm_status stream(pm_media *media, uint64_t offset, const uint8_t *source,
     return PM_OK;
 }
 
-/* The disk fetches it from there, past the page cache, or it is streamed. It is listed all the same: some file systems take such a write and put it into
- * the cache (ext4 if it encrypts, xfs if it can't drop what the cache has there), and to wait for pages that aren't there takes no time. */
+/* The disk fetches it from there, past the page cache, or it is streamed. It is listed all the same: some file systems
+ * take such a write and put it into the cache (ext4 if it encrypts, xfs if it can't drop what the cache has there), and
+ * to wait for pages that aren't there takes no time. */
 static pm_status begin(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
     if (!media->durable_range || !pm_dio_begin(&media->dio, source, length, offset))
@@ -244,7 +249,8 @@ static pm_status file_settle(pm_media *media)
     unsigned failed = pm_dio_wait(&media->dio);
     for (unsigned i = 0; i < failed; i++) {
         const struct iocb *write = &media->dio.writes[i];
-        PM_TRY(stream(media, (uint64_t)write->aio_offset, (const void *)(uintptr_t)write->aio_buf, write->aio_nbytes, write->aio_nbytes));
+        PM_TRY(stream(media, (uint64_t)write->aio_offset, (const void *)(uintptr_t)write->aio_buf, write->aio_nbytes,
+                      write->aio_nbytes));
     }
     return PM_OK;
 }
@@ -258,16 +264,21 @@ static pm_status file_write(pm_media *media, uint64_t offset, const void *source
     return write_all(media, offset, source, length, LATER);
 }
 
-enum { COPY_PAGES = 64, COPY_BYTES = COPY_PAGES * PM_PAGE /* they stay in the processor's cache until they are written */ };
+enum {
+    COPY_PAGES = 64,
+    COPY_BYTES = COPY_PAGES * PM_PAGE /* they stay in the processor's cache until they are written */
+};
 
-/* Memory for COPY_PAGES, NULL if there is none. It belongs to the medium: the caller may be a thread with a small stack. */
+/* Memory for COPY_PAGES, NULL if there is none. It belongs to the medium: the caller may be a thread with a small
+ * stack. */
 static uint8_t *copy_buffer(pm_media *media)
 {
     if (!media->copy && posix_memalign((void **)&media->copy, PM_PAGE, COPY_BYTES)) media->copy = NULL;
     return media->copy;
 }
 
-static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
+static pm_status file_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
+                                   uint64_t *hashes, uint64_t folio)
 {
     uint8_t *copy = copy_buffer(media);
     if (!copy) return pm_fail(PM_NO_MEMORY, "no memory to write an array");
@@ -310,12 +321,12 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
     PM_CHECK(offset + length <= media->size);
     bool begun = media->dio.begun;
     PM_TRY(file_settle(media));
-    /* With little else to write back, fdatasync is quicker: record and streamed bytes are on their way together, while RWF_DSYNC has to come
-     * after them. 1 MiB into a slot: 1.4 times the floor, and 1.7. */
+    /* With little else to write back, fdatasync is quicker: record and streamed bytes are on their way together, while
+     * RWF_DSYNC has to come after them. 1 MiB into a slot: 1.4 times the floor, and 1.7. */
     bool all = media->streamed_count && !begun && media->lazy <= LAZY_MOST;
     if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {
-        /* in the disk's cache: what was streamed → then: the record, whose flush covers both. The other way round a power cut
-         * could keep the record alone. */
+        /* in the disk's cache: what was streamed → then: the record, whose flush covers both. The other way round a
+         * power cut could keep the record alone. */
         durability how = media->streamed_count ? WITH_STREAMED : ALONE;
         PM_TRY(wait_for_streamed(media));
         pm_status status = write_all(media, offset, source, length, how);

@@ -58,7 +58,8 @@ static void stream_traced_line(pm_media *media, uint8_t *to, const uint8_t *from
     } while (0)
 
 #define STREAM_FUNCTION(name, isa, manner, body)                                               \
-    __attribute__((target(isa))) static void name(pm_media *media, void *destination, const void *source, size_t length) \
+    __attribute__((target(isa)))                                                               \
+    static void name(pm_media *media, void *destination, const void *source, size_t length)    \
     {                                                                                          \
         uint8_t *to = destination;                                                             \
         const uint8_t *from = source;                                                          \
@@ -126,7 +127,8 @@ static void stream_plain(pm_media *media, void *destination, const void *source,
 static void flush_none(pm_media *media, const void *address, uint64_t lines)
 {
     if (media->trace)
-        pm_trace_add(media->trace, PM_EVENT_FLUSH, (uint64_t)((const uint8_t *)address - media->view), lines * PM_LINE, NULL);
+        pm_trace_add(media->trace, PM_EVENT_FLUSH, (uint64_t)((const uint8_t *)address - media->view), lines * PM_LINE,
+                     NULL);
 }
 void pm_media_memory_choose(pm_media *media)
 {
@@ -152,7 +154,8 @@ static pm_status memory_write(pm_media *media, uint64_t offset, const void *sour
     return PM_OK;
 }
 
-static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
+static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
+                                     uint64_t *hashes, uint64_t folio)
 {
     (void)folio;
     PM_CHECK(offset % PM_PAGE == 0 && offset + pages * PM_PAGE <= media->size);
@@ -211,5 +214,6 @@ static pm_status memory_settle(pm_media *media)
     return PM_OK;
 }
 
-const pm_media_operations pm_media_memory = {memory_write, memory_write_hashed, memory_flush, memory_write_back, memory_fence,
-                                             memory_write_through, memory_grow, memory_settle, memory_fence};
+const pm_media_operations pm_media_memory = {memory_write,      memory_write_hashed, memory_flush,
+                                             memory_write_back, memory_fence,        memory_write_through,
+                                             memory_grow,       memory_settle,       memory_fence};

@@ -1,8 +1,8 @@
 /*
- * Asking before reading. A page that the disk can't give, or that somebody has cut off the file, is an error to whoever asks
- * for it by a call, and a signal to whoever touches its mapping (SIGBUS). So the core asks for what it reads, where that may
- * be the first time: MADV_POPULATE_READ brings pages into the page table, as touching them would, and says if it can't.
- * What the kernel had once it can nearly always give again, and is not asked for twice.
+ * Asking before reading. A page that the disk can't give, or that somebody has cut off the file, is an error to whoever
+ * asks for it by a call, and a signal to whoever touches its mapping (SIGBUS). So the core asks for what it reads,
+ * where that may be the first time: MADV_POPULATE_READ brings pages into the page table, as touching them would, and
+ * says if it can't. What the kernel had once it can nearly always give again, and is not asked for twice.
  *
  * Programs touch their arrays without asking: for them a bad block is a signal, as in any mapping.
  */

@@ -46,7 +46,8 @@ enum {
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* Where in the file's range of locks a process that has the store open has a POSIX lock, which tells others its number. */
+/* Where in the file's range of locks a process that has the store open has a POSIX lock, which tells others its
+ * number. */
 extern const uint64_t pm_pid_byte;
 
 enum { PM_OPEN_READ_ONLY = 1 };
@@ -54,9 +55,9 @@ enum { PM_OPEN_READ_ONLY = 1 };
 /* Writes an empty store into the empty file `fd` and makes it durable. trace: as for pm_open. */
 pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
-/* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on failure.
- * The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the disk's.
- * trace: NULL, or what records every event on the durable bytes from the first one of recovery. */
+/* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on
+ * failure. The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the
+ * disk's. trace: NULL, or what records every event on the durable bytes from the first one of recovery. */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
@@ -64,24 +65,27 @@ enum {
     PM_CLOSE_EXITING = 2  /* the process ends: living buffers need no memory of their own */
 };
 
-/* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first.
- * Memory under living buffers is copied to anonymous memory at the same address and stays readable and writable.
- * The store must not be used again; its last buffer frees it. PM_NO_MEMORY: there is none for the living buffers, and the store is still open. */
+/* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first. Memory under
+ * living buffers is copied to anonymous memory at the same address and stays readable and writable. The store must not
+ * be used again; its last buffer frees it. PM_NO_MEMORY: there is none for the living buffers, and the store is still
+ * open. */
 pm_status pm_close(pm_store *store, unsigned flags);
 
 const char *pm_message(void);
 int pm_errno(void);
 const char *pm_media_name(const pm_store *store); /* "memory" or "file" */
-const char *pm_tracker_in_use(pm_store *store); /* how changes to large arrays are found: "uffd", "pagemap" or "compare" */
+/* How changes to large arrays are found: "uffd", "pagemap" or "compare". */
+const char *pm_tracker_in_use(pm_store *store);
 
 /* ---- transactions ---------------------------------------------------------------------------------------- */
 
 /* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
 pm_status pm_commit(pm_store *store);
 
-/* From now on commits return before they are durable: what they wrote is in the page cache, and survives the process. A sync
- * begins by itself interval nanoseconds after a commit at the latest. Home in the file is brought up to date after it. A power cut leaves
- * some whole commit, not older than the last sync that ended before. Nothing changes on memory, and if the store only reads. */
+/* From now on commits return before they are durable: what they wrote is in the page cache, and survives the process. A
+ * sync begins by itself interval nanoseconds after a commit at the latest. Home in the file is brought up to date after
+ * it. A power cut leaves some whole commit, not older than the last sync that ended before. Nothing changes on memory,
+ * and if the store only reads. */
 pm_status pm_commit_async(pm_store *store, uint64_t interval);
 
 /* All commits that have returned are durable. */
@@ -92,9 +96,9 @@ typedef struct {
     uint64_t address, length;
 } pm_range;
 
-/* The same under a promise: of arrays, nothing changed but these ranges (and what pm_mark was told). Only pages with any of their
- * bytes are looked at, besides names, values and new arrays. What changed elsewhere all the same is in a later commit. A range that is
- * not in an array is ignored. */
+/* The same under a promise: of arrays, nothing changed but these ranges (and what pm_mark was told). Only pages with
+ * any of their bytes are looked at, besides names, values and new arrays. What changed elsewhere all the same is in a
+ * later commit. A range that is not in an array is ignored. */
 pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 
 /* The caller has changed an extent: the next commit looks at all of it, whatever it promises. */
@@ -109,8 +113,8 @@ typedef struct {
 } pm_broken;
 pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
 
-/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11), unless a commit was durable and
- * could not be brought home. */
+/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11), unless a commit was
+ * durable and could not be brought home. */
 pm_status pm_rollback(pm_store *store);
 
 /* Makes home durable and empties the log. */
@@ -133,13 +137,14 @@ typedef struct {
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
 
 /* Sets or replaces. entry->offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this key's
- * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. So is all that has a
- * key that starts with prefix, if that has any bytes. */
+ * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. So is all
+ * that has a key that starts with prefix, if that has any bytes. */
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
                  const uint8_t *prefix, size_t prefix_length);
 
 /* Frees the entry's extent too, and detaches its buffers. The prefix as in pm_put. */
-pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix, size_t prefix_length);
+pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
+                    size_t prefix_length);
 
 /* One row per key, in byte order of the keys: a pm_row, then the key, then the meta, padded to 8 bytes. */
 typedef struct {
@@ -158,8 +163,9 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
 
 /* ---- extents and buffers ---------------------------------------------------------------------------------- */
 
-/* A fresh extent for length bytes of contents (> 0), contents undefined: all of it is to be written (pm_write, pm_fill) before the
- * commit. It has no owner until pm_put; a commit frees it if it has none by then. Grows the file if need be. */
+/* A fresh extent for length bytes of contents (> 0), contents undefined: all of it is to be written (pm_write,
+ * pm_fill) before the commit. It has no owner until pm_put; a commit frees it if it has none by then. Grows the file
+ * if need be. */
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
 
@@ -171,18 +177,20 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
  * never changed in place. destination NULL: only looks whether there is such an extent. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
-/* PM_UNREADABLE if the disk can't read the bytes [at, at + count) of an extent, which through a buffer would be a signal. */
+/* PM_UNREADABLE if the disk can't read the bytes [at, at + count) of an extent, which through a buffer would be a
+ * signal. */
 pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_t at, uint64_t count);
 
 enum {
     PM_BUFFER_WRITABLE = 1,
-    PM_BUFFER_FIXED = 2 /* nobody ever changes these bytes as long as the extent has an owner: a forked child need not have its own */
+    /* Nobody ever changes these bytes as long as the extent has an owner: a forked child need not have its own. */
+    PM_BUFFER_FIXED = 2
 };
 
-/* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't
- * reused (I9). A writable one makes the extent a candidate of every commit while a key owns it.
- * pm_buffer_release may be called from any thread at any time, also after pm_close. The address is not looked at: it makes
- * the function fit as what a garbage collector calls for the address, with the buffer bound, and no interrupt between. */
+/* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't reused
+ * (I9). A writable one makes the extent a candidate of every commit while a key owns it. pm_buffer_release may be
+ * called from any thread at any time, also after pm_close. The address is not looked at: it makes the function fit as
+ * what a garbage collector calls for the address, with the buffer bound, and no interrupt between. */
 pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsigned how, pm_buffer **out);
 void *pm_buffer_address(pm_buffer *buffer);
 void pm_buffer_release(pm_buffer *buffer, const void *address);
@@ -206,13 +214,14 @@ typedef struct {
 
 pm_status pm_stats(pm_store *store, pm_statistics *out);
 
-/* What a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it is deleted),
- * then one without a key for each extent that a program has changed in place. To be freed with pm_pending_free. */
+/* What a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it is
+ * deleted), then one without a key for each extent that a program has changed in place. To be freed with
+ * pm_pending_free. */
 pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length);
 void pm_pending_free(uint8_t *rows);
 
-/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check could
- * be made, sound or not. Takes a report, to be freed with pm_report_free. */
+/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check
+ * could be made, sound or not. Takes a report, to be freed with pm_report_free. */
 typedef struct pm_report pm_report;
 typedef struct {
     uint64_t offset, length; /* where in the region */
@@ -231,15 +240,19 @@ void pm_report_free(pm_report *report);
 typedef enum {
     PM_EVENT_STORE = 1,    /* cached store: durable when flushed and fenced; may be sooner */
     PM_EVENT_STREAM,       /* non-temporal store: durable at the next fence; may be sooner */
-    PM_EVENT_FLUSH,        /* of the lines of offset, length: durable at the next fence. File: handed to the disk, durable
-                              when that is next flushed (sync_file_range) */
+    /* Of the lines of offset, length: durable at the next fence. File: handed to the disk, durable when that is next
+     * flushed (sync_file_range) */
+    PM_EVENT_FLUSH,
     PM_EVENT_FENCE,
     PM_EVENT_WRITE,        /* pwrite */
-    PM_EVENT_SYNC_RANGE,   /* the bytes of offset, length are durable now, and so is what was handed to the disk before */
+    /* The bytes of offset, length are durable now, and so is what was handed to the disk before */
+    PM_EVENT_SYNC_RANGE,
     PM_EVENT_SYNC,         /* everything is durable now, size included */
-    PM_EVENT_GROW,         /* the file is now `offset` bytes long; new bytes are zeros. File: durable at the next sync */
-    PM_EVENT_SYNC_FAILED,  /* of the bytes of offset, length, or of all if length is 0: no later sync covers what was written
-                              before, unless its page is written again */
+    /* The file is now `offset` bytes long; new bytes are zeros. File: durable at the next sync */
+    PM_EVENT_GROW,
+    /* Of the bytes of offset, length, or of all if length is 0: no later sync covers what was written before, unless
+     * its page is written again */
+    PM_EVENT_SYNC_FAILED,
     PM_EVENT_OPEN,         /* a life begins: all that stands in the file is what was written before */
     PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get; length: the hash of that state (pm_state_hash) */
     PM_EVENT_COMMIT_END,   /* the same, of the commit that is acknowledged now */
@@ -254,8 +267,8 @@ typedef struct {
     uint64_t data; /* index of the written bytes in pm_trace_data */
 } pm_event;
 
-/* seed: if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same writes the
- * same. NULL: no memory. */
+/* seed: if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same writes
+ * the same. NULL: no memory. */
 pm_trace *pm_trace_new(uint64_t seed);
 void pm_trace_free(pm_trace *trace); /* stores that are open keep it */
 size_t pm_trace_count(const pm_trace *trace);
@@ -265,8 +278,8 @@ size_t pm_trace_bytes(const pm_trace *trace); /* of data */
 int pm_trace_incomplete(const pm_trace *trace); /* memory ran out, and the rest is missing */
 void pm_trace_clear(pm_trace *trace);
 
-/* Files: 1 or 0: whether records are written by a synced write of their range, as on ext4 and xfs, or by write and fdatasync, as on
- * other file systems; -1, as it is at first: by the file system. */
+/* Files: 1 or 0: whether records are written by a synced write of their range, as on ext4 and xfs, or by write and
+ * fdatasync, as on other file systems; -1, as it is at first: by the file system. */
 void pm_trace_sync_ranges(pm_trace *trace, int ranges);
 
 /* Stores that are opened from now on do their background work (home behind a commit, syncs of commits that are durable
@@ -275,7 +288,12 @@ void pm_trace_sync_ranges(pm_trace *trace, int ranges);
  * have none. No store under the trace may be open. PM_NO_MEMORY. */
 pm_status pm_trace_background(pm_trace *trace, uint64_t seed, unsigned pace);
 
-typedef enum { PM_OPERATION_WRITE = 1, PM_OPERATION_SYNC = 2, PM_OPERATION_GROW = 4, PM_OPERATION_MAP = 8 } pm_operation;
+typedef enum {
+    PM_OPERATION_WRITE = 1,
+    PM_OPERATION_SYNC = 2,
+    PM_OPERATION_GROW = 4,
+    PM_OPERATION_MAP = 8
+} pm_operation;
 
 typedef struct {
     uint32_t operations; /* pm_operation bits: those that count */

@@ -68,8 +68,8 @@ static pm_status follow_spill(pm_store *store, found_body *body, bool *sound)
     return PM_OK;
 }
 
-/* What a record declares was not surely durable before it. So it is verified, in the newest record, and in all that nothing durable
- * knows of (I14). Others may have been changed in their place since. */
+/* What a record declares was not surely durable before it. So it is verified, in the newest record, and in all that
+ * nothing durable knows of (I14). Others may have been changed in their place since. */
 static pm_status directs_sound(pm_store *store, const found_body *body, bool *sound)
 {
     const pm_region *region = &store->region;
@@ -79,7 +79,8 @@ static pm_status directs_sound(pm_store *store, const found_body *body, bool *so
         if (!is_direct(&item)) continue;
         uint64_t block, place = item.offset + pm_extent_table(item.length), size = 8 * pm_extent_blocks(item.length);
         pm_status status = pm_region_readable(region, home, place, size, "the hashes of a new array");
-        if (status == PM_OK && pm_table_hash(region, home + place, size, place) != direct_of(&item).hash) status = PM_CORRUPT;
+        if (status == PM_OK && pm_table_hash(region, home + place, size, place) != direct_of(&item).hash)
+            status = PM_CORRUPT;
         if (status == PM_OK) status = pm_extent_check(region, home, item.offset, item.length, &block);
         if (status == PM_UNREADABLE) return status;
         *sound = status == PM_OK;
@@ -111,8 +112,8 @@ static pm_status add_body(found_log *found, const pm_record *record, uint64_t pl
     return PM_OK;
 }
 
-/* Items that stand in the region are read while runs are written there. A store puts them into free pages, and empties the log at once;
- * a file where a run changes them, or with a second such record, is somebody else's work (D9). */
+/* Items that stand in the region are read while runs are written there. A store puts them into free pages, and empties
+ * the log at once; a file where a run changes them, or with a second such record, is somebody else's work (D9). */
 static bool spill_stays(const found_log *found)
 {
     const found_body *spilled = NULL;
@@ -163,7 +164,8 @@ static pm_status scan(pm_store *store, found_log *found)
         log->sequence = body->sequence - 1;
         found->count = i;
     }
-    if (!spill_stays(found)) return pm_fail(PM_CORRUPT, "the log is damaged: a commit would write over its own list of changes");
+    if (!spill_stays(found))
+        return pm_fail(PM_CORRUPT, "the log is damaged: a commit would write over its own list of changes");
     if (found->count) log->digest = found->bodies[found->count - 1].digest;
     return PM_OK;
 }
@@ -214,7 +216,8 @@ static pm_status apply_run(pm_store *store, const found_log *found, size_t recor
     return PM_OK;
 }
 
-/* Bytes of the file that are only in the page cache, perhaps on pages that the kernel takes for clean after a failed write. */
+/* Bytes of the file that are only in the page cache, perhaps on pages that the kernel takes for clean after a failed
+ * write. */
 static pm_status write_again(pm_store *store, uint64_t place, uint64_t length)
 {
     uint8_t copy[PM_PAGE];
@@ -235,19 +238,19 @@ static pm_status write_record_again(pm_store *store, const found_body *body)
     return write_again(store, body->place, body->record);
 }
 
-/* The newest record may be that of a process which died, or whose sync failed, before it was durable; so may all that nothing durable
- * knows of. Now that they are adopted they have to be, with all that they declare. */
+/* The newest record may be that of a process which died, or whose sync failed, before it was durable; so may all that
+ * nothing durable knows of. Now that they are adopted they have to be, with all that they declare. */
 static pm_status make_durable(pm_store *store, const found_log *found)
 {
     size_t unsure = 1;
     while (unsure < found->count && found->bodies[found->count - unsure - 1].sequence > found->durable) unsure++;
     for (size_t i = found->count - unsure; i < found->count; i++) PM_TRY(write_record_again(store, &found->bodies[i]));
-    /* durable: the record and what it declares → then: home. Otherwise a power cut, after a process was killed in a commit, finds half of
-     * its home and no record (I3). */
+    /* durable: the record and what it declares → then: home. Otherwise a power cut, after a process was killed in a
+     * commit, finds half of its home and no record (I3). */
     PM_TRY(store->media.operations->fence(&store->media));
     PM_TRY(pm_log_witness(&store->log, store->log.sequence));
-    /* durable: that they are → then: home, where one may change what another declares: a recovery of this one must not verify that
-     * (I4, I14). */
+    /* durable: that they are → then: home, where one may change what another declares: a recovery of this one must not
+     * verify that (I4, I14). */
     return store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK;
 }
 
@@ -263,7 +266,8 @@ static pm_status apply_records(pm_store *store, const found_log *found)
 
 enum { GROUP = PM_PAGE / sizeof(uint8_t *) }; /* pages whose places in `newest` are one page of memory */
 
-/* Where each page's newest bytes stand: calloc gives memory to the groups that have any, and only they are looked through. */
+/* Where each page's newest bytes stand: calloc gives memory to the groups that have any, and only they are looked
+ * through. */
 typedef struct {
     const uint8_t **newest;
     uint16_t *cut; /* how many there are, where an extent ends before its page does; 0: all */
@@ -315,8 +319,11 @@ static pm_status apply_pages(pm_store *store, const found_pages *pages)
         if (pages->cut[page]) {
             PM_TRY(apply_cut(store, pages, page));
         } else {
-            while (end < count && end < most && newest[end] == newest[page] + (end - page) * PM_PAGE && !pages->cut[end]) end++;
-            PM_TRY(pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
+            while (end < count && end < most && newest[end] == newest[page] + (end - page) * PM_PAGE
+                   && !pages->cut[end])
+                end++;
+            PM_TRY(
+                pm_home_write(&store->region, page * PM_PAGE, newest[page], (end - page) * PM_PAGE, PM_WRITE_CACHED));
         }
         page = end;
         if (page * PM_PAGE - begun < BEGIN_WRITEBACK) continue;
@@ -367,8 +374,8 @@ pm_status pm_recover(pm_store *store)
     free(found.bodies);
     free(found.declared);
     if (status == PM_OK && store->media.read_only) return PM_OK;
-    /* The file may be longer than the header says, and the records may have been in the page cache only: the checkpoint's
-     * fence covers what was just written, its header ends the old log. */
+    /* The file may be longer than the header says, and the records may have been in the page cache only: the
+     * checkpoint's fence covers what was just written, its header ends the old log. */
     if (status == PM_OK) status = pm_transaction_checkpoint(store, false);
     if (status != PM_NO_SPACE) return status;
     return pm_fail(PM_NO_SPACE, "there is no space to bring the file up to date with its log, as a copy shares its "

@@ -1,8 +1,9 @@
 /*
  * Recovery: what a crash left in the log is brought home.
  *
- * I4  Idempotent and complete: everything adopted is written again and synced, then a header with a new salt and an empty
- *     log becomes durable, and only then is a commit possible. A crash in it, then another recovery, gives the same state.
+ * I4  Idempotent and complete: everything adopted is written again and synced, then a header with a new salt and an
+ *     empty log becomes durable, and only then is a commit possible. A crash in it, then another recovery, gives the
+ *     same state.
  * I8  It scans first, then applies. A run is not applied where a later record declares a direct write.
  */
 #ifndef PM_RECOVERY_H

@@ -47,14 +47,16 @@ void *pm_page_read(pm_region *region, uint64_t offset, uint32_t type, pm_status 
         /* What is checked now is what is used later (D9). */
         if ((*status = pm_region_make_private(region, offset, PM_PAGE, "a page of metadata")) != PM_OK) return NULL;
         if (!pm_page_sound(region, region->live, offset, type)) {
-            *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is damaged", (unsigned long long)offset);
+            *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is damaged",
+                              (unsigned long long)offset);
             return NULL;
         }
         *flags |= PM_FLAG_VERIFIED;
     }
     const pm_page_head *head = (const void *)page;
     if (head->type != type || head->self != offset) {
-        *status = pm_fail(PM_CORRUPT, "the metadata page at region offset %llu is of another kind than its reference says",
+        *status = pm_fail(PM_CORRUPT,
+                          "the metadata page at region offset %llu is of another kind than its reference says",
                           (unsigned long long)offset);
         return NULL;
     }
@@ -95,8 +97,8 @@ void *pm_page_new(pm_region *region, uint64_t offset, uint32_t type, uint32_t le
 
 void pm_page_forget(pm_region *region, uint64_t offset)
 {
-    /* It stands in the list of edited pages: a rollback must bring its committed bytes back, and a commit takes its term out of
-     * the digest. */
+    /* It stands in the list of edited pages: a rollback must bring its committed bytes back, and a commit takes its
+     * term out of the digest. */
     list_edited(region, offset);
     region->flags[offset / PM_PAGE] &= (uint8_t)~(PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
 }
@@ -192,7 +194,8 @@ static void sweep(pm_region *region)
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        if (atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer)) region->buffers[kept++] = buffer;
+        if (atomic_load(&buffer->living) || candidate || pm_fork_may_show(region, buffer))
+            region->buffers[kept++] = buffer;
         else free(buffer);
     }
     region->buffer_count = kept;
@@ -226,7 +229,8 @@ pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t 
 {
     for (size_t i = first_from(region, offset); i < region->buffer_count && region->buffers[i]->offset == offset; i++) {
         pm_buffer *buffer = region->buffers[i];
-        if (atomic_load(&buffer->living) || !buffer->owned || buffer->length != length || buffer->writable != writable) continue;
+        if (atomic_load(&buffer->living) || !buffer->owned || buffer->length != length || buffer->writable != writable)
+            continue;
         atomic_store(&buffer->living, 1);
         return buffer;
     }
@@ -280,7 +284,8 @@ void pm_region_mark(pm_region *region, const void *address, uint64_t length)
         if (!buffer->writable) continue;
         buffer->only = true;
         buffer->only_all |= offset == buffer->offset && end == buffer->offset + buffer->length;
-        if (buffer->offset % PM_PAGE == 0) pm_watch_promise(&region->watches, offset / PM_PAGE, (end + PM_PAGE - 1) / PM_PAGE);
+        if (buffer->offset % PM_PAGE == 0)
+            pm_watch_promise(&region->watches, offset / PM_PAGE, (end + PM_PAGE - 1) / PM_PAGE);
     }
 }
 
@@ -301,7 +306,8 @@ static void finish_transaction(pm_region *region)
         pm_buffer *buffer = region->buffers[i];
         if (buffer->only) {
             uint64_t first = buffer->offset / PM_PAGE;
-            if (buffer->offset % PM_PAGE == 0) pm_watch_drop_promise(&region->watches, first, first + pm_extent_blocks(buffer->length));
+            if (buffer->offset % PM_PAGE == 0)
+                pm_watch_drop_promise(&region->watches, first, first + pm_extent_blocks(buffer->length));
             buffer->only = buffer->only_all = false;
         }
         /* One that was released meanwhile may have been written behind our back: it stays a candidate (I10). */
@@ -340,18 +346,20 @@ static void restore_pages(pm_region *region, uint64_t page, uint64_t last, uint6
         uint64_t stop = pm_unsettled_next(region, page, last);
         if (page < stop) pm_region_drop(region, page * PM_PAGE, (stop - page) * PM_PAGE);
         for (page = stop; page < last && pm_is_unsettled(region, page * PM_PAGE); page++)
-            copy_home(region, page * PM_PAGE, page * PM_PAGE, end - page * PM_PAGE < PM_PAGE ? end - page * PM_PAGE : PM_PAGE);
+            copy_home(region, page * PM_PAGE, page * PM_PAGE,
+                      end - page * PM_PAGE < PM_PAGE ? end - page * PM_PAGE : PM_PAGE);
     }
 }
 
-/* The pages that were written, where it is known which. Each is protected before it is dropped: a store that comes between is found
- * by the next commit. */
+/* The pages that were written, where it is known which. Each is protected before it is dropped: a store that comes
+ * between is found by the next commit. */
 static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t pages = pm_extent_blocks(length), end = offset / PM_PAGE + pages;
     const pm_page_set *dirty = &region->watches.dirty;
     if (!pm_watch_restore(&region->watches, offset, pages)) return false;
-    for (uint64_t page = pm_page_next(dirty, offset / PM_PAGE, end); page < end; page = pm_page_next(dirty, page, end)) {
+    for (uint64_t page = pm_page_next(dirty, offset / PM_PAGE, end); page < end;
+         page = pm_page_next(dirty, page, end)) {
         uint64_t first = page;
         while (page < end && pm_page_in(dirty, page)) page++;
         restore_pages(region, first, page, offset + length);
@@ -413,8 +421,8 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
     if (!length) return PM_OK;
     if (region->media->kind == PM_MEDIA_MEMORY && how == PM_WRITE_CACHED) {
         uint64_t first = offset / PM_PAGE, last = (offset + length - 1) / PM_PAGE;
-        /* A few pages that are written again and again stay in the cache until the checkpoint. Were they many, it would be a long one: flushing
-         * what no longer fits the cache takes ten times as long as streaming it. */
+        /* A few pages that are written again and again stay in the cache until the checkpoint. Were they many, it would
+         * be a long one: flushing what no longer fits the cache takes ten times as long as streaming it. */
         if (region->flush_count >= FLUSH_MOST && !(region->flags[first] & region->flags[last] & PM_FLAG_FLUSH))
             return write_home(region, offset, source, length, PM_WRITE_STREAM);
         for (uint64_t page = first; page <= last; page++) {
@@ -425,12 +433,14 @@ pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, 
     return write_home(region, offset, source, length, how);
 }
 
-pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio)
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages,
+                               uint64_t *hashes, uint64_t folio)
 {
     PM_CHECK(offset + pages * PM_PAGE <= region->size);
     PM_TRY(pm_media_write_hashed(region->media, PM_REGION_START + offset, source, pages, hashes, folio));
     if (region->unsettled) pm_unsettled_show(region, offset, pages * PM_PAGE);
-    for (uint64_t page = 0; page < pages; page++) hashes[page] = pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id);
+    for (uint64_t page = 0; page < pages; page++)
+        hashes[page] = pm_seal(hashes[page], offset + page * PM_PAGE, region->store_id);
     return PM_OK;
 }
 

@@ -1,6 +1,6 @@
 /*
- * The region: the part of the file that programs see. `live` is a private mapping of it, so that stores by any code stay
- * in this process until a commit; `home` is the shared view of the same bytes, which is the committed image (I2).
+ * The region: the part of the file that programs see. `live` is a private mapping of it, so that stores by any code
+ * stay in this process until a commit; `home` is the shared view of the same bytes, which is the committed image (I2).
  *
  * I9   Space is not reused while a buffer lives over it; pm_region_covered tells.
  * I10  A writable buffer whose array may be dirty stays a candidate after its death until a commit or a rollback.
@@ -31,7 +31,8 @@ typedef struct {
     unsigned home;            /* the slot with the committed bytes */
     unsigned seat;            /* the slot over whose place the memory lies that programs see */
     bool added, gone;         /* since the last commit */
-    bool written;             /* in the running commit: contents are in the slot that is not home, and become home with it */
+    /* In the running commit: contents are in the slot that is not home, and become home with it */
+    bool written;
     unsigned sparse;          /* commits in a row that found a few changes only */
     uint64_t flipped;         /* the commit that made `home` home; 0: one that is durable */
     uint64_t table_hash;      /* of what was written */
@@ -39,17 +40,20 @@ typedef struct {
     bool known_terms;
     bool sampled;             /* lines of what is home, which tell whether most of it changed again: */
     uint64_t sample[PM_DENSE_SAMPLES][PM_LINE / 8];
-    uint8_t *tail;            /* room for what follows the last whole page of contents: see write_slot in transaction.c */
+    /* Room for what follows the last whole page of contents: see write_slot in transaction.c */
+    uint8_t *tail;
 } pm_dense;
 
 typedef struct {
     pm_media *media;
     uint8_t *live;
     const uint8_t *home; /* the committed image; in a read-only store the same as live */
-    struct pm_unsettled *unsettled; /* commits that are not home in the file yet (region_unsettled.h); NULL: there are none, ever */
+    /* Commits that are not home in the file yet (region_unsettled.h); NULL: there are none, ever */
+    struct pm_unsettled *unsettled;
     uint8_t *flags;      /* PM_FLAG_* for each page */
     uint64_t size, store_id;
-    uint64_t first, kept; /* addresses from live + first up to live + kept are the region's: first is 0 until it is closed */
+    /* Addresses from live + first up to live + kept are the region's: first is 0 until it is closed */
+    uint64_t first, kept;
 
     uint64_t *edited; /* pages that were changed as metadata since the last commit, each once */
     size_t edited_count;
@@ -108,7 +112,8 @@ void pm_region_moved(pm_region *region);                      /* the media have 
 /* Living buffers get memory of their own with the same bytes. PM_NO_MEMORY: none has. PM_UNREADABLE: some could
  * not be read. Anything else: some go on to show the file. */
 pm_status pm_region_part(pm_region *region);
-/* Lets go of the file. keep: after pm_region_part; otherwise living buffers go on to show the file, for the moments until the process ends. */
+/* Lets go of the file. keep: after pm_region_part; otherwise living buffers go on to show the file, for the moments
+ * until the process ends. */
 void pm_region_close(pm_region *region, bool keep);
 void pm_region_free(pm_region *region);
 
@@ -116,15 +121,15 @@ void pm_region_free(pm_region *region);
 
 /* The first region offset of a range that can't be read in an image of the region, live or home, without a signal, as
  * pm_media_unreadable; UINT64_MAX: all can. */
-static inline uint64_t pm_region_unreadable(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
-                                            const char *what)
+static inline uint64_t pm_region_unreadable(const pm_region *region, const uint8_t *image, uint64_t offset,
+                                            uint64_t length, const char *what)
 {
     uint64_t bad = pm_media_unreadable(region->media, image + offset, PM_REGION_START + offset, length, what);
     return bad == UINT64_MAX ? bad : bad - PM_REGION_START;
 }
 
-static inline pm_status pm_region_readable(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
-                                           const char *what)
+static inline pm_status pm_region_readable(const pm_region *region, const uint8_t *image, uint64_t offset,
+                                           uint64_t length, const char *what)
 {
     return pm_region_unreadable(region, image, offset, length, what) == UINT64_MAX ? PM_OK : PM_UNREADABLE;
 }
@@ -173,7 +178,8 @@ uint64_t pm_block_hash(const pm_region *region, const void *block, size_t length
 /* What a commit record declares of an extent that was written in place: the hash of its table of hashes. */
 uint64_t pm_table_hash(const pm_region *region, const void *table, uint64_t bytes, uint64_t offset);
 
-/* Checks an extent of an image against its hashes. PM_CORRUPT, with no message, or PM_UNREADABLE: *block is a bad one. */
+/* Checks an extent of an image against its hashes. PM_CORRUPT, with no message, or PM_UNREADABLE: *block is a bad
+ * one. */
 pm_status pm_extent_check(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
                           uint64_t *block);
 
@@ -235,7 +241,8 @@ uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t le
 void pm_region_detach(pm_region *region, uint64_t offset); /* the extent's owner is gone */
 /* A buffer that is owned and has all of a range; NULL if there is none. */
 const pm_buffer *pm_region_owner(const pm_region *region, const void *address, uint64_t length);
-/* What is written there belongs to the next commit, also to one under a promise. Nothing, if no owned buffer has all of it. */
+/* What is written there belongs to the next commit, also to one under a promise. Nothing, if no owned buffer has all of
+ * it. */
 void pm_region_mark(pm_region *region, const void *address, uint64_t length);
 /* before a commit gathers, or a rollback restores. all: it looks at every buffer */
 void pm_region_begin(pm_region *region, bool all);
@@ -246,8 +253,10 @@ void pm_region_restore(pm_region *region); /* rollback: arrays, metadata, buffer
 
 /* Writes committed bytes home. streamed: they need no flush at the checkpoint. */
 pm_status pm_home_write(pm_region *region, uint64_t offset, const void *source, uint64_t length, pm_write_how how);
-/* Streams whole pages, which a program may be changing, and gives the hashes that blocks have at rest; after a failure they mean nothing. */
-pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages, uint64_t *hashes, uint64_t folio);
+/* Streams whole pages, which a program may be changing, and gives the hashes that blocks have at rest; after a failure
+ * they mean nothing. */
+pm_status pm_home_write_hashed(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t pages,
+                               uint64_t *hashes, uint64_t folio);
 void pm_home_flush(pm_region *region); /* everything written through the cache; a fence must follow */
 
 #endif

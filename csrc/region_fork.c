@@ -16,8 +16,9 @@
 #endif
 
 /*
- * Behind the bytes that _opening.py locks. A fork's byte tells how many pages the region had, and which fork it was: of one process, those that are made later come
- * later. Two processes may give one byte to two forks: then space is kept for a little longer.
+ * Behind the bytes that _opening.py locks. A fork's byte tells how many pages the region had, and which fork it was: of
+ * one process, those that are made later come later. Two processes may give one byte to two forks: then space is kept
+ * for a little longer.
  */
 #define FORK_BYTES ((INT64_C(1) << 62) + (INT64_C(1) << 61))
 enum { NUMBER_BITS = 24 };
@@ -28,7 +29,8 @@ static atomic_uint forks; /* of this process */
 
 /* ---- locks ---------------------------------------------------------------------------------------------------- */
 
-/* Where the lock of a living child is, of the forks from first to last; 0: there is none, or the file system has no such locks. */
+/* Where the lock of a living child is, of the forks from first to last; 0: there is none, or the file system has no
+ * such locks. */
 static int64_t child_lives(const pm_region *region, int64_t first, int64_t last)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = last - first + 1};
@@ -64,15 +66,15 @@ static void *lock_fork(const pm_region *region, int64_t fork)
 
 /* ---- around a fork ---------------------------------------------------------------------------------------------- */
 
-/* Its bytes never change, nor anything else on its pages. Before it is committed, no record declares it, and a recovery may write there what an earlier
- * record has of an array that was there before (I8). */
+/* Its bytes never change, nor anything else on its pages. Before it is committed, no record declares it, and a recovery
+ * may write there what an earlier record has of an array that was there before (I8). */
 static bool stays(const pm_buffer *buffer)
 {
     return buffer->fixed && buffer->committed && buffer->offset % PM_PAGE == 0;
 }
 
-/* Without memory for a page of its own the child must not take other bytes for the parent's: it gets none. A page that the disk can't read stays
- * unreadable in the child. */
+/* Without memory for a page of its own the child must not take other bytes for the parent's: it gets none. A page that
+ * the disk can't read stays unreadable in the child. */
 static void own_pages(pm_region *region, uint64_t from, uint64_t to)
 {
     if (from >= to || pm_address_own(region->live + from, to - from)) return;
@@ -80,7 +82,8 @@ static void own_pages(pm_region *region, uint64_t from, uint64_t to)
         if (!pm_address_own(region->live + from, PM_PAGE) && errno != EFAULT) region->hidden_from_child = true;
 }
 
-/* A large array that stays is mapped anew in the child, which sees the same pages of the file: to copy the page table of 1 GiB takes 10 to 30 ms. */
+/* A large array that stays is mapped anew in the child, which sees the same pages of the file: to copy the page table
+ * of 1 GiB takes 10 to 30 ms. */
 static void map_in_child(const pm_region *region, pm_buffer *buffer)
 {
     enum { MAPPED_FROM = 1 << 20 };
@@ -91,7 +94,8 @@ static void map_in_child(const pm_region *region, pm_buffer *buffer)
 void pm_fork_begins(pm_region *region)
 {
     bool any = false;
-    for (size_t i = 0; i < region->buffer_count && !any; i++) any = atomic_load(&region->buffers[i]->living) && stays(region->buffers[i]);
+    for (size_t i = 0; i < region->buffer_count && !any; i++)
+        any = atomic_load(&region->buffers[i]->living) && stays(region->buffers[i]);
     int64_t number = any ? atomic_fetch_add(&forks, 1) % (1 << NUMBER_BITS) : 0;
     int64_t fork = FORK_BYTES + ((int64_t)(region->size / PM_PAGE) << NUMBER_BITS) + number;
     uint64_t from = 0, to = 0;
@@ -105,7 +109,8 @@ void pm_fork_begins(pm_region *region)
             map_in_child(region, buffer);
             continue;
         }
-        uint64_t first = buffer->offset / PM_PAGE * PM_PAGE, end = pm_round_up(buffer->offset + buffer->length, PM_PAGE);
+        uint64_t first = buffer->offset / PM_PAGE * PM_PAGE,
+                 end = pm_round_up(buffer->offset + buffer->length, PM_PAGE);
         if (first > to) own_pages(region, from, to), from = first;
         if (end > to) to = end;
     }
@@ -126,7 +131,8 @@ void pm_fork_is_over(pm_region *region)
 
 static void *map_again(pm_region *region, uint64_t offset, uint64_t length, int access, int how, int fd)
 {
-    return mmap(region->live + offset, length, access, MAP_PRIVATE | MAP_NORESERVE | how, fd, fd < 0 ? 0 : (off_t)(PM_REGION_START + offset));
+    return mmap(region->live + offset, length, access, MAP_PRIVATE | MAP_NORESERVE | how, fd,
+                fd < 0 ? 0 : (off_t)(PM_REGION_START + offset));
 }
 
 void pm_fork_in_child(pm_region *region)
@@ -139,8 +145,9 @@ void pm_fork_in_child(pm_region *region)
         const pm_buffer *buffer = region->buffers[i];
         if (!buffer->mapped_in_child) continue;
         /* Another handler of forks may have mapped something there, though it is unlikely. */
-        PM_CHECK(map_again(region, buffer->offset, buffer->length, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE, region->media->fd) ==
-                 region->live + buffer->offset);
+        PM_CHECK(map_again(region, buffer->offset, buffer->length, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE,
+                           region->media->fd)
+                 == region->live + buffer->offset);
     }
 }
 

@@ -1,15 +1,18 @@
 /*
  * What a forked child goes on to see (I18): the bytes that its parent saw at the fork, for as long as the child lives.
  *
- * The child has the parent's private pages; all others show the file, which the parent goes on to change. So before a fork
+ * The child has the parent's private pages; all others show the file, which the parent goes on to change. So before a
+ * fork
  *
- *   pages under arrays that may change become private in the parent, and the child gets them with the others: it waits for nobody, and nobody for it
- *   arrays that never change keep their space: it is not used again while a child lives that was forked when they were alive
+ *   pages under arrays that may change become private in the parent, and the child gets them with the others: it waits
+ *   for nobody, and nobody for it arrays that never change keep their space: it is not used again while a child lives
+ *   that was forked when they were alive
  *
- * A child is known to live by a lock on one byte of the file, which belongs to an open file description that only a mapping keeps. The mapping
- * is made before the fork and undone in the parent, so that its children alone have it, whichever descriptors they close. A child that executes another
- * program lets go of it, and so does its death. Each fork locks a byte of its own, which tells how large the region was: those who open the file later use no
- * space that a living child may have had.
+ * A child is known to live by a lock on one byte of the file, which belongs to an open file description that only a
+ * mapping keeps. The mapping is made before the fork and undone in the parent, so that its children alone have it,
+ * whichever descriptors they close. A child that executes another program lets go of it, and so does its death. Each
+ * fork locks a byte of its own, which tells how large the region was: those who open the file later use no space that a
+ * living child may have had.
  */
 #ifndef PM_REGION_FORK_H
 #define PM_REGION_FORK_H

@@ -1,6 +1,6 @@
 /*
- * The region's mappings: `live`, which must not move, for programs hold addresses in it; what is noted of its pages; and what becomes of
- * living arrays when the store closes.
+ * The region's mappings: `live`, which must not move, for programs hold addresses in it; what is noted of its pages;
+ * and what becomes of living arrays when the store closes.
  *
  *   live   ├── shows the file ──┼── kept for growth ──┤ ── more is kept when it is needed, if nobody took the addresses
  */
@@ -68,8 +68,9 @@ static pm_status make_room_for_notes(pm_region *region, uint64_t size)
 static pm_status show(pm_region *region, uint64_t size)
 {
     if (!pm_media_may_map(region->media)) return pm_fail_errno("cannot map the region");
-    if (mmap(region->live + region->size, size - region->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-             region->media->fd, (off_t)(PM_REGION_START + region->size)) == MAP_FAILED)
+    if (mmap(region->live + region->size, size - region->size, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, region->media->fd, (off_t)(PM_REGION_START + region->size))
+        == MAP_FAILED)
         return pm_address_refused("cannot map the region", size - region->size);
     return PM_OK;
 }
@@ -79,7 +80,8 @@ pm_status pm_region_open(pm_region *region, pm_media *media, uint64_t size, uint
     *region = (pm_region){.media = media, .store_id = store_id};
     uint64_t kept = kept_for(region, size);
     bool alone = !media->read_only && !media->trace;
-    while (!(region->live = pm_address_keep(kept, alone)) && kept > size) kept = kept / 2 < size ? size : pm_round_up(kept / 2, PM_PAGE);
+    while (!(region->live = pm_address_keep(kept, alone)) && kept > size)
+        kept = kept / 2 < size ? size : pm_round_up(kept / 2, PM_PAGE);
     if (!region->live) return pm_address_refused("cannot reserve addresses for the arrays", kept);
     region->kept = kept;
     PM_TRY(pm_region_extend(region, size));
@@ -93,8 +95,11 @@ pm_status pm_region_keep(pm_region *region, uint64_t size)
     uint64_t least = size - region->kept, more = least < region->kept ? region->kept : least;
     while (!pm_address_keep_more(region->live + region->kept, more)) {
         if (more == least)
-            return pm_fail(PM_NO_SPACE, "the addresses behind the arrays of this store are in use, so it can't grow to %llu bytes: close it and "
-                           "open it again", (unsigned long long)size);
+            return pm_fail(PM_NO_SPACE,
+                           "the addresses behind the arrays of this store are in use, so it can't grow to %llu bytes: "
+                           "close it and "
+                           "open it again",
+                           (unsigned long long)size);
         more = more / 2 < least ? least : pm_round_up(more / 2, PM_PAGE);
     }
     region->kept += more;
@@ -189,8 +194,9 @@ static pm_status copy_living(const pm_region *region, size_t *next, page_run par
 }
 
 /*
- * One mapping for all of them, moved to their place part by part, for what is private takes memory twice while it is copied. What lies between them takes none: it
- * was never touched. So it makes no difference how many arrays there are, but for the first step, which is refused or not before anything is changed.
+ * One mapping for all of them, moved to their place part by part, for what is private takes memory twice while it is
+ * copied. What lies between them takes none: it was never touched. So it makes no difference how many arrays there are,
+ * but for the first step, which is refused or not before anything is changed.
  */
 pm_status pm_region_part(pm_region *region)
 {
@@ -211,7 +217,9 @@ pm_status pm_region_part(pm_region *region)
         uint8_t *at = copy + (part.from - all.from);
         pm_status copied = copy_living(region, &next, part, at);
         if (copied != PM_OK) status = copied;
-        if (mremap(at, part.to - part.from, part.to - part.from, MREMAP_MAYMOVE | MREMAP_FIXED, region->live + part.from) == MAP_FAILED) {
+        if (mremap(at, part.to - part.from, part.to - part.from, MREMAP_MAYMOVE | MREMAP_FIXED,
+                   region->live + part.from)
+            == MAP_FAILED) {
             status = pm_address_refused("cannot give the arrays that are still alive memory of their own", size);
             munmap(at, all.to - part.from);
             return part.from == all.from ? PM_NO_MEMORY : status == PM_NO_MEMORY ? PM_IO : status;
@@ -247,7 +255,8 @@ void pm_region_free(pm_region *region)
     if (region->watches.live) pm_watch_close(&region->watches);
     pm_unsettled_close(region);
     pm_fork_let_go(region);
-    if (region->live && region->kept > region->first) munmap(region->live + region->first, region->kept - region->first);
+    if (region->live && region->kept > region->first)
+        munmap(region->live + region->first, region->kept - region->first);
     if (region->edited) munmap(region->edited, notes_bytes(region->notes_pages));
     *region = (pm_region){0};
 }

@@ -28,8 +28,9 @@ pm_status pm_region_prepare(const pm_region *region, pm_buffer *buffer)
 {
     uint64_t offset = buffer->offset, length = buffer->length;
     buffer->readable = buffer->sampled = !buffer->owned_at_commit;
-    /* Commits compare all of an array of a few pages, also what the program has not touched: better an error here than a signal
-     * there. Of a large one they look at what was written. The page of a slab was read when its extent was looked up. */
+    /* Commits compare all of an array of a few pages, also what the program has not touched: better an error here than
+     * a signal there. Of a large one they look at what was written. The page of a slab was read when its extent was
+     * looked up. */
     bool whole = offset % PM_PAGE == 0 && pm_extent_blocks(length) < PM_WATCH_LEAST;
     if (!buffer->writable || buffer->readable || !whole) return PM_OK;
     buffer->readable = true;
@@ -65,8 +66,10 @@ pm_status pm_region_check(const pm_region *region, uint64_t extent, uint64_t len
     uint64_t block, place = pm_region_place(region, extent, length);
     pm_status status = pm_extent_check(region, region->home, pm_region_home(region, place, length), length, &block);
     if (status == PM_CORRUPT)
-        return pm_fail(PM_CORRUPT, "contents are damaged: block %llu of the extent at region offset %llu does not match its "
-                                   "hash", (unsigned long long)block, (unsigned long long)extent);
+        return pm_fail(PM_CORRUPT,
+                       "contents are damaged: block %llu of the extent at region offset %llu does not match its "
+                       "hash",
+                       (unsigned long long)block, (unsigned long long)extent);
     PM_TRY(status);
     return pm_region_readable(region, region->live, place, length, "contents");
 }

@@ -50,7 +50,8 @@ pm_status pm_unsettled_extend(pm_region *region, uint64_t size)
     PM_TRY(make_sets(unsettled, size));
     if (!pm_media_may_map(region->media)) return pm_fail_errno("cannot map the region");
     void *image = unsettled->image ? pm_address_resize(unsettled->image, unsettled->size, size)
-                                   : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, region->media->fd, PM_REGION_START);
+                                   : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                                          region->media->fd, PM_REGION_START);
     if (!image || image == MAP_FAILED) return pm_address_refused("cannot map the region", size);
     unsettled->image = image;
     unsettled->size = size;
@@ -92,12 +93,14 @@ void pm_unsettled_snapshot(pm_region *region)
     region->unsettled->since = empty;
 }
 
-pm_status pm_unsettled_settle(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t length, uint64_t *written)
+pm_status pm_unsettled_settle(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t length,
+                              uint64_t *written)
 {
     pm_unsettled *unsettled = region->unsettled;
     pm_page_set *before = &unsettled->before;
     uint64_t end = pm_round_up(offset + length, PM_PAGE) / PM_PAGE;
-    for (uint64_t page = pm_page_next(before, offset / PM_PAGE, end); page < end; page = pm_page_next(before, page, end)) {
+    for (uint64_t page = pm_page_next(before, offset / PM_PAGE, end); page < end;
+         page = pm_page_next(before, page, end)) {
         uint64_t first = page;
         bool again = pm_page_in(&unsettled->since, first);
         while (page < end && pm_page_in(before, page) && pm_page_in(&unsettled->since, page) == again) page++;

@@ -1,15 +1,16 @@
 /*
- * Commits that returned before they were durable (D11). The file's own home may not have them yet (I3), so another private mapping
- * of the region, the image, stands in its place: what a commit logged is copied there, all other pages of it show the file.
- * region->home points to it. Once a commit is known durable it is settled: its runs are written home, and pages of the image that no later
- * commit has written are dropped, so that they show the same bytes in the file.
+ * Commits that returned before they were durable (D11). The file's own home may not have them yet (I3), so another
+ * private mapping of the region, the image, stands in its place: what a commit logged is copied there, all other pages
+ * of it show the file. region->home points to it. Once a commit is known durable it is settled: its runs are written
+ * home, and pages of the image that no later commit has written are dropped, so that they show the same bytes in the
+ * file.
  *
  *   the file's home (settled)     the state of a commit that is known durable; which one, says log.durable
  *   the image (region->home)      the last commit (I2)
  *
- * I13  Pages that a commit which is not settled has logged or declared are unsettled. No direct write touches them, and no memory that
- *      programs see is dropped there, for what would show is an older state. What the settled state uses, by the map in the file, isn't
- *      written directly either (I7).
+ * I13  Pages that a commit which is not settled has logged or declared are unsettled. No direct write touches them, and
+ *      no memory that programs see is dropped there, for what would show is an older state. What the settled state
+ *      uses, by the map in the file, isn't written directly either (I7).
  */
 #ifndef PM_REGION_UNSETTLED_H
 #define PM_REGION_UNSETTLED_H
@@ -34,13 +35,15 @@ void pm_unsettled_moved(pm_region *region, const uint8_t *file);  /* as pm_regio
 void pm_unsettled_run(pm_region *region, uint64_t offset, const void *source, uint64_t length);
 void pm_unsettled_direct(pm_region *region, uint64_t offset, uint64_t length);
 
-/* The file was written, and not the image, which may have a copy of its own where nothing is unsettled: locked memory does (mlockall). */
+/* The file was written, and not the image, which may have a copy of its own where nothing is unsettled: locked memory
+ * does (mlockall). */
 void pm_unsettled_show(pm_region *region, uint64_t offset, uint64_t length);
 
 /* The commits up to now are to be settled, those that follow are not. */
 void pm_unsettled_snapshot(pm_region *region);
 /* A run of a commit before the snapshot; newer commits first. What no newer one has written is written home. */
-pm_status pm_unsettled_settle(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t length, uint64_t *written);
+pm_status pm_unsettled_settle(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t length,
+                              uint64_t *written);
 /* All runs before the snapshot were given. */
 void pm_unsettled_settled(pm_region *region);
 

@@ -58,7 +58,8 @@ uint64_t pm_schedule_now(const pm_schedule *schedule)
     return schedule->now;
 }
 
-/* ---- choosing what runs next ------------------------------------------------------------------------------------------------- */
+/* ---- choosing what runs next
+ * ------------------------------------------------------------------------------------------------- */
 
 static bool can_go_on(const pm_routine *routine)
 {
@@ -114,7 +115,8 @@ void pm_schedule_point(pm_schedule *schedule)
     }
     /* Another thread of the program is at it; or this one, and this is its work. */
     if (pthread_mutex_trylock(&schedule->turn)) return;
-    while (schedule->pace && pm_schedule_choose(schedule, 256) < schedule->pace && let_something_go_on(schedule)) continue;
+    while (schedule->pace && pm_schedule_choose(schedule, 256) < schedule->pace && let_something_go_on(schedule))
+        continue;
     pthread_mutex_unlock(&schedule->turn);
 }
 
@@ -145,7 +147,8 @@ void pm_schedule_remove(pm_schedule *schedule, pm_scheduled_work *work)
     if (*at) *at = work->next;
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------ */
+/* ---- threads
+ * ------------------------------------------------------------------------------------------------------ */
 
 pm_routine *pm_routine_new(pm_schedule *schedule, void *(*run)(void *), void *argument)
 {

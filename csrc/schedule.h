@@ -48,7 +48,8 @@ typedef struct pm_scheduled_work {
 void pm_schedule_add(pm_schedule *schedule, pm_scheduled_work *work);
 void pm_schedule_remove(pm_schedule *schedule, pm_scheduled_work *work);
 
-/* ---- for thread.c ------------------------------------------------------------------------------------------------- */
+/* ---- for thread.c
+ * ------------------------------------------------------------------------------------------------- */
 
 typedef struct pm_routine pm_routine; /* a thread under a schedule */
 

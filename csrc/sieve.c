@@ -36,7 +36,8 @@ static void compare_all(void *argument)
     while (compare_next(argument)) continue;
 }
 
-void pm_sieve_begin(pm_sieve *s, pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length, bool all)
+void pm_sieve_begin(pm_sieve *s, pm_region *region, pm_helper *helper, uint64_t place, uint64_t home, uint64_t length,
+                    bool all)
 {
     s->region = region;
     s->helper = helper;

@@ -16,14 +16,15 @@ static unsigned bit_of(const uint64_t *current, unsigned entry)
     return current[entry / 64] >> entry % 64 & 1;
 }
 
-/* The memory that programs see lies over the slot that is current now. There may be more of them than entries of the table: those that are
- * gone are known until the commit. */
+/* The memory that programs see lies over the slot that is current now. There may be more of them than entries of the
+ * table: those that are gone are known until the commit. */
 static pm_status note(pm_region *region, const uint64_t *current, unsigned entry, const pm_slot_pair *pair, bool added)
 {
     unsigned base = (unsigned)pair->base, home = bit_of(current, entry) ^ base;
     pm_dense *dense = calloc(1, sizeof *dense), **all = realloc(region->dense, (region->dense_count + 1) * sizeof *all);
     if (all) region->dense = all;
-    uint64_t whole = pair->length / PM_PAGE * PM_PAGE, tail = pm_round_up(pm_extent_size(pair->length) - whole, PM_PAGE);
+    uint64_t whole = pair->length / PM_PAGE * PM_PAGE,
+             tail = pm_round_up(pm_extent_size(pair->length) - whole, PM_PAGE);
     if (!dense || !all || posix_memalign((void **)&dense->tail, PM_PAGE, tail)) {
         free(dense);
         return pm_fail(PM_NO_MEMORY, "no memory for an array with two slots");
@@ -66,7 +67,8 @@ static pm_slot_table *table_page(pm_region *region, unsigned page, pm_status *st
 /* Two extents of contents, apart from each other (D9). */
 static pm_status pair_sound(pm_region *region, const pm_slot_pair *pair)
 {
-    if (pair->length > PM_REGION_LIMIT || !pair->length || pair->base > 1 || pm_extent_is_small(pair->length) || pair->extent == pair->other)
+    if (pair->length > PM_REGION_LIMIT || !pair->length || pair->base > 1 || pm_extent_is_small(pair->length)
+        || pair->extent == pair->other)
         return pm_fail(PM_CORRUPT, "the table of slots is damaged");
     PM_TRY(pm_heap_check_extent(region, pair->extent, pair->length));
     return pm_heap_check_extent(region, pair->other, pair->length);

@@ -45,7 +45,7 @@ int pm_errno(void)
 
 void pm_check_failed(const char *condition, const char *file, int line)
 {
-    fprintf(stderr, "pmstore: internal error: %s is false at %s:%d; committed data are safe in the file\n", condition, file,
-            line);
+    fprintf(stderr, "pmstore: internal error: %s is false at %s:%d; committed data are safe in the file\n", condition,
+            file, line);
     abort();
 }

@@ -30,7 +30,8 @@ static void free_store(pm_store *store)
 static pm_status tell_failed(pm_store *store)
 {
     store->untold = false;
-    return pm_fail(PM_FAILED, "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
+    return pm_fail(PM_FAILED,
+                   "an earlier write or sync failed, so the store refuses to go on: close it and open it again");
 }
 
 static void release_reference(pm_store *store)
@@ -84,7 +85,8 @@ static pm_status finish_file(pm_store *store)
     pm_status status = pm_home_catch_up(store);
     if (store->untold) status = tell_failed(store);
     bool untouched = store->log.header.flags & PM_HEADER_CLEAN;
-    if (status == PM_OK && !store->failed && !store->media.read_only && !untouched) status = pm_transaction_checkpoint(store, true);
+    if (status == PM_OK && !store->failed && !store->media.read_only && !untouched)
+        status = pm_transaction_checkpoint(store, true);
     if (status != PM_NO_SPACE) return status;
     /* The log has every commit, and whoever opens the file next replays it. */
     return store->async ? pm_failed(store, store->media.operations->sync(&store->media)) : PM_OK;
@@ -94,7 +96,8 @@ static pm_status close_locked(pm_store *store, unsigned flags)
 {
     bool keep = !(flags & PM_CLOSE_EXITING);
     pm_helper_stop(&store->helper);
-    pm_status status = flags & PM_CLOSE_DISCARD ? PM_OK : finish_file(store); /* to discard is to leave the file as a crash would */
+    /* To discard is to leave the file as a crash would */
+    pm_status status = flags & PM_CLOSE_DISCARD ? PM_OK : finish_file(store);
     pm_status parted = keep ? pm_region_part(&store->region) : PM_OK;
     if (parted == PM_NO_MEMORY) return parted;
     pm_region_close(&store->region, keep);
@@ -136,7 +139,8 @@ const char *pm_media_name(const pm_store *store)
 static pm_status enter_even(pm_store *store, bool also_failed)
 {
     if (store->forked)
-        return pm_fail(PM_FORKED, "this process is a fork of the one that opened the store; open it again here with mode='r'");
+        return pm_fail(PM_FORKED,
+                       "this process is a fork of the one that opened the store; open it again here with mode='r'");
     pm_schedule_point(store->schedule);
     pm_lock(&store->mutex);
     pm_status status = store->closed ? PM_OK : pm_home_catch_up(store);
@@ -172,8 +176,9 @@ static pm_status enter_to_write(pm_store *store)
     PM_TRY(enter(store));
     PM_TRY(require_writable(store));
     if (!store->rollback_due) return PM_OK;
-    return leave(store, pm_fail(PM_NO_SPACE, "there was no space for a rollback, and nothing can be changed or committed "
-                                             "before it is done: call rollback() again"));
+    return leave(store,
+                 pm_fail(PM_NO_SPACE, "there was no space for a rollback, and nothing can be changed or committed "
+                                      "before it is done: call rollback() again"));
 }
 
 /* ---- transactions ------------------------------------------------------------------------------------------------ */
@@ -239,12 +244,14 @@ uint64_t pm_sequence(const pm_store *store)
     return store->log.sequence;
 }
 
-/* ---- catalog ------------------------------------------------------------------------------------------------------ */
+/* ---- catalog
+ * ------------------------------------------------------------------------------------------------------ */
 
 static pm_status check_key(const uint8_t *key, size_t length, pm_key *out)
 {
     if (!length) return pm_fail(PM_INVALID, "an empty key");
-    if (length > PM_KEY_MAX) return pm_fail(PM_TOO_LONG, "a key of %zu bytes is over the limit of %d", length, PM_KEY_MAX);
+    if (length > PM_KEY_MAX)
+        return pm_fail(PM_TOO_LONG, "a key of %zu bytes is over the limit of %d", length, PM_KEY_MAX);
     *out = (pm_key){key, length};
     return PM_OK;
 }
@@ -318,7 +325,8 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
 {
     pm_key k;
     PM_TRY(check_key(key, key_length, &k));
-    if (entry->meta_length > PM_META_MAX) return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
+    if (entry->meta_length > PM_META_MAX)
+        return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
     PM_TRY(enter_to_write(store));
     pm_status status = put(store, k, entry, meta);
     if (status == PM_OK) status = delete_prefix(store, prefix, prefix_length);
@@ -345,8 +353,8 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
     return leave(store, status);
 }
 
-static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length, uint8_t *rows,
-                      size_t capacity, size_t *used)
+static pm_status scan_rows(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length,
+                           uint8_t *rows, size_t capacity, size_t *used)
 {
     uint8_t last[PM_KEY_MAX];
     for (;;) {
@@ -368,14 +376,16 @@ pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int 
     if (from_length > PM_KEY_MAX || prefix_length > PM_KEY_MAX) return pm_fail(PM_TOO_LONG, "a key is over the limit");
     if (capacity < PM_PAGE) return pm_fail(PM_INVALID, "too little room for a row");
     PM_TRY(enter(store));
-    return leave(store, scan_rows(store, (pm_key){from, from_length}, after, prefix, prefix_length, rows, capacity, used));
+    return leave(store,
+                 scan_rows(store, (pm_key){from, from_length}, after, prefix, prefix_length, rows, capacity, used));
 }
 
 pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows)
 {
     /* The first key behind all that start with the prefix: the prefix, counted up by one. */
     uint8_t end[PM_KEY_MAX + 1];
-    if (!prefix_length || prefix_length > PM_KEY_MAX) return pm_fail(PM_INVALID, "the prefix must have 1 to %d bytes", PM_KEY_MAX);
+    if (!prefix_length || prefix_length > PM_KEY_MAX)
+        return pm_fail(PM_INVALID, "the prefix must have 1 to %d bytes", PM_KEY_MAX);
     memcpy(end, prefix, prefix_length);
     size_t length = prefix_length;
     while (length && end[length - 1] == 0xff) length--;
@@ -390,7 +400,8 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
     return leave(store, status);
 }
 
-/* ---- extents and buffers --------------------------------------------------------------------------------------------- */
+/* ---- extents and buffers
+ * --------------------------------------------------------------------------------------------- */
 
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset)
 {
@@ -402,7 +413,8 @@ pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset)
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter_to_write(store));
-    if (!pm_transaction_fresh(store, offset)) return leave(store, pm_fail(PM_INVALID, "only a fresh extent is freed by hand"));
+    if (!pm_transaction_fresh(store, offset))
+        return leave(store, pm_fail(PM_INVALID, "only a fresh extent is freed by hand"));
     return leave(store, pm_transaction_free(store, offset, length));
 }
 
@@ -410,7 +422,8 @@ static pm_status fresh_extent(const pm_store *store, uint64_t offset, uint64_t a
 {
     *out = pm_transaction_fresh(store, offset);
     if (!*out) return pm_fail(PM_INVALID, "only an extent allocated since the last commit is written like this");
-    if (at > (*out)->length || length > (*out)->length - at) return pm_fail(PM_INVALID, "a write beyond the end of an extent");
+    if (at > (*out)->length || length > (*out)->length - at)
+        return pm_fail(PM_INVALID, "a write beyond the end of an extent");
     return PM_OK;
 }
 
@@ -426,7 +439,8 @@ pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *so
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length)
 {
     pm_fresh *extent;
-    if (!pattern_length || length % pattern_length) return pm_fail(PM_INVALID, "a pattern that does not fit into the extent");
+    if (!pattern_length || length % pattern_length)
+        return pm_fail(PM_INVALID, "a pattern that does not fit into the extent");
     PM_TRY(enter_to_write(store));
     pm_status status = fresh_extent(store, offset, 0, length, &extent);
     if (status == PM_OK) status = pm_direct_fill(store, extent, length, pattern, pattern_length);
@@ -438,7 +452,8 @@ static pm_status extent_sound(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(pm_heap_check_extent(&store->region, offset, length));
     const pm_dense *dense = pm_region_dense_of(&store->region, offset);
-    return dense && dense->length != length ? pm_fail(PM_CORRUPT, "an extent is damaged: its slots have another length") : PM_OK;
+    return dense && dense->length != length ? pm_fail(PM_CORRUPT, "an extent is damaged: its slots have another length")
+                                            : PM_OK;
 }
 
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination)
@@ -460,13 +475,15 @@ pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_
     return leave(store, status);
 }
 
-static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, bool fixed, pm_buffer **out)
+static pm_status new_buffer(pm_store *store, uint64_t offset, uint64_t length, bool writable, bool fixed,
+                            pm_buffer **out)
 {
     pm_buffer *buffer = calloc(1, sizeof *buffer);
     if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
     bool committed = !pm_transaction_fresh(store, offset);
-    *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length, .writable = writable,
-                          .fixed = fixed, .owned = true, .owned_at_commit = committed, .committed = committed};
+    *buffer = (pm_buffer){.store = store, .address = store->region.live + offset, .offset = offset, .length = length,
+                          .writable = writable, .fixed = fixed, .owned = true, .owned_at_commit = committed,
+                          .committed = committed};
     atomic_store(&buffer->living, 1);
     pm_status status = pm_region_add_buffer(&store->region, buffer);
     if (status == PM_OK) *out = buffer;
@@ -526,7 +543,8 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
     return leave(store, status == PM_OK ? pm_region_release(&store->region, place, length) : status);
 }
 
-/* ---- looking -------------------------------------------------------------------------------------------------------------- */
+/* ---- looking
+ * -------------------------------------------------------------------------------------------------------------- */
 
 pm_status pm_stats(pm_store *store, pm_statistics *out)
 {

@@ -16,9 +16,10 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
     pm_header header;
     if (status == PM_OK && media.size) status = pm_fail(PM_INVALID, "a new store needs an empty file");
     if (status == PM_OK) status = media.operations->grow(&media, PM_REGION_START + FIRST_REGION + log_size);
-    if (status == PM_OK && !(image = calloc(PM_HEAP_FIRST_PAGES, PM_PAGE))) status = pm_fail(PM_NO_MEMORY, "no memory to make a store");
-    /* Blocks are written once, so that later a record changes nothing but them. The first folios are small, as they are aligned: metadata come
-     * there. An extent that is written whole may begin in the others. */
+    if (status == PM_OK && !(image = calloc(PM_HEAP_FIRST_PAGES, PM_PAGE)))
+        status = pm_fail(PM_NO_MEMORY, "no memory to make a store");
+    /* Blocks are written once, so that later a record changes nothing but them. The first folios are small, as they are
+     * aligned: metadata come there. An extent that is written whole may begin in the others. */
     if (status == PM_OK) status = pm_media_write_zeros(&media, PM_REGION_START, media.size, PM_FOLIO_WHOLE);
     if (status == PM_OK) {
         header.store_id = pm_new_id(&media);

@@ -8,8 +8,8 @@
 
 enum { THREAD_STACK = 512 << 10 };
 
-/* Signals are for the threads of the program. But not those of what this thread does itself: where they are blocked, a file that was cut short, or
- * can't be read, ends the process without a word from whoever handles them. */
+/* Signals are for the threads of the program. But not those of what this thread does itself: where they are blocked, a
+ * file that was cut short, or can't be read, ends the process without a word from whoever handles them. */
 static sigset_t signals_of_others(void)
 {
     static const int own[] = {SIGBUS, SIGSEGV, SIGILL, SIGFPE};
@@ -49,7 +49,8 @@ void pm_thread_join(pm_thread *thread, pm_schedule *schedule)
     if (thread->routine) pm_routine_free(thread->routine);
 }
 
-/* ---- what they wait for ------------------------------------------------------------------------------------------- */
+/* ---- what they wait for
+ * ------------------------------------------------------------------------------------------- */
 
 void pm_mutex_init(pm_mutex *mutex, pm_schedule *schedule)
 {
@@ -93,7 +94,8 @@ uint64_t pm_now(const pm_schedule *schedule)
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-/* ---- a helper ----------------------------------------------------------------------------------------------------- */
+/* ---- a helper
+ * ----------------------------------------------------------------------------------------------------- */
 
 enum { NOTHING, OFFERED, TAKEN };
 

@@ -59,7 +59,8 @@ static inline bool pm_is_worth(pm_schedule *schedule, uint64_t amount, uint64_t 
 }
 
 /*
- * A second thread for a piece of work that falls into parts. Who has the work does it, and the other one joins in as soon as it is awake:
+ * A second thread for a piece of work that falls into parts. Who has the work does it, and the other one joins in as
+ * soon as it is awake:
  *
  *   NOTHING ── pm_offer ──▶ OFFERED ── it is awake ──▶ TAKEN ── it finds no part left ──▶ NOTHING
  *                              └─── pm_withdraw: all was done before it woke ────────────────▲

@@ -23,9 +23,11 @@
 /* The third argument of a filter's answer tells the two kinds of stop apart. */
 enum { STOP_CALL = 0, STOP_FOREIGN = 1 };
 
-/* Bits of one argument without which a call can't change a file: it is let through at once. The values are the kernel's. */
+/* Bits of one argument without which a call can't change a file: it is let through at once. The values are the
+ * kernel's. */
 enum {
-    OPEN_CHANGES = 0x1 | 0x2 | 0x40 | 0x200, /* O_WRONLY, O_RDWR, O_CREAT, O_TRUNC; O_TMPFILE needs one of the first two */
+    /* O_WRONLY, O_RDWR, O_CREAT, O_TRUNC; O_TMPFILE needs one of the first two */
+    OPEN_CHANGES = 0x1 | 0x2 | 0x40 | 0x200,
     MAP_CHANGES = 0x1                        /* MAP_SHARED, also in MAP_SHARED_VALIDATE */
 };
 
@@ -115,7 +117,8 @@ int pm_tracer_filter(void)
         }
         code[n++] = (struct sock_filter)ANSWER(SECCOMP_RET_TRACE | STOP_CALL);
     }
-    /* Linux's older asynchronous I/O can't be seen: to the program, the kernel has none. Who uses it knows such kernels, and has another way. */
+    /* Linux's older asynchronous I/O can't be seen: to the program, the kernel has none. Who uses it knows such
+     * kernels, and has another way. */
     code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)SYS_io_setup, 0, 1);
     code[n++] = (struct sock_filter)ANSWER(SECCOMP_RET_ERRNO | ENOSYS);
     code[n++] = (struct sock_filter)ANSWER(SECCOMP_RET_ALLOW);
@@ -200,7 +203,8 @@ static int describe_stop(pid_t pid, int status, pm_traced *event)
         return 1;
     }
     if (happening == PTRACE_EVENT_STOP) {
-        int stops = signal_number == SIGSTOP || signal_number == SIGTSTP || signal_number == SIGTTIN || signal_number == SIGTTOU;
+        int stops = signal_number == SIGSTOP || signal_number == SIGTSTP || signal_number == SIGTTIN
+                    || signal_number == SIGTTOU;
         go_on(pid, stops ? PTRACE_LISTEN : PTRACE_CONT, 0);
     } else {
         go_on(pid, PTRACE_CONT, happening ? 0 : signal_number);

@@ -37,15 +37,15 @@ typedef struct {
 /* In the child: stops it, once it is traced, at the calls of the table. Returns 0 or an errno. */
 int pm_tracer_filter(void);
 
-/* In the parent: waits until the child has stopped itself (SIGSTOP), and traces it and all that it starts. They die with the
- * caller. Returns 0 or an errno; EPERM where tracing is not allowed, ECHILD if the child ended instead. */
+/* In the parent: waits until the child has stopped itself (SIGSTOP), and traces it and all that it starts. They die
+ * with the caller. Returns 0 or an errno; EPERM where tracing is not allowed, ECHILD if the child ended instead. */
 int pm_tracer_seize(int pid);
 
 /* The next event; wait_for_it: also if none has come yet. The kinds that wait must be resumed. */
 void pm_tracer_next(pm_traced *event, int wait_for_it);
 
-/* Lets a waiting thread go on; to_leave: until the call that it is about to make has returned. A thread that has been killed
- * meanwhile is no failure: its exit comes as an event. */
+/* Lets a waiting thread go on; to_leave: until the call that it is about to make has returned. A thread that has been
+ * killed meanwhile is no failure: its exit comes as an event. */
 void pm_tracer_resume(int pid, int to_leave);
 /* cffi: end */
 

@@ -16,7 +16,8 @@
 
 enum {
     UFFD_API_VERSION = 0xaa,
-    UFFD_USER_MODE_ONLY_FLAG = 1, /* needs no privilege; read(2) into a protected page works all the same when asynchronous */
+    /* Needs no privilege; read(2) into a protected page works all the same when asynchronous */
+    UFFD_USER_MODE_ONLY_FLAG = 1,
     UFFD_MODE_WP = 2,
     UFFD_WP_UNPOPULATED = 1 << 13, /* pages that are not in memory can be protected */
     UFFD_WP_ASYNC = 1 << 15        /* the kernel lifts the protection by itself */
@@ -48,13 +49,15 @@ typedef struct {
     uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 } scan_argument;
 
-_Static_assert(sizeof(scan_argument) == 96 && sizeof(page_region) == 24 && sizeof(uffd_register) == 32, "the kernel's layout");
+_Static_assert(sizeof(scan_argument) == 96 && sizeof(page_region) == 24 && sizeof(uffd_register) == 32,
+               "the kernel's layout");
 
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, scan_argument)
 
 enum { IS_WRITTEN = 2, IS_FILE = 4, IS_PRESENT = 8, IS_SWAPPED = 16, SCAN_PROTECT = 1, SCAN_ONLY_ASYNC = 2 };
 
-/* A pagemap entry. Bit 61: the page is of a file or shared, so not private. Bit 62: swapped out; only private pages are. */
+/* A pagemap entry. Bit 61: the page is of a file or shared, so not private. Bit 62: swapped out; only private pages
+ * are. */
 #define ENTRY_PRESENT (UINT64_C(1) << 63)
 #define ENTRY_SWAPPED (UINT64_C(1) << 62)
 #define ENTRY_FILE (UINT64_C(1) << 61)
@@ -104,9 +107,11 @@ uint64_t pm_page_count(const pm_page_set *set, uint64_t page, uint64_t end)
     return count;
 }
 
-/* ---- asking the kernel --------------------------------------------------------------------------------------------- */
+/* ---- asking the kernel
+ * --------------------------------------------------------------------------------------------- */
 
-/* Pages of a range that have all of `mask` (in `inverted`: that don't) and any of `any`. set: NULL if nobody wants to know. */
+/* Pages of a range that have all of `mask` (in `inverted`: that don't) and any of `any`. set: NULL if nobody wants to
+ * know. */
 static int64_t scan(pm_tracker *tracker, const uint8_t *from, uint64_t length, scan_argument how, pm_page_set *set)
 {
     const page_region *found = tracker->found;
@@ -133,7 +138,8 @@ static int64_t scan(pm_tracker *tracker, const uint8_t *from, uint64_t length, s
 int64_t pm_tracker_collect(pm_tracker *tracker, const uint8_t *from, uint64_t length, bool filled, pm_page_set *set)
 {
     /* SCAN_ONLY_ASYNC: an error, and no silence, if somebody has put another mapping there, which is not watched. */
-    scan_argument how = {.flags = SCAN_PROTECT | SCAN_ONLY_ASYNC, .category_mask = IS_WRITTEN, .return_mask = IS_WRITTEN};
+    scan_argument how = {
+        .flags = SCAN_PROTECT | SCAN_ONLY_ASYNC, .category_mask = IS_WRITTEN, .return_mask = IS_WRITTEN};
     /* What is not in memory counts as written as long as it is not protected. */
     if (!filled) how.category_anyof_mask = IS_PRESENT | IS_SWAPPED;
     return scan(tracker, from, length, how, set);
@@ -142,7 +148,9 @@ int64_t pm_tracker_collect(pm_tracker *tracker, const uint8_t *from, uint64_t le
 bool pm_tracker_fill(pm_tracker *tracker, const uint8_t *from, uint64_t length)
 {
     const uint64_t neither = IS_PRESENT | IS_SWAPPED;
-    scan_argument how = {.flags = SCAN_PROTECT | SCAN_ONLY_ASYNC, .category_mask = neither, .category_inverted = neither,
+    scan_argument how = {.flags = SCAN_PROTECT | SCAN_ONLY_ASYNC,
+                         .category_mask = neither,
+                         .category_inverted = neither,
                          .return_mask = IS_PRESENT};
     return scan(tracker, from, length, how, NULL) >= 0;
 }
@@ -150,11 +158,13 @@ bool pm_tracker_fill(pm_tracker *tracker, const uint8_t *from, uint64_t length)
 static int64_t read_pagemap(pm_tracker *tracker, const uint8_t *from, uint64_t length, pm_page_set *set)
 {
     const uint64_t *entries = tracker->found;
-    uint64_t page = (uint64_t)(uintptr_t)from / PM_PAGE, pages = length / PM_PAGE, first = page_at(set, (uint64_t)(uintptr_t)from);
+    uint64_t page = (uint64_t)(uintptr_t)from / PM_PAGE, pages = length / PM_PAGE,
+             first = page_at(set, (uint64_t)(uintptr_t)from);
     int64_t count = 0;
     for (uint64_t done = 0; done < pages;) {
         uint64_t part = pages - done < FOUND_AT_ONCE ? pages - done : FOUND_AT_ONCE;
-        ssize_t got = pread(tracker->pagemap, tracker->found, part * sizeof *entries, (off_t)((page + done) * sizeof *entries));
+        ssize_t got =
+            pread(tracker->pagemap, tracker->found, part * sizeof *entries, (off_t)((page + done) * sizeof *entries));
         if (got < 0 && errno == EINTR) continue;
         if (got < (ssize_t)sizeof *entries) return -1;
         part = (uint64_t)got / sizeof *entries;
@@ -171,7 +181,9 @@ static int64_t read_pagemap(pm_tracker *tracker, const uint8_t *from, uint64_t l
 int64_t pm_tracker_private(pm_tracker *tracker, const uint8_t *from, uint64_t length, pm_page_set *set)
 {
     if (!tracker->scans) return read_pagemap(tracker, from, length, set);
-    scan_argument how = {.category_inverted = IS_FILE, .category_mask = IS_FILE, .category_anyof_mask = IS_PRESENT | IS_SWAPPED,
+    scan_argument how = {.category_inverted = IS_FILE,
+                         .category_mask = IS_FILE,
+                         .category_anyof_mask = IS_PRESENT | IS_SWAPPED,
                          .return_mask = IS_PRESENT};
     return scan(tracker, from, length, how, set);
 }
@@ -191,7 +203,8 @@ bool pm_tracker_disarm(pm_tracker *tracker, const uint8_t *from, uint64_t length
     return ioctl(tracker->uffd, UFFDIO_UNREGISTER_CALL, &argument) == 0;
 }
 
-/* ---- the self-test -------------------------------------------------------------------------------------------------- */
+/* ---- the self-test
+ * -------------------------------------------------------------------------------------------------- */
 
 enum { TEST_PAGES = 4 };
 
@@ -251,7 +264,8 @@ static bool prove_uffd(pm_tracker *tracker, test_mapping *test, int fd, uint64_t
     touch(test->pages + 2 * PM_PAGE);
     touch(test->pages + 3 * PM_PAGE);
     if (!written_is_found(tracker, test, false, 14) || !private_is_found(tracker, test, 15)) return false;
-    if (madvise(test->pages, PM_PAGE, MADV_DONTNEED) || !pm_tracker_fill(tracker, test->pages, TEST_PAGES * PM_PAGE)) return false;
+    if (madvise(test->pages, PM_PAGE, MADV_DONTNEED) || !pm_tracker_fill(tracker, test->pages, TEST_PAGES * PM_PAGE))
+        return false;
     if (!written_is_found(tracker, test, true, 0)) return false;
     touch(test->pages);
     return written_is_found(tracker, test, true, 1);
@@ -277,7 +291,8 @@ static void close_uffd(pm_tracker *tracker)
 }
 
 /* The best kind, at most `most`, that works on this mapping. */
-static pm_tracker_kind choose(pm_tracker *tracker, pm_tracker_kind most, test_mapping *test, int fd, uint64_t file_offset)
+static pm_tracker_kind choose(pm_tracker *tracker, pm_tracker_kind most, test_mapping *test, int fd,
+                              uint64_t file_offset)
 {
     if (most == PM_TRACKER_COMPARE) return PM_TRACKER_COMPARE;
     tracker->found = malloc(FOUND_AT_ONCE * sizeof(page_region));
@@ -287,7 +302,8 @@ static pm_tracker_kind choose(pm_tracker *tracker, pm_tracker_kind most, test_ma
     tracker->scans = pm_tracker_private(tracker, test->pages, PM_PAGE, &test->set) >= 0;
     test->bits = 0;
     bool proven = prove_pagemap(tracker, test, fd, file_offset);
-    if (most == PM_TRACKER_UFFD && tracker->scans && proven && madvise(test->pages, TEST_PAGES * PM_PAGE, MADV_DONTNEED) == 0) {
+    if (most == PM_TRACKER_UFFD && tracker->scans && proven
+        && madvise(test->pages, TEST_PAGES * PM_PAGE, MADV_DONTNEED) == 0) {
         if (open_uffd(tracker) && prove_uffd(tracker, test, fd, file_offset)) return PM_TRACKER_UFFD;
         close_uffd(tracker);
     }
@@ -323,11 +339,13 @@ pm_status pm_tracker_open(pm_tracker *tracker, int fd, uint64_t file_offset)
     if (tracker->forced) {
         const char *name = getenv("PMSTORE_TRACKER");
         while (most != PM_TRACKER_COMPARE && strcmp(name, names[most])) most--;
-        if (strcmp(name, names[most])) return pm_fail(PM_INVALID, "PMSTORE_TRACKER is uffd, pagemap or compare, not %.40s", name);
+        if (strcmp(name, names[most]))
+            return pm_fail(PM_INVALID, "PMSTORE_TRACKER is uffd, pagemap or compare, not %.40s", name);
     }
     test_mapping test = {0};
     if (!test_readable(fd, file_offset)) return PM_OK; /* the kind is COMPARE */
-    void *pages = mmap(NULL, TEST_PAGES * PM_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, (off_t)file_offset);
+    void *pages =
+        mmap(NULL, TEST_PAGES * PM_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, (off_t)file_offset);
     if (pages != MAP_FAILED) {
         test = (test_mapping){.pages = pages, .set = {pages, &test.bits}};
         tracker->kind = choose(tracker, most, &test, fd, file_offset);

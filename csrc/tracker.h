@@ -1,13 +1,15 @@
 /*
  * What the kernel knows of writes to a private mapping of the file. Knows mappings, no extents and no log.
  *
- *   uffd     userfaultfd write-protect, asynchronous (Linux 6.7): a store into a protected page takes the protection away, and
+ *   uffd     userfaultfd write-protect, asynchronous (Linux 6.7): a store into a protected page takes the protection
+ *   away, and
  *            PAGEMAP_SCAN gives such pages and protects them again, in one step
  *   pagemap  pages that are private; all others show the file, so they can't differ from it
  *   compare  nothing: every byte is compared
  *
- * Pages that neither are private nor have been read stay unprotected: a store makes them private and unprotected, which is reported.
- * So arming costs nothing for what is not in memory, and the first store into a page takes one fault, not two.
+ * Pages that neither are private nor have been read stay unprotected: a store makes them private and unprotected, which
+ * is reported. So arming costs nothing for what is not in memory, and the first store into a page takes one fault, not
+ * two.
  */
 #ifndef PM_TRACKER_H
 #define PM_TRACKER_H
@@ -27,8 +29,8 @@ typedef struct {
     void *found;       /* room for what a call gives */
 } pm_tracker;
 
-/* Takes the best one that proves itself on a private mapping of four pages of the file. PMSTORE_TRACKER names another, and then it
- * is an error if that one does not work. */
+/* Takes the best one that proves itself on a private mapping of four pages of the file. PMSTORE_TRACKER names another,
+ * and then it is an error if that one does not work. */
 pm_status pm_tracker_open(pm_tracker *tracker, int fd, uint64_t file_offset);
 void pm_tracker_close(pm_tracker *tracker);
 
@@ -54,15 +56,15 @@ uint64_t pm_page_count(const pm_page_set *set, uint64_t page, uint64_t end);
 void pm_page_add(pm_page_set *set, uint64_t page, uint64_t end);
 void pm_page_clear(pm_page_set *set, uint64_t page, uint64_t end);
 
-/* From now on stores to these whole pages are noted; what was written before is not. Gives the number of pages that are in memory, or
- * -1 if the kernel refuses: then they are not watched. */
+/* From now on stores to these whole pages are noted; what was written before is not. Gives the number of pages that are
+ * in memory, or -1 if the kernel refuses: then they are not watched. */
 int64_t pm_tracker_arm(pm_tracker *tracker, const uint8_t *from, uint64_t length);
 bool pm_tracker_disarm(pm_tracker *tracker, const uint8_t *from, uint64_t length);
 
 /* These give the number of pages that they add to the set, or -1: then it says nothing. */
 
-/* Armed pages that were written since they were armed or last collected; they are protected again. May give pages that were only
- * read. filled: pm_tracker_fill was called, which makes it twice as fast. */
+/* Armed pages that were written since they were armed or last collected; they are protected again. May give pages that
+ * were only read. filled: pm_tracker_fill was called, which makes it twice as fast. */
 int64_t pm_tracker_collect(pm_tracker *tracker, const uint8_t *from, uint64_t length, bool filled, pm_page_set *set);
 
 /* Protects the pages of an armed range that are not in memory, too. */

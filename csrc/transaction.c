@@ -4,12 +4,20 @@
 
 #include "region_unsettled.h"
 
-/* The log grows until it takes COMMITS_PER_LOG, so that home is written once for many commits, by LOG_STEP at most: each growth makes a
- * commit wait, but commits may turn out smaller than the first ones. Once a part of it (1 in LOG_EARNED) was taken by records of this process, it
- * grows until a checkpoint falls on less than one commit in 1000, and is not in the 99.9th percentile of their times; for that to no more than
- * 16 MiB, whose space a disk writes once in some hundredths of a second (4 MiB on memory, where a checkpoint costs little). */
-enum { COMMITS_PER_LOG = 32, LOG_STEP = 8, LOG_LARGEST = 64 << 20, LOG_EARNED = 8, LOG_RARE = 16 << 20, LOG_RARE_MEMORY = 4 << 20,
-       COMMITS_RARE = 1500 /* those that wait for the log to grow are among the longest, too */ };
+/* The log grows until it takes COMMITS_PER_LOG, so that home is written once for many commits, by LOG_STEP at most:
+ * each growth makes a commit wait, but commits may turn out smaller than the first ones. Once a part of it (1 in
+ * LOG_EARNED) was taken by records of this process, it grows until a checkpoint falls on less than one commit in 1000,
+ * and is not in the 99.9th percentile of their times; for that to no more than 16 MiB, whose space a disk writes once
+ * in some hundredths of a second (4 MiB on memory, where a checkpoint costs little). */
+enum {
+    COMMITS_PER_LOG = 32,
+    LOG_STEP = 8,
+    LOG_LARGEST = 64 << 20,
+    LOG_EARNED = 8,
+    LOG_RARE = 16 << 20,
+    LOG_RARE_MEMORY = 4 << 20,
+    COMMITS_RARE = 1500 /* those that wait for the log to grow are among the longest, too */
+};
 #define GROW_LEAST ((uint64_t)256 << 10)
 #define GROW_MOST ((uint64_t)1 << 30)
 #define SLOTS_GROWN ((uint64_t)8 << 20)
@@ -55,8 +63,8 @@ pm_status pm_transaction_checkpoint(pm_store *store, bool clean)
     return reset_log(store, next);
 }
 
-/* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. None of the old log,
- * which is needed until the new header is durable. */
+/* On disks, a log whose blocks were written before takes a record without changes of the file's metadata. None of the
+ * old log, which is needed until the new header is durable. */
 static pm_status write_log_once(pm_store *store, uint64_t log_offset, uint64_t log_size)
 {
     const pm_header *old = &store->log.header;
@@ -64,8 +72,8 @@ static pm_status write_log_once(pm_store *store, uint64_t log_offset, uint64_t l
     uint64_t from = log_offset, to = log_offset + (file && log_size > LOG_RARE ? LOG_RARE : log_size);
     if (from < old->log_offset + old->log_size) from = old->log_offset + old->log_size;
     if (from >= to) return PM_OK;
-    /* A small log soon moves, as the region grows over it, and an extent's second slot may come there: 1 MiB took 1.3 times the floor instead of
-     * 1.2 in what had been a log in small folios. */
+    /* A small log soon moves, as the region grows over it, and an extent's second slot may come there: 1 MiB took 1.3
+     * times the floor instead of 1.2 in what had been a log in small folios. */
     uint64_t folio = log_size < LOG_RARE ? PM_FOLIO_WHOLE : PM_FOLIO_LOG;
     if (file) return pm_failed_if_io(store, pm_media_write_zeros(&store->media, from, to, folio));
     pm_media_touch(&store->media, from, to);
@@ -79,8 +87,10 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
     if (store->max_size && end > store->max_size)
         return pm_fail(PM_NO_SPACE, "the store would grow to %llu bytes; max_size is %llu", (unsigned long long)end,
                        (unsigned long long)store->max_size);
-    if (region_size > PM_REGION_LIMIT) return pm_fail(PM_NO_SPACE, "a store can't be larger than %llu bytes", (unsigned long long)PM_REGION_LIMIT);
-    if (!pm_media_may_have(&store->media, end)) return pm_fail(PM_NO_SPACE, "the view that the trace lends has no more room");
+    if (region_size > PM_REGION_LIMIT)
+        return pm_fail(PM_NO_SPACE, "a store can't be larger than %llu bytes", (unsigned long long)PM_REGION_LIMIT);
+    if (!pm_media_may_have(&store->media, end))
+        return pm_fail(PM_NO_SPACE, "the view that the trace lends has no more room");
     PM_TRY(pm_region_keep(&store->region, region_size));
     PM_TRY(pm_async_settle(store));
     PM_TRY(pm_failed_if_io(store, store->media.operations->grow(&store->media, end)));
@@ -105,13 +115,16 @@ pm_status pm_transaction_grow(pm_store *store, uint64_t pages)
     uint64_t more = pm_round_up(size / 2, PM_PAGE);
     if (more > GROW_MOST) more = GROW_MOST;
     if (more < GROW_LEAST) more = GROW_LEAST;
-    /* An extent that may get a second slot: there is room for it, and the blocks of both are written here, in large pieces. The commit that makes it
-     * would wait for the file to grow, and every first write of a block for the file's metadata. */
-    uint64_t slots = store->media.kind == PM_MEDIA_FILE && least >= PM_DENSE_FROM_FILE && least <= SLOTS_GROWN ? 2 * least : least;
+    /* An extent that may get a second slot: there is room for it, and the blocks of both are written here, in large
+     * pieces. The commit that makes it would wait for the file to grow, and every first write of a block for the file's
+     * metadata. */
+    uint64_t slots =
+        store->media.kind == PM_MEDIA_FILE && least >= PM_DENSE_FROM_FILE && least <= SLOTS_GROWN ? 2 * least : least;
     if (more < slots) more = pm_round_up(slots, PM_PAGE);
     pm_status status = relayout(store, size + more, store->log.header.log_size);
     if (status == PM_OK && slots > least)
-        return pm_failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size, PM_REGION_START + size + slots, PM_FOLIO_WHOLE));
+        return pm_failed_if_io(store, pm_media_write_zeros(&store->media, PM_REGION_START + size,
+                                                           PM_REGION_START + size + slots, PM_FOLIO_WHOLE));
     if (status == PM_NO_SPACE && more > least && !store->failed)
         status = relayout(store, size + pm_round_up(least, PM_PAGE), store->log.header.log_size);
     return status;
@@ -122,7 +135,8 @@ static uint64_t log_wanted(const pm_store *store)
 {
     uint64_t size = store->log.header.log_size, wanted = size;
     if (!store->commits_since_reset) return size;
-    uint64_t each = store->log.head / store->commits_since_reset, target = each * COMMITS_PER_LOG, rare = each * COMMITS_RARE;
+    uint64_t each = store->log.head / store->commits_since_reset, target = each * COMMITS_PER_LOG,
+             rare = each * COMMITS_RARE;
     if (target > LOG_STEP * size) target = LOG_STEP * size;
     if (target > LOG_LARGEST) target = LOG_LARGEST;
     uint64_t most = store->media.kind == PM_MEDIA_MEMORY ? LOG_RARE_MEMORY : LOG_RARE;
@@ -222,19 +236,29 @@ static size_t list_few(pm_store *store, pm_candidate *few)
     size_t n = 0;
     for (size_t i = 0; i < region->edited_count; i++) {
         uint8_t flags = region->flags[region->edited[i] / PM_PAGE];
-        if (flags & PM_FLAG_EDITED) few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0, PM_LOOK_ALL, false, 0};
-        else if (flags & PM_FLAG_EDITED_SLAB) few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0, PM_LOOK_ALL, false, 0};
+        if (flags & PM_FLAG_EDITED)
+            few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_PAGE, NULL, 0, PM_LOOK_ALL, false, 0};
+        else if (flags & PM_FLAG_EDITED_SLAB)
+            few[n++] = (pm_candidate){region->edited[i], PM_LINE, PM_META_SLAB, NULL, 0, PM_LOOK_ALL, false, 0};
         else few[n++] = (pm_candidate){region->edited[i], PM_PAGE, PM_META_GONE, NULL, 0, PM_LOOK_ALL, false, 0};
     }
     for (size_t i = 0; i < store->fresh_count; i++)
         if (pm_extent_is_small(store->fresh[i].length))
-            few[n++] = (pm_candidate){store->fresh[i].offset, store->fresh[i].length, PM_NEW_EXTENT, NULL, store->fresh[i].offset, PM_LOOK_ALL, false, 0};
+            few[n++] = (pm_candidate){store->fresh[i].offset,
+                                      store->fresh[i].length,
+                                      PM_NEW_EXTENT,
+                                      NULL,
+                                      store->fresh[i].offset,
+                                      PM_LOOK_ALL,
+                                      false,
+                                      0};
     pm_gather_sort(few, n);
     return n;
 }
 
-/* Everything that may differ from home and belongs to the new state, in ascending order. Buffers are kept in that order: only the few
- * others are sorted, and merged into them. The list's memory is kept, for a large one is slow to come by. */
+/* Everything that may differ from home and belongs to the new state, in ascending order. Buffers are kept in that
+ * order: only the few others are sorted, and merged into them. The list's memory is kept, for a large one is slow to
+ * come by. */
 static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list, size_t *count)
 {
     const pm_region *region = &store->region;
@@ -243,7 +267,8 @@ static pm_status list_candidates(pm_store *store, bool only, pm_candidate **list
     if (room > store->list_room) {
         free(store->list);
         store->list_room = 0;
-        if (!(store->list = malloc(2 * room * sizeof *store->list))) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+        if (!(store->list = malloc(2 * room * sizeof *store->list)))
+            return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
         store->list_room = 2 * room;
     }
     pm_candidate *few = store->list, *all = few + most;
@@ -281,7 +306,8 @@ static bool is_shared(pm_store *store, const pm_candidate *extent)
     return pm_is_worth(store->schedule, pm_page_count(&watches->dirty, first, first + pages), PM_SHARED_FROM);
 }
 
-/* A large extent all of which is compared for the first time: a page that no program has touched may be on a bad block. */
+/* A large extent all of which is compared for the first time: a page that no program has touched may be on a bad
+ * block. */
 static pm_status read_once(pm_store *store, const pm_candidate *extent)
 {
     PM_TRY(pm_region_comparable(&store->region, extent->offset, extent->home, extent->length));
@@ -326,7 +352,8 @@ static void carried(pm_store *store, const pm_candidate *list, size_t count)
 static pm_status finish_directs(pm_store *store)
 {
     for (size_t i = 0; i < store->fresh_count; i++)
-        if (!pm_extent_is_small(store->fresh[i].length)) PM_TRY(pm_failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
+        if (!pm_extent_is_small(store->fresh[i].length))
+            PM_TRY(pm_failed_if_io(store, pm_direct_finish(store, &store->fresh[i])));
     return PM_OK;
 }
 
@@ -343,7 +370,8 @@ static void declare_directs(pm_store *store, pm_digest *digest)
     for (size_t i = 0; i < store->fresh_count; i++) {
         const pm_fresh *extent = &store->fresh[i];
         if (pm_extent_is_small(extent->length)) continue;
-        pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, (pm_direct){extent->table_hash, 0});
+        pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length,
+                         (pm_direct){extent->table_hash, 0});
         *digest = pm_digest_plus(*digest, extent->digest);
     }
 }
@@ -366,7 +394,8 @@ static pm_body_how body_how(const pm_store *store, uint64_t spill)
 }
 
 /* One attempt: the body in the log or, if spill is not 0, in free pages there. The writer says if it overflowed. */
-static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, uint64_t spill_pages, pending_commit *next)
+static pm_status gather_into(pm_store *store, pm_candidate *list, size_t count, uint64_t spill_pages,
+                             pending_commit *next)
 {
     uint64_t spill = next->spill;
     uint64_t place = spill ? PM_REGION_START + spill : pm_log_body(&store->log);
@@ -452,7 +481,8 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     if (spill) {
         PM_TRY(pm_failed_if_io(store, pm_writer_finish(writer)));
         uint64_t hash = writer->hash;
-        pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt, PM_BODY_WHOLE);
+        pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt,
+                        PM_BODY_WHOLE);
         pm_writer_direct(writer, PM_ITEM_SPILL, spill, length, (pm_direct){hash, 0});
     }
     uint64_t before = store->log.head;
@@ -486,8 +516,8 @@ static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)
     PM_TRY(gather_body(store, list, count, &next));
     if (pm_writer_length(&store->writer)) {
         if (store->log.header.flags & PM_HEADER_CLEAN || store->log.half_written) {
-            /* durable: "not clean", in both copies → then: the first record. Otherwise recovery would not look for it. The body is
-             * gathered again, for the salt is new. */
+            /* durable: "not clean", in both copies → then: the first record. Otherwise recovery would not look for it.
+             * The body is gathered again, for the salt is new. */
             PM_TRY(pm_transaction_checkpoint(store, false));
             PM_TRY(gather_body(store, list, count, &next));
         }

@@ -7,7 +7,8 @@
  *                            └──┘ no space: stays PENDING
  *   any ── a write or sync fails ──▶ FAILED ── reopen ──▶ recovered (D7)
  *
- * What is pending is nowhere noted as such: it is what differs from home (I2), the edited metadata, and the fresh extents.
+ * What is pending is nowhere noted as such: it is what differs from home (I2), the edited metadata, and the fresh
+ * extents.
  *
  * Locks, outermost first. Whoever holds one takes only locks below it, so no two threads wait for each other.
  *
@@ -44,7 +45,8 @@ typedef struct {
     uint64_t offset, length;
     bool owned;          /* by an entry of the catalog; if not, a commit frees it */
     bool opened;         /* a program may have changed it through memory */
-    uint64_t *hashes;    /* of its blocks as they stand in their place, 0: not known. NULL: nothing is known, or it is small */
+    /* Of its blocks as they stand in their place, 0: not known. NULL: nothing is known, or it is small */
+    uint64_t *hashes;
     uint64_t table_hash; /* of one with pages of its own, once its contents and hashes are in their place */
     pm_digest digest;    /* of its blocks, likewise */
 } pm_fresh;
@@ -142,8 +144,10 @@ void pm_transaction_forget_fresh(pm_store *store);
 
 /* Contents of a fresh extent, within its length. From the start of the extent for pm_direct_fill; whole patterns. */
 pm_status pm_direct_write(pm_store *store, pm_fresh *extent, uint64_t at, const void *source, uint64_t length);
-pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, const void *pattern, size_t pattern_length);
-/* Before a commit: brings the place of one that is not small up to date with what the program sees, and writes its table of hashes. */
+pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, const void *pattern,
+                         size_t pattern_length);
+/* Before a commit: brings the place of one that is not small up to date with what the program sees, and writes its
+ * table of hashes. */
 pm_status pm_direct_finish(pm_store *store, pm_fresh *extent);
 
 /* A settled extent that programs may have changed. */
@@ -154,13 +158,15 @@ static inline bool pm_transaction_may_change(const pm_store *store, const pm_buf
 
 enum { PM_DENSE_FROM_FILE = 1 << 20 }; /* bytes: on disks, shorter extents have one slot */
 
-/* Extents with two slots. Before anything is gathered: which get or lose the second one, and which are written whole. What an attempt that
- * failed has written is written again. */
+/* Extents with two slots. Before anything is gathered: which get or lose the second one, and which are written whole.
+ * What an attempt that failed has written is written again. */
 pm_status pm_transaction_write_slots(pm_store *store, bool only);
 void pm_transaction_declare_slots(pm_store *store, pm_digest *digest); /* in the record */
-pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length); /* before its memory is given back */
+/* Before its memory is given back */
+pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length);
 void pm_transaction_flip_slots(pm_store *store); /* it is durable: what was written is home from here on (I2) */
-void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count); /* which extents change as a whole, time and again */
+/* Which extents change as a whole, time and again */
+void pm_transaction_learn(pm_store *store, const pm_candidate *list, size_t count);
 
 /* Home behind the log (D13). */
 void pm_home_open(pm_store *store);

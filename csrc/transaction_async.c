@@ -1,20 +1,21 @@
 /*
  * Commits that return before they are durable (D11): durability="async", on disks.
  *
- * A commit leaves its record in the page cache, which outlives the process, and its runs in the image that stands in home's place
- * (region_unsettled.h). A sync makes all commits up to a snapshot durable, and settles them:
+ * A commit leaves its record in the page cache, which outlives the process, and its runs in the image that stands in
+ * home's place (region_unsettled.h). A sync makes all commits up to a snapshot durable, and settles them:
  *
- *                    begin                    make_durable                     finish
- *   commits pending ───────▶ snapshot taken ───────────────▶ durable, witnessed ──────▶ home in the file is brought up to date
- *        (store's mutex)                     (no mutex, or the store's)                (store's mutex)
+ *                    begin                 make_durable                  finish
+ *   commits pending ───────▶ snapshot taken ────────────▶ durable, witnessed ──────▶ home in the file is up to date
+ *        (store's mutex)                  (no mutex, or the store's)              (store's mutex)
  *
- * The three are called by a thread, some time after the first pending commit; or by who needs all of it now: a checkpoint, growth,
- * a commit that has to write a slot, pm_sync. Whoever finds a snapshot taken waits for the second step and takes the third one itself.
- * Between the first and the third the log is not emptied and the file does not grow.
+ * The three are called by a thread, some time after the first pending commit; or by who needs all of it now: a
+ * checkpoint, growth, a commit that has to write a slot, pm_sync. Whoever finds a snapshot taken waits for the second
+ * step and takes the third one itself. Between the first and the third the log is not emptied and the file does not
+ * grow.
  *
  * I3   Home in the file changes only in `finish`, after make_durable.
- * I14  What is declared, by a commit that nothing durable knows to be durable, is not changed: recovery verifies it. So the witness of
- *      a commit is itself durable before home changes, if anything was declared.
+ * I14  What is declared, by a commit that nothing durable knows to be durable, is not changed: recovery verifies it. So
+ *      the witness of a commit is itself durable before home changes, if anything was declared.
  * D7   If it fails, the store refuses to go on: the next call says so.
  */
 #include <stdlib.h>
@@ -78,8 +79,8 @@ static pm_status sync_snapshot(pm_store *store)
     pm_media *media = &store->media;
     PM_TRY(media->operations->sync(media));
     PM_TRY(pm_log_witness(&store->log, store->async->snapshot));
-    /* Otherwise a power cut could keep a part of home and not the witness: recovery would miss what was declared there, and take
-     * an older commit for the last one (I14). */
+    /* Otherwise a power cut could keep a part of home and not the witness: recovery would miss what was declared there,
+     * and take an older commit for the last one (I14). */
     return store->async->snapshot_declared ? media->operations->sync(media) : PM_OK;
 }
 
@@ -110,7 +111,8 @@ static pm_status settle_record(pm_store *store, uint64_t at)
     }
     for (cursor = 0; pm_log_next(body, length, &cursor, &item);)
         if (item.kind == PM_ITEM_RUN)
-            PM_TRY(pm_unsettled_settle(&store->region, item.offset, item.bytes, item.length, &store->statistics.bytes_home));
+            PM_TRY(pm_unsettled_settle(&store->region, item.offset, item.bytes, item.length,
+                                       &store->statistics.bytes_home));
     return PM_OK;
 }
 
@@ -123,7 +125,8 @@ static pm_status settle_records(pm_store *store)
     uint64_t from = store->log.head, place = store->log.header.log_offset;
     if (async->first < async->snapshot_count) from = (uint64_t)async->records[async->first] * PM_PAGE;
     PM_TRY(pm_media_readable(&store->media, place + from, store->log.head - from, "the log"));
-    for (size_t i = async->snapshot_count; i-- > async->first;) PM_TRY(settle_record(store, (uint64_t)async->records[i] * PM_PAGE));
+    for (size_t i = async->snapshot_count; i-- > async->first;)
+        PM_TRY(settle_record(store, (uint64_t)async->records[i] * PM_PAGE));
     async->first = async->snapshot_count;
     pm_unsettled_settled(&store->region);
     return PM_OK;
@@ -140,8 +143,8 @@ static pm_status result_of_sync(pm_async *async)
     return status;
 }
 
-/* PM_NO_SPACE, where a copy shares the file's blocks: the snapshot goes on running, and the next call takes up where this
- * one ended. */
+/* PM_NO_SPACE, where a copy shares the file's blocks: the snapshot goes on running, and the next call takes up where
+ * this one ended. */
 static pm_status finish(pm_store *store)
 {
     pm_async *async = store->async;
@@ -189,7 +192,9 @@ pm_status pm_async_settle(pm_store *store)
     pm_status status = async->running ? finish(store) : PM_OK;
     if (status == PM_NO_SPACE) return status;
     if (status != PM_OK)
-        return pm_fail(PM_FAILED, "the sync of an earlier commit failed, so the store refuses to go on: close it and open it again");
+        return pm_fail(
+            PM_FAILED,
+            "the sync of an earlier commit failed, so the store refuses to go on: close it and open it again");
     if (!pending(store)) return PM_OK;
     begin(store);
     make_durable(store);

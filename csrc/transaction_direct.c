@@ -1,18 +1,18 @@
 /*
  * Direct writes (D3): contents of new extents, straight to their place.
  *
- * Nothing durable refers to that place (I7), so it is written before the commit, and again if the commit is tried again. Each
- * block is hashed from the bytes that are written, in the same pass (I6), and the hash is kept until the commit declares
- * it. A commit looks again only where it has to: at what was written in parts, and at what a program may have changed since
- * through a buffer.
+ * Nothing durable refers to that place (I7), so it is written before the commit, and again if the commit is tried
+ * again. Each block is hashed from the bytes that are written, in the same pass (I6), and the hash is kept until the
+ * commit declares it. A commit looks again only where it has to: at what was written in parts, and at what a program
+ * may have changed since through a buffer.
  */
 #include <stdlib.h>
 
 #include "hash.h"
 #include "transaction.h"
 
-/* What stands in a block of an extent, as long as its hash is not known. The hash of something may be 0, too: then it is only taken
- * once more. */
+/* What stands in a block of an extent, as long as its hash is not known. The hash of something may be 0, too: then it
+ * is only taken once more. */
 enum { UNKNOWN = 0 };
 
 static size_t block_bytes(const pm_fresh *extent, uint64_t block)
@@ -47,7 +47,8 @@ static pm_status write_part(pm_store *store, pm_fresh *extent, uint64_t at, cons
     memcpy(copy, source, length);
     extent->hashes[block] = UNKNOWN;
     PM_TRY(pm_home_write(region, extent->offset + at, copy, length, PM_WRITE_STREAM));
-    if (length == block_bytes(extent, block)) extent->hashes[block] = pm_block_hash(region, copy, length, extent->offset + at);
+    if (length == block_bytes(extent, block))
+        extent->hashes[block] = pm_block_hash(region, copy, length, extent->offset + at);
     return PM_OK;
 }
 
@@ -73,7 +74,8 @@ static pm_status write_range(pm_store *store, pm_fresh *extent, uint64_t at, con
 pm_status pm_direct_write(pm_store *store, pm_fresh *extent, uint64_t at, const void *source, uint64_t length)
 {
     /* A lack of space leaves all as it was, for nothing durable refers to that place. */
-    if (!pm_extent_is_small(extent->length)) return pm_failed_if_io(store, write_range(store, extent, at, source, length));
+    if (!pm_extent_is_small(extent->length))
+        return pm_failed_if_io(store, write_range(store, extent, at, source, length));
     /* Small extents go through the log with what else shares their page. */
     memcpy(store->region.live + extent->offset + at, source, length);
     return PM_OK;
@@ -89,7 +91,8 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
 }
 
 /* `repeated` holds `chunk` bytes of a pattern that comes again after `period` pages: each of them is hashed once. */
-static pm_status fill_pages(pm_store *store, pm_fresh *extent, uint64_t pages, const uint8_t *repeated, uint64_t chunk, uint64_t period)
+static pm_status fill_pages(pm_store *store, pm_fresh *extent, uint64_t pages, const uint8_t *repeated, uint64_t chunk,
+                            uint64_t period)
 {
     pm_region *region = &store->region;
     uint64_t known[256];
@@ -106,7 +109,8 @@ static pm_status fill_pages(pm_store *store, pm_fresh *extent, uint64_t pages, c
             if (part > end - done) part = end - done;
             PM_TRY(pm_home_write(region, offset + done, repeated + done, part, PM_WRITE_STREAM));
         }
-        for (uint64_t i = 0; i < some; i++) hashes[i] = pm_seal(known[i % period], offset + i * PM_PAGE, region->store_id);
+        for (uint64_t i = 0; i < some; i++)
+            hashes[i] = pm_seal(known[i % period], offset + i * PM_PAGE, region->store_id);
         store->statistics.bytes_direct += some * PM_PAGE;
     }
     return PM_OK;
@@ -138,7 +142,8 @@ pm_status pm_direct_fill(pm_store *store, pm_fresh *extent, uint64_t length, con
     return status;
 }
 
-/* How many whole blocks from `block` on differ from what stands in their place: at most so many as are worth one write. */
+/* How many whole blocks from `block` on differ from what stands in their place: at most so many as are worth one
+ * write. */
 static uint64_t count_changed(const pm_region *region, const pm_fresh *extent, uint64_t block)
 {
     enum { AT_ONCE = 64 };
@@ -156,7 +161,8 @@ static pm_status write_changed(pm_store *store, pm_fresh *extent)
 {
     pm_region *region = &store->region;
     for (uint64_t block = 0, blocks = pm_extent_blocks(extent->length); block < blocks;) {
-        uint64_t at = extent->offset + block * PM_PAGE, changed = extent->opened ? count_changed(region, extent, block) : 0;
+        uint64_t at = extent->offset + block * PM_PAGE,
+                 changed = extent->opened ? count_changed(region, extent, block) : 0;
         size_t bytes = block_bytes(extent, block);
         if (changed) {
             PM_TRY(write_pages(store, extent, block, region->live + at, changed));
@@ -168,7 +174,8 @@ static pm_status write_changed(pm_store *store, pm_fresh *extent)
             PM_TRY(write_part(store, extent, block * PM_PAGE, region->live + at, bytes));
             store->statistics.bytes_direct += bytes;
         }
-        if (extent->hashes[block] == UNKNOWN) extent->hashes[block] = pm_block_hash(region, region->home + at, bytes, at);
+        if (extent->hashes[block] == UNKNOWN)
+            extent->hashes[block] = pm_block_hash(region, region->home + at, bytes, at);
         block++;
     }
     return PM_OK;

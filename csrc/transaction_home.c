@@ -1,15 +1,17 @@
 /*
  * Home behind the log (D13).
  *
- * When a record is durable, home is brought up to date with it (I3). For a small record the commit does it. A large one costs about as
- * much again as its log, so the commit may return, and the job is put up:
+ * When a record is durable, home is brought up to date with it (I3). For a small record the commit does it. A large one
+ * costs about as much again as its log, so the commit may return, and the job is put up:
  *
  *   commit ── record durable ── job put up ──▶ the program goes on
- *                                  ├── the thread takes it, and does it beside the program; whoever enters the store meanwhile waits
+ *                                  ├── the thread takes it, and does it beside the program; whoever enters the store
+ *                                  │   meanwhile waits
  *                                  └── whoever enters the store first takes it, and does it before anything else
  *
- * So whoever has entered finds home as the last commit left it (I2), and nothing else has to know of this. Only pm_holds enters without:
- * it looks at buffers, which no job touches, and reads nothing of home. What programs see does not change: what a record carries is private memory.
+ * So whoever has entered finds home as the last commit left it (I2), and nothing else has to know of this. Only
+ * pm_holds enters without: it looks at buffers, which no job touches, and reads nothing of home. What programs see does
+ * not change: what a record carries is private memory.
  *
  * I1   The record is durable before the job is put up: killed before it is done, recovery replays the log.
  * D7   If it fails, the next call says so; the log has everything.
@@ -18,11 +20,12 @@
  */
 #include "transaction.h"
 
-/* A thread takes some 20 us to wake. To bring 384 KiB home takes less on memory, but the commit that wakes it does not wait: 1 % of 50 MB in rows,
- * 0.6 MB, takes 265 us instead of 285, and one right behind another as long as before. */
+/* A thread takes some 20 us to wake. To bring 384 KiB home takes less on memory, but the commit that wakes it does not
+ * wait: 1 % of 50 MB in rows, 0.6 MB, takes 265 us instead of 285, and one right behind another as long as before. */
 enum { STREAM_HOME_FROM = 4 << 20, WAIT_FROM_MEMORY = 384 << 10, WAIT_FROM_FILE = 256 << 10 };
 
-/* What spreads over less is not worth beginning early: it is soon written again, and a checkpoint has no more than this to wait for. */
+/* What spreads over less is not worth beginning early: it is soon written again, and a checkpoint has no more than this
+ * to wait for. */
 enum { SPREAD_LEAST = 1 << 20 };
 
 typedef struct {
@@ -31,8 +34,8 @@ typedef struct {
 
 /* ---- home ------------------------------------------------------------------------------------------------------- */
 
-/* durable: home → then: a header that empties the log. Without this fence a crash finds neither the records nor what they had
- * changed (I3). */
+/* durable: home → then: a header that empties the log. Without this fence a crash finds neither the records nor what
+ * they had changed (I3). */
 pm_status pm_home_sync(pm_store *store)
 {
     pm_home_flush(&store->region);
@@ -51,7 +54,8 @@ static pm_status apply(pm_store *store, const uint8_t *body, uint64_t length)
     pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
         if (item.kind != PM_ITEM_RUN) continue;
-        /* The body comes in order, which the processor sees by itself; where the next run goes it can't: one line brings its translation. */
+        /* The body comes in order, which the processor sees by itself; where the next run goes it can't: one line
+         * brings its translation. */
         if (cursor < length) __builtin_prefetch(store->region.home + pm_log_place(body, cursor));
         PM_TRY(pm_home_write(&store->region, item.offset, item.bytes, item.length, how));
         uint64_t from = PM_REGION_START + item.offset, to = from + item.length;
@@ -78,7 +82,8 @@ static pm_status take_home(pm_store *store)
     return store->last_body > pm_log_room(&store->log) ? pm_home_sync(store) : PM_OK;
 }
 
-/* ---- on its way to the disk, so that a checkpoint has less to wait for ---------------------------------------------- */
+/* ---- on its way to the disk, so that a checkpoint has less to wait for
+ * ---------------------------------------------- */
 
 /* Whether it is begun before the checkpoint. */
 static bool is_spread(const pm_store *store)
@@ -118,9 +123,9 @@ static pm_status ask_for_write_back(pm_store *store, file_range part)
     return status;
 }
 
-/* The kernel tells only once of a page that it could not write (D7), and may have told the thread. So whoever takes such
- * pages for durable asks here first: a checkpoint takes all of home, a commit takes what it has written straight to its
- * place, which may lie between pages of home. */
+/* The kernel tells only once of a page that it could not write (D7), and may have told the thread. So whoever takes
+ * such pages for durable asks here first: a checkpoint takes all of home, a commit takes what it has written straight
+ * to its place, which may lie between pages of home. */
 pm_status pm_home_asked(pm_store *store)
 {
     pm_behind *behind = &store->behind;
@@ -135,14 +140,15 @@ pm_status pm_home_asked(pm_store *store)
 /* Behind a small record: all of it, whenever the log has grown by so much. */
 static pm_status begin_now_and_then(pm_store *store, uint64_t before)
 {
-    /* Pages far apart are a request each: asked for often, they are never so many that a commit waits behind them. No more of them than
-     * a disk's queue takes: beyond, asking for it waits for the disk too. */
+    /* Pages far apart are a request each: asked for often, they are never so many that a commit waits behind them. No
+     * more of them than a disk's queue takes: beyond, asking for it waits for the disk too. */
     enum { PART = 128 << 10, MOST = 1 << 20 };
     if (!is_spread(store) || before / PART == store->log.head / PART || store->log.head - before > MOST) return PM_OK;
     return begin_write_back(store, part_of_home(store, UINT64_MAX));
 }
 
-/* Behind a large one: a part, once the log is getting full. Until then it waits for the program to leave the disk alone for a while. */
+/* Behind a large one: a part, once the log is getting full. Until then it waits for the program to leave the disk alone
+ * for a while. */
 static file_range part_behind_large(pm_store *store)
 {
     enum { PARTS = 4, PART_LEAST = 4 << 20 };
@@ -158,16 +164,19 @@ pm_status pm_home_catch_up(pm_store *store)
     if ((!behind->job.body && !behind->spilled) || store->failed) return PM_OK;
     uint64_t before = behind->job.before;
     pm_status status = behind->job.body ? take_home(store) : PM_OK;
-    if (status == PM_OK) status = behind->spilled ? pm_transaction_checkpoint(store, false) : begin_now_and_then(store, before);
+    if (status == PM_OK)
+        status = behind->spilled ? pm_transaction_checkpoint(store, false) : begin_now_and_then(store, before);
     if (status == PM_OK) behind->spilled = false;
     if (status != PM_NO_SPACE) return pm_failed(store, status);
-    return pm_fail(PM_NO_SPACE, "the last commit is safe in the log, but there is no space to bring the file up to date "
-                                "with it, as a copy shares its blocks: free some space");
+    return pm_fail(PM_NO_SPACE,
+                   "the last commit is safe in the log, but there is no space to bring the file up to date "
+                   "with it, as a copy shares its blocks: free some space");
 }
 
 /* ---- the thread ------------------------------------------------------------------------------------------------- */
 
-/* Until something is put up, or the store has been left alone for a while with much of home not on its way to the disk. True: the latter. */
+/* Until something is put up, or the store has been left alone for a while with much of home not on its way to the disk.
+ * True: the latter. */
 static bool wait_for_work(pm_store *store)
 {
     enum { A_WHILE = 2000000 /* ns */ };
@@ -215,7 +224,8 @@ static void *keep_up(void *argument)
     return NULL;
 }
 
-/* Whether this job is left for later. The thread is started when the first one is: most stores never have a commit that large. */
+/* Whether this job is left for later. The thread is started when the first one is: most stores never have a commit that
+ * large. */
 static bool waits(pm_store *store, const pm_home_job *job)
 {
     pm_behind *behind = &store->behind;

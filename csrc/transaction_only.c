@@ -16,7 +16,8 @@ bool pm_transaction_holds(const pm_store *store, const void *address, uint64_t l
 void pm_transaction_promise(pm_store *store, const pm_range *ranges, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        if (ranges[i].length) pm_region_mark(&store->region, (const uint8_t *)(uintptr_t)ranges[i].address, ranges[i].length);
+        if (ranges[i].length)
+            pm_region_mark(&store->region, (const uint8_t *)(uintptr_t)ranges[i].address, ranges[i].length);
 }
 
 /* True if the core was told itself, by pm_mark, that this byte changed: it knows pages. */

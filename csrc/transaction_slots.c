@@ -38,10 +38,12 @@ static bool mostly_changed(const pm_region *region, const pm_dense *dense)
 static bool is_left(const pm_store *store, const pm_dense *dense, unsigned slot)
 {
     uint64_t first = dense->slot[slot] / PM_PAGE, end = first + pm_extent_pages(dense->length);
-    return slot != dense->home && dense->flipped <= store->log.durable && pm_unsettled_next(&store->region, first, end) == end;
+    return slot != dense->home && dense->flipped <= store->log.durable
+           && pm_unsettled_next(&store->region, first, end) == end;
 }
 
-/* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written (I6, I7). */
+/* The whole extent into the slot that is not home: each byte is loaded once, and what was loaded is hashed and written
+ * (I6, I7). */
 static pm_status write_slot(pm_store *store, pm_dense *dense)
 {
     pm_region *region = &store->region;
@@ -53,7 +55,8 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     uint64_t pages = length / PM_PAGE, left = length % PM_PAGE, table_at = pm_extent_table(length) - pages * PM_PAGE;
     const uint8_t *live = region->live + dense->slot[dense->seat];
     uint64_t *table = (void *)(dense->tail + table_at);
-    /* Before the pages are streamed: this is stored and loaded again at once, and behind them that would wait for them (see pm_writer_begin). */
+    /* Before the pages are streamed: this is stored and loaded again at once, and behind them that would wait for them
+     * (see pm_writer_begin). */
     memcpy(dense->tail, live + pages * PM_PAGE, left);
     if (left) table[pages] = pm_block_hash(region, dense->tail, left, offset + pages * PM_PAGE);
     PM_TRY(pm_home_write_hashed(region, offset, live, pages, table, PM_FOLIO_WHOLE));
@@ -75,8 +78,8 @@ static pm_status write_slot(pm_store *store, pm_dense *dense)
     return PM_OK;
 }
 
-/* Two slots for an extent most of which changed in the last commits, and in this one as far as a sample tells. A lack of space or of
- * entries leaves it as it is. */
+/* Two slots for an extent most of which changed in the last commits, and in this one as far as a sample tells. A lack
+ * of space or of entries leaves it as it is. */
 static pm_status give_slots(pm_store *store, pm_buffer *buffer)
 {
     pm_status status;
@@ -89,14 +92,16 @@ static pm_status give_slots(pm_store *store, pm_buffer *buffer)
     if (!buffer->sampled && !pm_gather_sample_readable(region, offset, offset, buffer->length)) return PM_OK;
     buffer->sampled = true;
     if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
-    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status, pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
+    PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status,
+                  pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
     if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
     if (store->failed) return status;
     buffer->dense_commits = 0;
     return PM_OK;
 }
 
-/* An extent that has become sparse gives its second slot back, by a commit that leaves its contents in the first one. */
+/* An extent that has become sparse gives its second slot back, by a commit that leaves its contents in the first
+ * one. */
 static pm_status take_slot_back(pm_store *store, pm_dense *dense)
 {
     const pm_region *region = &store->region;
@@ -106,8 +111,8 @@ static pm_status take_slot_back(pm_store *store, pm_dense *dense)
     return pm_slots_remove(&store->region, dense);
 }
 
-/* Whether the running commit takes all of an extent. all: it may. One that gives its second slot back must have its contents in slot 0, whatever was
- * promised. */
+/* Whether the running commit takes all of an extent. all: it may. One that gives its second slot back must have its
+ * contents in slot 0, whatever was promised. */
 static bool takes_whole(const pm_store *store, bool all, const pm_dense *dense)
 {
     if (dense->gone) return dense->home;
@@ -120,7 +125,8 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only)
     pm_region *region = &store->region;
     for (size_t i = 0; i < region->dense_count; i++) {
         pm_dense *dense = region->dense[i];
-        if (dense->written) dense->sampled = false; /* by an attempt that failed: the sample is of what was never committed */
+        /* By an attempt that failed: the sample is of what was never committed */
+        if (dense->written) dense->sampled = false;
         dense->written = false;
     }
     for (size_t i = 0; i < region->buffer_count; i++) {
@@ -139,8 +145,9 @@ pm_status pm_transaction_write_slots(pm_store *store, bool only)
     return PM_OK;
 }
 
-/* The seat's slot gets home's bytes, so that memory can be given back that was committed into the other slot. Pages that are not private show
- * them already (I9). It holds no durable state (I7), and until the next commit writes it nobody takes it for one. */
+/* The seat's slot gets home's bytes, so that memory can be given back that was committed into the other slot. Pages
+ * that are not private show them already (I9). It holds no durable state (I7), and until the next commit writes it
+ * nobody takes it for one. */
 pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t length)
 {
     pm_region *region = &store->region;
@@ -152,7 +159,8 @@ pm_status pm_transaction_fill_seat(pm_store *store, uint64_t place, uint64_t len
     for (uint64_t at = 0; at + PM_PAGE <= length; at += PM_PAGE) {
         const uint8_t *home = region->home + dense->slot[dense->home] + at;
         /* Another release may have made them equal. */
-        if (memcmp(region->live + place + at, home, PM_PAGE) || !memcmp(region->home + place + at, home, PM_PAGE)) continue;
+        if (memcmp(region->live + place + at, home, PM_PAGE) || !memcmp(region->home + place + at, home, PM_PAGE))
+            continue;
         uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
         memcpy(copy, home, PM_PAGE); /* a write from the mapping of the file that is written may find its page locked */
         PM_TRY(pm_home_write(region, place + at, copy, PM_PAGE, PM_WRITE_CACHED));
@@ -168,7 +176,8 @@ void pm_transaction_declare_slots(pm_store *store, pm_digest *digest)
         if (!dense->written) continue;
         unsigned to = 1 - dense->home;
         pm_direct direct = {dense->table_hash, dense->gone ? 0 : 2 * dense->entry + (to ^ dense->base)};
-        pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);
+        pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length,
+                         direct);
         *digest = pm_digest_plus(*digest, pm_digest_minus(dense->written_terms, dense->terms));
     }
 }

@@ -24,10 +24,11 @@ typedef struct {
     bool no_memory;
 } checker;
 
-static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format, ...)
-    __attribute__((format(printf, 6, 7)));
+static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format,
+                        ...) __attribute__((format(printf, 6, 7)));
 
-static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format, ...)
+static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t block, pm_key key, const char *format,
+                        ...)
 {
     pm_report *report = c->report;
     if (report->count == PROBLEMS_KEPT) return;
@@ -74,7 +75,8 @@ static void count_page(checker *c, uint64_t offset, uint32_t type)
 {
     pm_digest_add(&c->digest, offset, pm_page_term(c->image, offset));
     if (offset == c->suspect)
-        add_problem(c, offset, pm_page_bytes(type), 0, no_key, "the %s page at region offset %llu is not the one that was committed last " LOST_WRITE,
+        add_problem(c, offset, pm_page_bytes(type), 0, no_key,
+                    "the %s page at region offset %llu is not the one that was committed last " LOST_WRITE,
                     page_name(type), (unsigned long long)offset);
 }
 
@@ -87,7 +89,8 @@ static bool claim(checker *c, uint64_t offset, unsigned kind, pm_key key)
     }
     uint8_t *there = &c->kinds[offset / PM_PAGE];
     if (*there != PM_PAGE_FREE && !(kind == PM_PAGE_SLAB && *there == PM_PAGE_SLAB)) {
-        add_problem(c, offset, PM_PAGE, 0, key, "the page at region offset %llu is used twice", (unsigned long long)offset);
+        add_problem(c, offset, PM_PAGE, 0, key, "the page at region offset %llu is used twice",
+                    (unsigned long long)offset);
         return false;
     }
     *there = (uint8_t)kind;
@@ -151,12 +154,14 @@ static void check_contents(checker *c, const pm_cell *cell, pm_key key, uint64_t
     }
     pm_extent_digest(&c->digest, c->image + home + pm_extent_table(cell->length), home, cell->length);
     if (status == PM_CORRUPT)
-        add_problem(c, cell->offset, cell->length, block, key, "its contents are damaged in block %llu (bytes %llu and following)",
-                    (unsigned long long)block, (unsigned long long)(block * PM_PAGE));
+        add_problem(c, cell->offset, cell->length, block, key,
+                    "its contents are damaged in block %llu (bytes %llu and following)", (unsigned long long)block,
+                    (unsigned long long)(block * PM_PAGE));
     else if (c->suspect >= home && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
-        add_problem(c, cell->offset, cell->length, distance / PM_PAGE, key,
-                    "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
-                    (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
+        add_problem(
+            c, cell->offset, cell->length, distance / PM_PAGE, key,
+            "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
+            (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
 }
 
 static void check_entry(checker *c, const pm_cell *cell, pm_key key)
@@ -168,7 +173,8 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
         add_problem(c, cell->offset, cell->length, 0, key, "its extent has another length than its slots");
         return;
     }
-    if (!cell->length || cell->length > PM_REGION_LIMIT || !pm_region_holds(c->region, cell->offset, pm_extent_size(cell->length))) {
+    if (!cell->length || cell->length > PM_REGION_LIMIT
+        || !pm_region_holds(c->region, cell->offset, pm_extent_size(cell->length))) {
         add_problem(c, cell->offset, cell->length, 0, key, "its extent lies outside the store");
         return;
     }
@@ -190,15 +196,18 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
     const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
     if (!node) return;
     if (!pm_node_sound(node) || node->head.level != level) {
-        add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu is damaged", (unsigned long long)offset);
+        add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu is damaged",
+                    (unsigned long long)offset);
         return;
     }
     for (unsigned i = 0; i <= node->count; i++) {
         pm_key key = i < node->count ? (pm_key){0} : to, before = from;
         pm_cell cell = {0};
         if (i < node->count) cell = pm_node_cell(node, i, &key, NULL);
-        if (i < node->count && ((from.length && pm_key_compare(key, from) < 0) || (to.length && pm_key_compare(key, to) >= 0)))
-            add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu holds a key of another node",
+        if (i < node->count
+            && ((from.length && pm_key_compare(key, from) < 0) || (to.length && pm_key_compare(key, to) >= 0)))
+            add_problem(c, offset, PM_PAGE, 0, no_key,
+                        "the catalog node at region offset %llu holds a key of another node",
                         (unsigned long long)offset);
         if (!level) {
             if (i < node->count) check_entry(c, &cell, key), c->keys++;
@@ -238,13 +247,15 @@ static void check_slab(checker *c, uint64_t page)
     uint64_t offset = page * PM_PAGE;
     if (!is_readable(c, offset, PM_LINE, "slab")) return;
     if (!pm_page_sound(c->region, c->image, offset, PM_TYPE_SLAB)) {
-        add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu is damaged", (unsigned long long)offset);
+        add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu is damaged",
+                    (unsigned long long)offset);
         return;
     }
     count_page(c, offset, PM_TYPE_SLAB);
     const pm_slab *slab = (const void *)(c->image + offset);
     if (slab->used != c->blocks[page])
-        add_problem(c, offset, PM_LINE, 0, no_key, "the slab at region offset %llu counts other blocks than the catalog uses",
+        add_problem(c, offset, PM_LINE, 0, no_key,
+                    "the slab at region offset %llu counts other blocks than the catalog uses",
                     (unsigned long long)offset);
 }
 
@@ -254,7 +265,8 @@ static void check_space(checker *c)
     for (uint64_t page = 0; page < c->region->size / PM_PAGE; page++) {
         unsigned said = pm_map_kind(c->region, c->image, page), found = c->kinds[page];
         if (said != found)
-            add_problem(c, page * PM_PAGE, PM_PAGE, 0, no_key, "the space map says that the page at region offset %llu is %s; it is %s",
+            add_problem(c, page * PM_PAGE, PM_PAGE, 0, no_key,
+                        "the space map says that the page at region offset %llu is %s; it is %s",
                         (unsigned long long)(page * PM_PAGE), names[said], found ? names[found] : "used by nothing");
         else if (found == PM_PAGE_SLAB)
             check_slab(c, page);
@@ -271,7 +283,8 @@ static void check_headers(checker *c, const pm_media *media)
         }
         memcpy(&header, media->view + copy * PM_PAGE, sizeof header);
         if (!pm_header_sound(&header))
-            add_problem(c, 0, 0, 0, no_key, "copy %c of the file's header is damaged; the other one is in use", 'A' + copy);
+            add_problem(c, 0, 0, 0, no_key, "copy %c of the file's header is damaged; the other one is in use",
+                        'A' + copy);
     }
 }
 
@@ -299,8 +312,9 @@ static void check_state(checker *c)
     if (!c->report->count) check_space(c);
 }
 
-/* If one term differs, the place that it belongs to: differences of the two sums are x and x * line, so the line is their
- * quotient, up to the bits that x has at its end as zeros. With several terms it is hardly ever a line of the region. */
+/* If one term differs, the place that it belongs to: differences of the two sums are x and x * line, so the line is
+ * their quotient, up to the bits that x has at its end as zeros. With several terms it is hardly ever a line of the
+ * region. */
 static uint64_t wrong_place(const pm_region *region, pm_digest difference)
 {
     if (!difference.sum) return UINT64_MAX;
@@ -328,19 +342,25 @@ static void check_digest(checker *c, pm_digest committed)
     if (c->report->count) return;
     if (c->suspect != UINT64_MAX)
         add_problem(c, c->suspect, PM_LINE, 0, no_key,
-                    "what stood at region offset %llu until it was deleted was not what had been committed: a write was lost or went astray, or it was damaged",
+                    "what stood at region offset %llu until it was deleted was not what had been committed: a write "
+                    "was lost or went astray, or it was damaged",
                     (unsigned long long)c->suspect);
     else
         add_problem(c, 0, c->region->size, 0, no_key,
-                    "the store does not match its digest: several pages or small extents are not those that were committed last " LOST_WRITE);
+                    "the store does not match its digest: several pages or small extents are not those that were "
+                    "committed last " LOST_WRITE);
 }
 
 pm_status pm_verify(pm_store *store, pm_report **out)
 {
     pm_region *region = &store->region;
     uint64_t pages = region->size / PM_PAGE;
-    checker c = {.region = region, .image = region->home, .report = calloc(1, sizeof *c.report), .kinds = calloc(pages, 1),
-                 .blocks = calloc(pages, sizeof *c.blocks), .suspect = UINT64_MAX};
+    checker c = {.region = region,
+                 .image = region->home,
+                 .report = calloc(1, sizeof *c.report),
+                 .kinds = calloc(pages, 1),
+                 .blocks = calloc(pages, sizeof *c.blocks),
+                 .suspect = UINT64_MAX};
     if (c.report && c.kinds && c.blocks) {
         check_state(&c);
         check_digest(&c, store->log.digest);

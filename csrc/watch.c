@@ -5,13 +5,15 @@
 
 #include "thread.h"
 
-/* What things cost, in nanoseconds a page; benchmarks/bench_trackers.py shows whether what follows from them is right. */
+/* What things cost, in nanoseconds a page; benchmarks/bench_trackers.py shows whether what follows from them is
+ * right. */
 enum {
     FAULT = 1100,  /* the first store into an armed page, and protecting it again */
     FAULT_NEXT = 500, /* the same if most pages are written: what the kernel needs for one is at hand for the next */
     ARM = 60,      /* protecting a private page for the first time */
     DISARM = 80,
-    ASK_MOST = 40, /* to be told whether a page is private: the kernel looks at what it knows of each that is in memory */
+    /* To be told whether a page is private: the kernel looks at what it knows of each that is in memory */
+    ASK_MOST = 40,
     COLLECT = 1200, /* to ask for written pages at all, and one more for each page */
     CHANGE = 20000  /* arming or disarming at all: the mapping is split or joined */
 };
@@ -25,8 +27,9 @@ enum {
     CREDIT = 8
 };
 
-/* To compare a page that is equal: it and home come from a cache, or from memory. Two threads take more than half as long, for the first one gathers,
- * too: 50 MB of which 1600 to 2000 random pages were written take as long in either way. */
+/* To compare a page that is equal: it and home come from a cache, or from memory. Two threads take more than half as
+ * long, for the first one gathers, too: 50 MB of which 1600 to 2000 random pages were written take as long in either
+ * way. */
 static int64_t cost_of_looking(const pm_watches *watches, uint64_t pages)
 {
     int64_t alone = pages <= 1024 ? 80 : pages <= 4096 ? 150 : 190;
@@ -98,7 +101,8 @@ static bool wants_to_be_armed(const pm_watches *watches, const pm_watch *watch)
     return watches->tracker.forced || watch->regret > cost_of_change(watch) * watch->patience;
 }
 
-/* Most pages may be private by now: protecting the others too makes the kernel's list of written ones come twice as fast. */
+/* Most pages may be private by now: protecting the others too makes the kernel's list of written ones come twice as
+ * fast. */
 static void fill_if_worthwhile(pm_watches *watches, pm_watch *watch)
 {
     if (watch->filled || watch->present < watch->pages) return;
@@ -110,7 +114,8 @@ static void fill_if_worthwhile(pm_watches *watches, pm_watch *watch)
 
 static pm_look look_at_armed(pm_watches *watches, pm_watch *watch)
 {
-    int64_t found = pm_tracker_collect(&watches->tracker, place(watches, watch), watch->pages * PM_PAGE, watch->filled, &watches->dirty);
+    int64_t found = pm_tracker_collect(&watches->tracker, place(watches, watch), watch->pages * PM_PAGE, watch->filled,
+                                       &watches->dirty);
     if (found < 0) {
         disarm(watches, watch);
         watch->refused = true;
@@ -131,7 +136,8 @@ static pm_look look_at_open(pm_watches *watches, pm_watch *watch)
         return PM_LOOK_ALL;
     }
     int64_t start = (int64_t)pm_now(NULL), most = (int64_t)watch->pages * ASK_MOST;
-    int64_t found = pm_tracker_private(&watches->tracker, place(watches, watch), watch->pages * PM_PAGE, &watches->dirty);
+    int64_t found =
+        pm_tracker_private(&watches->tracker, place(watches, watch), watch->pages * PM_PAGE, &watches->dirty);
     if (found < 0) return PM_LOOK_ALL;
     /* Nearly nothing for pages that are not in memory. What takes longer than it can was interrupted. */
     int64_t taken = (int64_t)pm_now(NULL) - start;
@@ -153,7 +159,8 @@ pm_look pm_watch_look(pm_watches *watches, uint64_t offset, uint64_t pages)
     }
     if (watch->armed) return look_at_armed(watches, watch);
     if (wants_to_be_armed(watches, watch)) {
-        /* Protected first: a store that this look misses is seen by the next one. What was written before made its page private. */
+        /* Protected first: a store that this look misses is seen by the next one. What was written before made its page
+         * private. */
         int64_t present = pm_tracker_arm(&watches->tracker, place(watches, watch), pages * PM_PAGE);
         watch->armed = present >= 0;
         watch->refused = !watch->armed;
@@ -184,9 +191,11 @@ static void learn(pm_watches *watches, pm_watch *watch, uint64_t changed)
     int64_t faults = (int64_t)watch->looked * (watch->looked > watch->pages / 2 ? FAULT_NEXT : FAULT);
     if (!watch->armed) {
         uint64_t in_vain = watch->looked > changed ? watch->looked - changed : 0;
-        watch->regret += watch->asking + (int64_t)in_vain * looking - (int64_t)changed * FAULT - COLLECT - (int64_t)watch->pages;
+        watch->regret +=
+            watch->asking + (int64_t)in_vain * looking - (int64_t)changed * FAULT - COLLECT - (int64_t)watch->pages;
     } else {
-        watch->resident = watch->resident + watch->looked < watch->pages ? watch->resident + watch->looked : watch->pages;
+        watch->resident =
+            watch->resident + watch->looked < watch->pages ? watch->resident + watch->looked : watch->pages;
         watch->regret += faults - (int64_t)watch->resident * looking - watch->asking;
         watch->rewarded = watch->regret > 0 ? 0 : watch->rewarded + 1;
         if (watch->rewarded == REWARDED_ENOUGH) watch->patience = PATIENCE_LEAST;
@@ -235,14 +244,16 @@ void pm_watch_promise(pm_watches *watches, uint64_t page, uint64_t end)
 
 uint64_t pm_watch_promised(const pm_watches *watches, uint64_t page, uint64_t end)
 {
-    uint64_t from = page > watches->only_from ? page : watches->only_from, to = end < watches->only_end ? end : watches->only_end;
+    uint64_t from = page > watches->only_from ? page : watches->only_from,
+             to = end < watches->only_end ? end : watches->only_end;
     uint64_t found = pm_page_next(&watches->only, from, to);
     return found < to ? found : end;
 }
 
 void pm_watch_drop_promise(pm_watches *watches, uint64_t page, uint64_t end)
 {
-    pm_page_clear(&watches->only, page > watches->only_from ? page : watches->only_from, end < watches->only_end ? end : watches->only_end);
+    pm_page_clear(&watches->only, page > watches->only_from ? page : watches->only_from,
+                  end < watches->only_end ? end : watches->only_end);
 }
 
 void pm_watch_dropped(pm_watches *watches)
@@ -250,7 +261,8 @@ void pm_watch_dropped(pm_watches *watches)
     watches->only_from = watches->only_end = 0;
 }
 
-/* ---- rollback and reuse -------------------------------------------------------------------------------------------- */
+/* ---- rollback and reuse
+ * -------------------------------------------------------------------------------------------- */
 
 bool pm_watch_restore(pm_watches *watches, uint64_t offset, uint64_t pages)
 {
@@ -280,7 +292,8 @@ void pm_watch_forget(pm_watches *watches, uint64_t offset, uint64_t length)
     watches->count = kept;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------------- */
+/* ---- life
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static pm_status open_tracker(pm_watches *watches)
 {
@@ -296,7 +309,8 @@ pm_status pm_watch_open(pm_watches *watches, uint8_t *live, int fd, uint64_t fd_
     return pm_tracker_is_forced() ? open_tracker(watches) : PM_OK;
 }
 
-/* Later than when the store is opened: to prove a tracker takes as long as to open a store, and many have no large arrays. */
+/* Later than when the store is opened: to prove a tracker takes as long as to open a store, and many have no large
+ * arrays. */
 pm_tracker_kind pm_watch_kind(pm_watches *watches)
 {
     if (!watches->known) (void)open_tracker(watches);

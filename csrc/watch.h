@@ -11,9 +11,9 @@
  *      └────────────────────────────────────┘
  *        faults cost more than looking would; somebody put another mapping there
  *
- * I10  The set `dirty` is sticky: what was found stays in it until the commit that carried it has succeeded (pm_watch_carried),
- *      or a rollback has dropped it (pm_watch_restored). Only armed extents depend on it: of others, all that may differ is found again
- *      each time.
+ * I10  The set `dirty` is sticky: what was found stays in it until the commit that carried it has succeeded
+ *      (pm_watch_carried), or a rollback has dropped it (pm_watch_restored). Only armed extents depend on it: of
+ *      others, all that may differ is found again each time.
  * D2   Protect, then copy: pm_watch_look comes before any byte is copied, and protects what it lists.
  * I9   Space that is used for something else is watched no longer (pm_watch_forget).
  */
@@ -62,19 +62,22 @@ typedef struct {
     size_t count, room, armed;
 } pm_watches;
 
-/* `dirty` and `only` have room for a bit for each page of the region, always. An error only if PMSTORE_TRACKER asks for what does not work. */
+/* `dirty` and `only` have room for a bit for each page of the region, always. An error only if PMSTORE_TRACKER asks for
+ * what does not work. */
 pm_status pm_watch_open(pm_watches *watches, uint8_t *live, int fd, uint64_t fd_start);
 void pm_watch_close(pm_watches *watches);
 pm_tracker_kind pm_watch_kind(pm_watches *watches); /* the best that there is */
 
-/* Pages that a promise names: `only`, until the extents that have them are told to drop theirs, and pm_watch_dropped. To look for them, and to drop
- * them, takes as long as they are far apart, not as the extent is large. */
+/* Pages that a promise names: `only`, until the extents that have them are told to drop theirs, and pm_watch_dropped.
+ * To look for them, and to drop them, takes as long as they are far apart, not as the extent is large. */
 void pm_watch_promise(pm_watches *watches, uint64_t page, uint64_t end);
-uint64_t pm_watch_promised(const pm_watches *watches, uint64_t page, uint64_t end); /* the first in [page, end); end if none is */
+/* The first in [page, end); end if none is */
+uint64_t pm_watch_promised(const pm_watches *watches, uint64_t page, uint64_t end);
 void pm_watch_drop_promise(pm_watches *watches, uint64_t page, uint64_t end);
 void pm_watch_dropped(pm_watches *watches);
 
-/* The following take an extent with pages of its own, by its offset, and the number of pages that its contents touch. */
+/* The following take an extent with pages of its own, by its offset, and the number of pages that its contents
+ * touch. */
 
 /* Once for each commit, before a byte is copied. */
 pm_look pm_watch_look(pm_watches *watches, uint64_t offset, uint64_t pages);

@@ -21,7 +21,8 @@ static void must(pm_status status, const char *what)
     if (status != PM_OK) fuzz_fail("making a base: %s: %s", what, pm_message());
 }
 
-/* ---- one store in the making -------------------------------------------------------------------------------------- */
+/* ---- one store in the making
+ * -------------------------------------------------------------------------------------- */
 
 typedef struct {
     int fd;
@@ -90,7 +91,8 @@ static void fill(maker *m)
     }
 }
 
-/* ---- the kinds ---------------------------------------------------------------------------------------------------- */
+/* ---- the kinds
+ * ---------------------------------------------------------------------------------------------------- */
 
 static void keep_old(maker *m, fuzz_base *base)
 {
@@ -197,7 +199,8 @@ static void make_empty(maker *m, fuzz_base *base)
 
 static void set_size(maker *m, const uint8_t *bytes, uint64_t size)
 {
-    if (ftruncate(m->fd, (off_t)size) || pwrite(m->fd, bytes, size, 0) != (ssize_t)size) fuzz_fail("cannot write a base");
+    if (ftruncate(m->fd, (off_t)size) || pwrite(m->fd, bytes, size, 0) != (ssize_t)size)
+        fuzz_fail("cannot write a base");
 }
 
 /* A crash between the two copies of the header that ends a recovery. */
@@ -215,8 +218,8 @@ static void make_half_header(maker *m, fuzz_base *base)
     free(after);
 }
 
-/* A crash between a commit whose items stand in free pages and the checkpoint that follows it: home as it was before, record
- * and items as they are, and the header under whose salt they were written. */
+/* A crash between a commit whose items stand in free pages and the checkpoint that follows it: home as it was before,
+ * record and items as they are, and the header under whose salt they were written. */
 static void make_spill(maker *m, fuzz_base *base)
 {
     char key[32];
@@ -263,7 +266,8 @@ static void make_spill(maker *m, fuzz_base *base)
     free(after);
 }
 
-/* ---- what is known of a base ---------------------------------------------------------------------------------------- */
+/* ---- what is known of a base
+ * ---------------------------------------------------------------------------------------- */
 
 uint64_t fuzz_witness_seal(const pm_header *header, uint64_t sequence)
 {
@@ -301,7 +305,8 @@ static void list_records(fuzz_base *base)
     memcpy(&witness, base->bytes + PM_WITNESS_PLACE, sizeof witness);
     if (base->record_count && (witness.sequence != newest || witness.seal != fuzz_witness_seal(&base->header, newest)))
         fuzz_fail("base %s has no witness", base->name);
-    if (base->header.flags & PM_HEADER_CLEAN ? base->record_count : base->header.sequence + base->record_count != newest)
+    if (base->header.flags & PM_HEADER_CLEAN ? base->record_count
+                                             : base->header.sequence + base->record_count != newest)
         fuzz_fail("base %s: %zu records for commit %llu", base->name, base->record_count, (unsigned long long)newest);
 }
 
@@ -309,7 +314,8 @@ static void list_pages(fuzz_base *base)
 {
     static const uint32_t types[] = {PM_TYPE_ROOT, PM_TYPE_MAP_LIST, PM_TYPE_MAP, PM_TYPE_NODE, PM_TYPE_SLAB};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        for (uint64_t offset = 0; offset < base->header.region_size && base->page_count < FUZZ_PAGES; offset += PM_PAGE) {
+        for (uint64_t offset = 0; offset < base->header.region_size && base->page_count < FUZZ_PAGES;
+             offset += PM_PAGE) {
             const pm_page_head *head = (const void *)(base->bytes + PM_REGION_START + offset);
             if (head->type == types[t] && head->self == offset) base->pages[base->page_count++] = (uint32_t)offset;
         }
@@ -322,7 +328,8 @@ static void list_extents(fuzz_base *base, int fd)
     must(pm_open(dup(fd), PM_MEDIA_FILE, PM_OPEN_READ_ONLY, 0, NULL, &store), "open a base");
     fuzz_walk(store, &view, false);
     const fuzz_state *newest = &base->states[base->state_count - 1];
-    if (view.status != PM_OK || view.digest != newest->digest || view.sequence != newest->sequence || view.count > FUZZ_KEYS)
+    if (view.status != PM_OK || view.digest != newest->digest || view.sequence != newest->sequence
+        || view.count > FUZZ_KEYS)
         fuzz_fail("base %s does not hold what it was given: %s", base->name, pm_message());
     for (size_t i = 0; i < view.count; i++)
         if (view.rows[i].entry.offset)

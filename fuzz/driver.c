@@ -1,6 +1,6 @@
 /*
- * main() where there is no libFuzzer: the same mutations without guidance by coverage. Understands the few of its options
- * that run.py uses: -runs=, -seed=, -artifact_prefix=, and names of inputs to replay.
+ * main() where there is no libFuzzer: the same mutations without guidance by coverage. Understands the few of its
+ * options that run.py uses: -runs=, -seed=, -artifact_prefix=, and names of inputs to replay.
  */
 #include <sanitizer/common_interface_defs.h>
 #include <signal.h>
@@ -14,7 +14,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t room);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t room, unsigned seed);
-size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out, size_t room, unsigned seed);
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out,
+                                 size_t room, unsigned seed);
 int __lsan_do_recoverable_leak_check(void);
 
 enum { KEPT = 256, HANG_SECONDS = 25, LEAKS_EVERY = 1000 };
@@ -35,7 +36,8 @@ static void save_current(void)
     char name[1024];
     if (saved) return;
     saved = true;
-    snprintf(name, sizeof name, "%scrash-%016llx", prefix, (unsigned long long)pm_hash64(current.data, current.size, 0));
+    snprintf(name, sizeof name, "%scrash-%016llx", prefix,
+             (unsigned long long)pm_hash64(current.data, current.size, 0));
     FILE *file = fopen(name, "wb");
     if (!file) return;
     fwrite(current.data, 1, current.size, file);
@@ -89,7 +91,8 @@ static void next_input(void)
         current.size = LLVMFuzzerCustomMutator(current.data, current.size, sizeof current.data, (unsigned)(r >> 16));
     } else {
         const input *other = &kept[(r >> 48) % KEPT], one = current;
-        current.size = LLVMFuzzerCustomCrossOver(one.data, one.size, other->data, other->size, current.data, sizeof current.data, (unsigned)(r >> 16));
+        current.size = LLVMFuzzerCustomCrossOver(one.data, one.size, other->data, other->size, current.data,
+                                                 sizeof current.data, (unsigned)(r >> 16));
     }
     /* Long inputs are damaged beyond use: most begin anew. */
     if (current.size > 300 && r >> 12 & 3) current.size = sizeof(fuzz_head);

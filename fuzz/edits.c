@@ -27,7 +27,8 @@ static void poke(editor *e, uint64_t place, const void *bytes, uint64_t length)
     for (uint64_t page = place / PM_PAGE; page <= (place + length - 1) / PM_PAGE; page++) e->touched[page] = true;
 }
 
-/* ---- what an edit means --------------------------------------------------------------------------------------------- */
+/* ---- what an edit means
+ * --------------------------------------------------------------------------------------------- */
 
 static fuzz_range pick(const fuzz_range *ranges, size_t count, uint64_t index)
 {
@@ -69,9 +70,28 @@ static uint64_t sector_of(const fuzz_edit *edit)
 static uint64_t value_of(const editor *e, const fuzz_edit *edit, uint64_t old)
 {
     const uint64_t region = e->base->header.region_size, v = edit->value;
-    const uint64_t interesting[] = {0, 1, 63, 64, 4095, 4096, region, region - PM_PAGE, region - 1, e->base->header.log_offset,
-                                    e->size, PM_REGION_LIMIT, PM_REGION_LIMIT - PM_PAGE, UINT64_C(1) << 32, UINT64_C(1) << 63,
-                                    (UINT64_C(1) << 56) - 1, UINT64_MAX, UINT64_MAX - 4095, UINT64_MAX - 7, 2008, 2009, 65535};
+    const uint64_t interesting[] = {0,
+                                    1,
+                                    63,
+                                    64,
+                                    4095,
+                                    4096,
+                                    region,
+                                    region - PM_PAGE,
+                                    region - 1,
+                                    e->base->header.log_offset,
+                                    e->size,
+                                    PM_REGION_LIMIT,
+                                    PM_REGION_LIMIT - PM_PAGE,
+                                    UINT64_C(1) << 32,
+                                    UINT64_C(1) << 63,
+                                    (UINT64_C(1) << 56) - 1,
+                                    UINT64_MAX,
+                                    UINT64_MAX - 4095,
+                                    UINT64_MAX - 7,
+                                    2008,
+                                    2009,
+                                    65535};
     switch (edit->size & 7) {
     case 0: return v;
     case 1: return old + (uint64_t)(int64_t)(int8_t)v;
@@ -94,7 +114,8 @@ static void set_field(editor *e, const fuzz_edit *edit, uint64_t place, unsigned
     poke(e, place, &value, width);
 }
 
-/* ---- damage ----------------------------------------------------------------------------------------------------------- */
+/* ---- damage
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void fill(editor *e, const fuzz_edit *edit, uint64_t place, uint64_t size)
 {
@@ -134,8 +155,10 @@ static void tear(editor *e, const fuzz_edit *edit, uint64_t size)
 static void damage(editor *e, const fuzz_edit *edit)
 {
     const fuzz_base *base = e->base;
-    uint64_t place = place_of(base, edit->what, edit->index, edit->at), size = sector_of(edit), sector = place / size * size;
-    uint64_t other = place_of(base, edit->what >> 6 ? edit->what : 0, edit->value & 0xffff, edit->value >> 16 & 0xffff) / size * size;
+    uint64_t place = place_of(base, edit->what, edit->index, edit->at), size = sector_of(edit),
+             sector = place / size * size;
+    uint64_t other = place_of(base, edit->what >> 6 ? edit->what : 0, edit->value & 0xffff, edit->value >> 16 & 0xffff)
+                     / size * size;
     uint8_t copy[PM_PAGE];
     switch (edit->op % DAMAGE_OPS) {
     case OP_FLIP:
@@ -167,14 +190,16 @@ static void damage(editor *e, const fuzz_edit *edit)
     }
 }
 
-/* ---- hostile edits ------------------------------------------------------------------------------------------------------ */
+/* ---- hostile edits
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void edit_header(editor *e, const fuzz_edit *edit)
 {
-    static const uint8_t fields[] = {offsetof(pm_header, generation), offsetof(pm_header, salt), offsetof(pm_header, sequence),
-                                     offsetof(pm_header, region_size), offsetof(pm_header, log_offset),
-                                     offsetof(pm_header, log_size), offsetof(pm_header, flags), offsetof(pm_header, store_id),
-                                     offsetof(pm_header, features), offsetof(pm_header, version)};
+    static const uint8_t fields[] = {offsetof(pm_header, generation), offsetof(pm_header, salt),
+                                     offsetof(pm_header, sequence),   offsetof(pm_header, region_size),
+                                     offsetof(pm_header, log_offset), offsetof(pm_header, log_size),
+                                     offsetof(pm_header, flags),      offsetof(pm_header, store_id),
+                                     offsetof(pm_header, features),   offsetof(pm_header, version)};
     unsigned field = fields[edit->index % sizeof fields];
     for (unsigned copy = 0; copy < 2; copy++) {
         uint64_t start = copy * PM_PAGE;
@@ -207,8 +232,13 @@ static uint64_t page_of_type(const editor *e, const fuzz_edit *edit, uint32_t ty
 static void edit_cell(editor *e, const fuzz_edit *edit)
 {
     static const uint8_t width[] = {8, 8, 2, 2, 1, 1, 8, 8};
-    static const uint8_t at[] = {offsetof(pm_cell, offset), offsetof(pm_cell, length), offsetof(pm_cell, key_length),
-                                 offsetof(pm_cell, meta_length), offsetof(pm_cell, kind), offsetof(pm_cell, flags), sizeof(pm_cell),
+    static const uint8_t at[] = {offsetof(pm_cell, offset),
+                                 offsetof(pm_cell, length),
+                                 offsetof(pm_cell, key_length),
+                                 offsetof(pm_cell, meta_length),
+                                 offsetof(pm_cell, kind),
+                                 offsetof(pm_cell, flags),
+                                 sizeof(pm_cell),
                                  offsetof(pm_cell, offset)};
     uint64_t place = page_of_type(e, edit, PM_TYPE_NODE);
     if (place + PM_PAGE > e->size) return;
@@ -220,12 +250,14 @@ static void edit_cell(editor *e, const fuzz_edit *edit)
     else if (field == 9) set_field(e, edit, place + offsetof(pm_node, first_child), 8);
     else if (field == 10) set_field(e, edit, place + offsetof(pm_node, count) + 2 * (edit->at % 3), 2);
     else if (field == 11) set_field(e, edit, place + offsetof(pm_page_head, level), 4);
-    else if (node.slots[slot] <= PM_PAGE - 8 - at[field]) set_field(e, edit, place + node.slots[slot] + at[field], width[field]);
+    else if (node.slots[slot] <= PM_PAGE - 8 - at[field])
+        set_field(e, edit, place + node.slots[slot] + at[field], width[field]);
 }
 
 static void edit_map(editor *e, const fuzz_edit *edit)
 {
-    uint64_t place = page_of_type(e, edit, PM_TYPE_MAP), page = edit->at % (e->base->header.region_size / PM_PAGE + 4), word;
+    uint64_t place = page_of_type(e, edit, PM_TYPE_MAP), page = edit->at % (e->base->header.region_size / PM_PAGE + 4),
+             word;
     place += offsetof(pm_map, words) + page / 32 * 8;
     if (place + 8 > e->size) return;
     memcpy(&word, e->bytes + place, sizeof word);
@@ -235,8 +267,9 @@ static void edit_map(editor *e, const fuzz_edit *edit)
 
 static void edit_slab(editor *e, const fuzz_edit *edit)
 {
-    static const uint8_t at[] = {offsetof(pm_slab, used), offsetof(pm_slab, next), offsetof(pm_slab, previous), offsetof(pm_slab, listed),
-                                 offsetof(pm_page_head, level), offsetof(pm_slab, used), offsetof(pm_slab, next), offsetof(pm_slab, previous)};
+    static const uint8_t at[] = {offsetof(pm_slab, used),   offsetof(pm_slab, next),       offsetof(pm_slab, previous),
+                                 offsetof(pm_slab, listed), offsetof(pm_page_head, level), offsetof(pm_slab, used),
+                                 offsetof(pm_slab, next),   offsetof(pm_slab, previous)};
     set_field(e, edit, page_of_type(e, edit, PM_TYPE_SLAB) + at[edit->what % 8], edit->what % 8 == 4 ? 4 : 8);
 }
 
@@ -289,7 +322,9 @@ static void hostile_edit(editor *e, const fuzz_edit *edit)
     }
     case OP_CELL: edit_cell(e, edit); return;
     case OP_MAP: edit_map(e, edit); return;
-    case OP_ROOT: set_field(e, edit, PM_REGION_START + sizeof(pm_page_head) + 8 * (edit->at % (2 + PM_SLAB_CLASSES + 4)), 8); return;
+    case OP_ROOT:
+        set_field(e, edit, PM_REGION_START + sizeof(pm_page_head) + 8 * (edit->at % (2 + PM_SLAB_CLASSES + 4)), 8);
+        return;
     case OP_SLAB: edit_slab(e, edit); return;
     case OP_RECORD: edit_record(e, edit); return;
     case OP_ITEM: edit_item(e, edit); return;
@@ -300,7 +335,8 @@ static void hostile_edit(editor *e, const fuzz_edit *edit)
     }
 }
 
-/* ---- sealing -------------------------------------------------------------------------------------------------------------- */
+/* ---- sealing
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void seal_headers(editor *e)
 {
@@ -343,7 +379,8 @@ static void seal_extent(editor *e, uint64_t offset, uint64_t length, uint64_t st
 static void seal_item(editor *e, const pm_log_item *item, const pm_header *header)
 {
     uint64_t room = e->size > PM_REGION_START ? e->size - PM_REGION_START : 0;
-    if (item->kind == PM_ITEM_RUN || item->offset >= room || !item->length || item->length > room - item->offset) return;
+    if (item->kind == PM_ITEM_RUN || item->offset >= room || !item->length || item->length > room - item->offset)
+        return;
     uint64_t place = PM_REGION_START + item->offset, hash;
     if (item->kind == PM_ITEM_SPILL) {
         hash = pm_body_hash(e->bytes + place, item->length, place, header->salt);
@@ -351,7 +388,8 @@ static void seal_item(editor *e, const pm_log_item *item, const pm_header *heade
         if (pm_extent_size(item->length) > room - item->offset) return;
         seal_extent(e, item->offset, item->length, header->store_id);
         uint64_t table = item->offset + pm_extent_table(item->length);
-        hash = pm_seal(pm_hash64(e->bytes + PM_REGION_START + table, 8 * pm_extent_blocks(item->length), 0), table, header->store_id);
+        hash = pm_seal(pm_hash64(e->bytes + PM_REGION_START + table, 8 * pm_extent_blocks(item->length), 0), table,
+                       header->store_id);
     }
     memcpy(e->bytes + (item->bytes - e->bytes), &hash, sizeof hash);
 }
@@ -364,7 +402,8 @@ static void seal_record(editor *e, fuzz_range range, const pm_header *header)
     record->salt = header->salt;
     if (record->body <= e->size - body) {
         pm_log_item item;
-        for (uint64_t cursor = 0; pm_log_next(e->bytes + body, record->body, &cursor, &item);) seal_item(e, &item, header);
+        for (uint64_t cursor = 0; pm_log_next(e->bytes + body, record->body, &cursor, &item);)
+            seal_item(e, &item, header);
         record->hash = pm_body_hash(e->bytes + body, record->body, body, record->salt);
     }
     record->crc = pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)range.start);
@@ -382,10 +421,12 @@ static void seal(editor *e)
     for (size_t i = 0; i < base->extent_count; i++) {
         fuzz_range range = base->extents[i];
         uint64_t place = PM_REGION_START + range.start, size = pm_extent_size(range.length);
-        if (place + size <= e->size && (rebound || any_touched(e, place, size))) seal_extent(e, range.start, range.length, header.store_id);
+        if (place + size <= e->size && (rebound || any_touched(e, place, size)))
+            seal_extent(e, range.start, range.length, header.store_id);
     }
     for (size_t i = 0; i < base->record_count; i++)
-        if (rebound || e->touched[0] || any_touched(e, base->records[i].start, base->records[i].length) || base->outside_count)
+        if (rebound || e->touched[0] || any_touched(e, base->records[i].start, base->records[i].length)
+            || base->outside_count)
             seal_record(e, base->records[i], &header);
     pm_witness *witness = (void *)(e->bytes + PM_WITNESS_PLACE);
     if (e->touched[0] && witness->sequence) witness->seal = fuzz_witness_seal(&header, witness->sequence);

@@ -1,9 +1,9 @@
 /*
- * One execution: a damaged or hostile file is opened for reading, then for writing, used in every way, changed, closed and
- * opened again.
+ * One execution: a damaged or hostile file is opened for reading, then for writing, used in every way, changed, closed
+ * and opened again.
  *
- * The oracle for all of them: no crash, no hang, no leak. For damage also: either an error says so, or pm_check does, or the
- * store holds what it held; and then everything works, and what is committed now is there later.
+ * The oracle for all of them: no crash, no hang, no leak. For damage also: either an error says so, or pm_check does,
+ * or the store holds what it held; and then everything works, and what is committed now is there later.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -39,7 +39,8 @@ static struct {
     size_t hostile, refused, found, harmless, lost;
 } outcomes;
 
-/* ---- the file ----------------------------------------------------------------------------------------------------- */
+/* ---- the file
+ * ----------------------------------------------------------------------------------------------------- */
 
 static void resize(uint64_t size)
 {
@@ -65,7 +66,8 @@ static void restore(const fuzz_base *base)
 
 static bool changed(const execution *x, fuzz_range range)
 {
-    return range.start + range.length > x->size || memcmp(bytes + range.start, x->base->bytes + range.start, range.length);
+    return range.start + range.length > x->size
+           || memcmp(bytes + range.start, x->base->bytes + range.start, range.length);
 }
 
 /* What the damage allows. A commit may be lost if all that knows of it is: the witness, and the records from it on. */
@@ -79,19 +81,23 @@ static void weigh(execution *x)
     for (size_t i = 0; i < base->outside_count; i++) outside |= changed(x, base->outside[i]);
     for (size_t i = 0; i < base->record_count; i++) records |= changed(x, base->records[i]);
     if (!witness || !(records || outside) || !base->record_count) return;
-    /* Record i holds commit newest - count + 1 + i. Home may hold what a lost record changed in the contents that the one before
-     * declares: then that one is taken for torn as well. */
+    /* Record i holds commit newest - count + 1 + i. Home may hold what a lost record changed in the contents that the
+     * one before declares: then that one is taken for torn as well. */
     bool lost = false;
     for (size_t i = base->record_count; i-- > 0; x->oldest = newest - (base->record_count - i), lost = true)
-        if (!changed(x, base->records[i]) && !(outside && i + 1 == base->record_count) && !(lost && base->outside_count)) break;
+        if (!changed(x, base->records[i]) && !(outside && i + 1 == base->record_count)
+            && !(lost && base->outside_count))
+            break;
     x->lost_evidence = x->oldest < newest;
 }
 
-/* ---- the oracle ------------------------------------------------------------------------------------------------------ */
+/* ---- the oracle
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void describe(const execution *x, const char *when)
 {
-    fprintf(stderr, "fuzz: base \"%s\" (%s), opened as %s: %s\n", x->base->name, x->base - fuzz_bases < (ptrdiff_t)fuzz_base_count / 2 ? "memory" : "file",
+    fprintf(stderr, "fuzz: base \"%s\" (%s), opened as %s: %s\n", x->base->name,
+            x->base - fuzz_bases < (ptrdiff_t)fuzz_base_count / 2 ? "memory" : "file",
             x->head.flags & FUZZ_FILE ? "file" : "memory", when);
 }
 
@@ -108,10 +114,12 @@ static bool judge(execution *x, pm_store *store, const char *when)
     }
     for (size_t i = 0; i < x->base->state_count; i++) {
         const fuzz_state *state = &x->base->states[i];
-        if (state->sequence == found.sequence && state->digest == found.digest && state->sequence >= x->oldest) return true;
+        if (state->sequence == found.sequence && state->digest == found.digest && state->sequence >= x->oldest)
+            return true;
     }
     describe(x, when);
-    fuzz_fail("damage was passed over: the store is taken for sound at commit %llu, digest %016llx; oldest allowed: commit %llu",
+    fuzz_fail("damage was passed over: the store is taken for sound at commit %llu, digest %016llx; oldest allowed: "
+              "commit %llu",
               (unsigned long long)found.sequence, (unsigned long long)found.digest, (unsigned long long)x->oldest);
 }
 
@@ -121,13 +129,17 @@ static void expect(const execution *x, pm_store *store, const fuzz_view *wanted,
     if (!x->strict) return;
     fuzz_walk(store, &found, false);
     pm_status status = fuzz_check(store, &problems, true);
-    if (found.status == PM_OK && status == PM_OK && !problems && found.digest == wanted->digest && found.count == wanted->count) return;
+    if (found.status == PM_OK && status == PM_OK && !problems && found.digest == wanted->digest
+        && found.count == wanted->count)
+        return;
     describe(x, when);
-    fuzz_fail("status %d, check %d, %zu problems, %zu keys with digest %016llx instead of %zu with %016llx: %s", (int)found.status, (int)status,
-              problems, found.count, (unsigned long long)found.digest, wanted->count, (unsigned long long)wanted->digest, pm_message());
+    fuzz_fail("status %d, check %d, %zu problems, %zu keys with digest %016llx instead of %zu with %016llx: %s",
+              (int)found.status, (int)status, problems, found.count, (unsigned long long)found.digest, wanted->count,
+              (unsigned long long)wanted->digest, pm_message());
 }
 
-/* ---- one execution ------------------------------------------------------------------------------------------------- */
+/* ---- one execution
+ * ------------------------------------------------------------------------------------------------- */
 
 static pm_media_kind medium_of(const execution *x, bool other)
 {
@@ -178,7 +190,8 @@ static void change(execution *x, pm_store *store)
     if (fuzz_random(&random) % 4 == 0) rollback(x, store, &random);
     commit(x, store, &random);
     if (fuzz_random(&random) % 4 == 0) commit(x, store, &random);
-    if (fuzz_random(&random) % 8 == 0 && pm_checkpoint(store) != PM_OK && x->strict) fuzz_fail("pm_checkpoint failed: %s", pm_message());
+    if (fuzz_random(&random) % 8 == 0 && pm_checkpoint(store) != PM_OK && x->strict)
+        fuzz_fail("pm_checkpoint failed: %s", pm_message());
     if (fuzz_random(&random) % 4 == 0) rollback(x, store, &random);
     expect(x, store, &model, "after changes");
     const pm_entry *entry = x->head.flags & FUZZ_KEEP_BUFFER && model.count ? &model.rows[0].entry : NULL;
@@ -218,14 +231,16 @@ static void execute(execution *x)
     x->opened = true;
     x->strict = judge(x, store, "for writing");
     if (readable && !x->strict) fuzz_fail("sound for reading, damaged for writing");
-    if (readable && sequence != found.sequence) fuzz_fail("for reading it is commit %llu, for writing commit %llu",
-                                                          (unsigned long long)sequence, (unsigned long long)found.sequence);
+    if (readable && sequence != found.sequence)
+        fuzz_fail("for reading it is commit %llu, for writing commit %llu", (unsigned long long)sequence,
+                  (unsigned long long)found.sequence);
     model = found;
     change(x, store);
     again(x);
 }
 
-/* ---- what an execution leaves behind ---------------------------------------------------------------------------------- */
+/* ---- what an execution leaves behind
+ * ---------------------------------------------------------------------------------- */
 
 /* Of the file only: a fuzzer has descriptors of its own. */
 static size_t count_descriptors(void)
@@ -258,7 +273,8 @@ static void look_for_leaks(void)
     size_t count = count_descriptors();
     if (!first) first = reserved;
     if (count != 1) fuzz_fail("%zu descriptors of the file are left open", count - 1);
-    if (reserved > first + RESERVED) fuzz_fail("an address range is left: %llu bytes", (unsigned long long)(reserved - first));
+    if (reserved > first + RESERVED)
+        fuzz_fail("an address range is left: %llu bytes", (unsigned long long)(reserved - first));
 }
 
 static double seconds(void)
@@ -279,8 +295,10 @@ static void count_outcome(const execution *x, bool hostile)
 
 static void print_outcomes(void)
 {
-    fprintf(stderr, "fuzz: %zu executions: %zu hostile; damage: %zu refused, %zu found by pm_check, %zu harmless, "
-            "%zu without evidence\n", executions, outcomes.hostile, outcomes.refused, outcomes.found, outcomes.harmless, outcomes.lost);
+    fprintf(stderr,
+            "fuzz: %zu executions: %zu hostile; damage: %zu refused, %zu found by pm_check, %zu harmless, "
+            "%zu without evidence\n",
+            executions, outcomes.hostile, outcomes.refused, outcomes.found, outcomes.harmless, outcomes.lost);
 }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)

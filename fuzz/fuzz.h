@@ -1,6 +1,6 @@
 /*
- * Fuzzing of damaged files. An input is a head and a list of edits on one of the base stores, which the harness makes itself
- * when it starts. So inputs stay small, and a mutation of an input is a mutation of what a file means.
+ * Fuzzing of damaged files. An input is a head and a list of edits on one of the base stores, which the harness makes
+ * itself when it starts. So inputs stay small, and a mutation of an input is a mutation of what a file means.
  *
  *   bases.c   the base stores, and what is known of them
  *   edits.c   applies an input's edits to a copy of a base; seals what a hostile writer would seal
@@ -44,8 +44,28 @@ _Static_assert(sizeof(fuzz_head) == 4 && sizeof(fuzz_edit) == 16, "inputs are re
 enum { FUZZ_EDITS = 48, FUZZ_MOST = sizeof(fuzz_head) + FUZZ_EDITS * sizeof(fuzz_edit) };
 
 enum {
-    OP_FLIP, OP_FILL, OP_COPY, OP_SWAP, OP_FOREIGN, OP_STALE, OP_TRUNCATE, OP_EXTEND, OP_TEAR, DAMAGE_OPS,
-    OP_HEADER = DAMAGE_OPS, OP_PAGE, OP_CELL, OP_MAP, OP_ROOT, OP_SLAB, OP_RECORD, OP_ITEM, OP_WITNESS, OP_PLANT, OP_RAW, ALL_OPS
+    OP_FLIP,
+    OP_FILL,
+    OP_COPY,
+    OP_SWAP,
+    OP_FOREIGN,
+    OP_STALE,
+    OP_TRUNCATE,
+    OP_EXTEND,
+    OP_TEAR,
+    DAMAGE_OPS,
+    OP_HEADER = DAMAGE_OPS,
+    OP_PAGE,
+    OP_CELL,
+    OP_MAP,
+    OP_ROOT,
+    OP_SLAB,
+    OP_RECORD,
+    OP_ITEM,
+    OP_WITNESS,
+    OP_PLANT,
+    OP_RAW,
+    ALL_OPS
 };
 
 /* ---- bases ---------------------------------------------------------------------------------------------------- */
@@ -114,7 +134,8 @@ void fuzz_change(pm_store *store, fuzz_view *view, uint64_t *random, unsigned st
 void fuzz_rolled_back(void);
 void fuzz_let_go(bool strict); /* of the buffers that changes have left open */
 
-uint64_t fuzz_hash_row(const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta, const void *contents);
+uint64_t fuzz_hash_row(const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
+                       const void *contents);
 uint64_t fuzz_random(uint64_t *state);
 void fuzz_reset_ids(uint64_t seed); /* stores draw their ids and salts from this: the same input does the same again */
 

@@ -3,7 +3,8 @@
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t room);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t room, unsigned seed);
-size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out, size_t room, unsigned seed);
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out,
+                                 size_t room, unsigned seed);
 
 typedef struct {
     fuzz_head head;
@@ -37,7 +38,10 @@ static fuzz_edit new_edit(const input *in, uint64_t *random)
 {
     uint64_t a = fuzz_random(random), b = fuzz_random(random), c = fuzz_random(random);
     bool structured = in->head.flags & FUZZ_HOSTILE && a % 8;
-    fuzz_edit edit = {.what = (uint8_t)(a >> 8), .index = (uint16_t)(a >> 16), .at = (uint16_t)(a >> 32), .size = (uint16_t)(a >> 48)};
+    fuzz_edit edit = {.what = (uint8_t)(a >> 8),
+                      .index = (uint16_t)(a >> 16),
+                      .at = (uint16_t)(a >> 32),
+                      .size = (uint16_t)(a >> 48)};
     edit.op = (uint8_t)(structured ? DAMAGE_OPS + b % (ALL_OPS - DAMAGE_OPS) : b % DAMAGE_OPS);
     if (b & 1 << 8) edit.index &= 63;
     if (b & 1 << 9) edit.at &= 127;
@@ -102,7 +106,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t room, unsigned
     return write_input(&in, data, room);
 }
 
-size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out, size_t room, unsigned seed)
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out,
+                                 size_t room, unsigned seed)
 {
     uint64_t random = seed;
     input one = read_input(a, a_size), two = read_input(b, b_size);

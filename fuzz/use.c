@@ -48,7 +48,8 @@ ssize_t fuzz_getrandom(void *buffer, size_t length, unsigned flags)
 
 /* ---- looking ---------------------------------------------------------------------------------------------------- */
 
-uint64_t fuzz_hash_row(const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta, const void *contents)
+uint64_t fuzz_hash_row(const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
+                       const void *contents)
 {
     const uint64_t multiplier = UINT64_C(0x9e3779b97f4a7c15);
     uint64_t hash = pm_hash64(key, key_length, 1);
@@ -138,7 +139,8 @@ pm_status fuzz_check(pm_store *store, size_t *problems, bool say)
     pm_status status = pm_check(store, &report);
     if (status != PM_OK) return status;
     *problems = pm_report_count(report);
-    for (size_t i = 0; say && i < *problems && i < 5; i++) fprintf(stderr, "fuzz: check: %s\n", pm_report_get(report, i)->text);
+    for (size_t i = 0; say && i < *problems && i < 5; i++)
+        fprintf(stderr, "fuzz: check: %s\n", pm_report_get(report, i)->text);
     pm_report_free(report);
     return PM_OK;
 }
@@ -163,7 +165,8 @@ void fuzz_let_go(bool strict)
     for (unsigned i = 0; i < HELD; i++) {
         if (!held[i].buffer) continue;
         uint64_t hash = pm_hash64(pm_buffer_address(held[i].buffer), held[i].length, 0);
-        if (strict && held[i].shows && hash != held[i].hash) fuzz_fail("a buffer over a deleted extent shows something else");
+        if (strict && held[i].shows && hash != held[i].hash)
+            fuzz_fail("a buffer over a deleted extent shows something else");
         pm_buffer_release(held[i].buffer, NULL);
         held[i].buffer = NULL;
     }
@@ -190,7 +193,8 @@ static fuzz_row *row_of(changer *c, const uint8_t *key, size_t length)
 {
     size_t kept = c->view->count < FUZZ_KEYS ? c->view->count : FUZZ_KEYS;
     for (size_t i = 0; i < kept; i++)
-        if (c->view->rows[i].key_length == length && !memcmp(c->view->rows[i].key, key, length)) return &c->view->rows[i];
+        if (c->view->rows[i].key_length == length && !memcmp(c->view->rows[i].key, key, length))
+            return &c->view->rows[i];
     return NULL;
 }
 
@@ -219,7 +223,9 @@ static void hold(changer *c, const pm_entry *entry)
 {
     unsigned i = fuzz_random(c->random) % HELD;
     pm_buffer *buffer;
-    if (held[i].buffer || !done(c, pm_buffer_open(c->store, entry->offset, entry->length, i & 1, &buffer), "pm_buffer_open")) return;
+    if (held[i].buffer
+        || !done(c, pm_buffer_open(c->store, entry->offset, entry->length, i & 1, &buffer), "pm_buffer_open"))
+        return;
     held[i].buffer = buffer, held[i].length = entry->length, held[i].shows = true;
     held[i].hash = pm_hash64(pm_buffer_address(buffer), entry->length, 0);
 }
@@ -259,7 +265,8 @@ static void put(changer *c, bool with_extent)
         else done(c, pm_write(c->store, entry.offset, 0, contents, entry.length), "pm_write");
     }
     uint64_t hash = fuzz_hash_row(key, key_length, &entry, meta, contents);
-    if (done(c, pm_put(c->store, key, key_length, &entry, meta, NULL, 0), "pm_put")) set_row(c, key, key_length, &entry, hash);
+    if (done(c, pm_put(c->store, key, key_length, &entry, meta, NULL, 0), "pm_put"))
+        set_row(c, key, key_length, &entry, hash);
     else if (with_extent) done(c, pm_free(c->store, entry.offset, entry.length), "pm_free");
     free(contents);
 }

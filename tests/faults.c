@@ -1,6 +1,6 @@
 /*
- * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted, or kills the
- * process there; tests/shim.py sets the variables below through ctypes.
+ * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted,
+ * or kills the process there; tests/shim.py sets the variables below through ctypes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -19,15 +19,28 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-enum { PWRITE = 1, PWRITEV2 = 2, FDATASYNC = 4, FSYNC = 8, FALLOCATE = 16, NAMES = 32, SYNC_FILE_RANGE = 64, IO_SETUP = 128, IO_SUBMIT = 256,
-       IO_RESULT = 512, IO_GETEVENTS = 1024, MEMORY = 2048 };
+enum {
+    PWRITE = 1,
+    PWRITEV2 = 2,
+    FDATASYNC = 4,
+    FSYNC = 8,
+    FALLOCATE = 16,
+    NAMES = 32,
+    SYNC_FILE_RANGE = 64,
+    IO_SETUP = 128,
+    IO_SUBMIT = 256,
+    IO_RESULT = 512,
+    IO_GETEVENTS = 1024,
+    MEMORY = 2048
+};
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
     HALF,      /* that call does half of its work and says so, and the next one fails */
     FROM_THEN, /* every call from that one on fails */
     INTERRUPT, /* every other call is interrupted before it has done anything */
     SHORT,     /* every write of more than a byte does half of its work */
-    STORM,     /* every call is interrupted, as by a timer that is quicker than it, unless the thread has blocked SIGPROF */
+    /* Every call is interrupted, as by a timer that is quicker than it, unless the thread has blocked SIGPROF */
+    STORM,
     KILL,      /* the process is killed before the call number fault_at */
     KILL_HALF, /* after half of it, if it is a write */
     KILL_AFTER /* after it */
@@ -44,7 +57,8 @@ long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
-const char *fault_ext4_options = "rw\ndata=ordered\n"; /* as the kernel tells them, if it says so; "": its driver is another one */
+/* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
+const char *fault_ext4_options = "rw\ndata=ordered\n";
 unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
 int fault_flags;           /* of the last durable write past the page cache */
 
@@ -164,7 +178,8 @@ int madvise(void *address, size_t length, int advice)
 {
     enum { POPULATE_READ = 22, POPULATE_WRITE = 23 };
     NEXT(madvise);
-    if (!fault_old_madvise || (advice != POPULATE_READ && advice != POPULATE_WRITE)) return next(address, length, advice);
+    if (!fault_old_madvise || (advice != POPULATE_READ && advice != POPULATE_WRITE))
+        return next(address, length, advice);
     errno = EINVAL;
     return -1;
 }
@@ -203,7 +218,8 @@ int fallocate64(int fd, int mode, off_t at, off_t length)
     return fallocate(fd, mode, at, length);
 }
 
-/* An asynchronous write ends as it pleases. The kernel has done all of it, so what it has not done by its own account is destroyed. */
+/* An asynchronous write ends as it pleases. The kernel has done all of it, so what it has not done by its own account
+ * is destroyed. */
 static void spoil(struct io_event *event)
 {
     static const char junk[4096] = "this was never written";
@@ -215,8 +231,10 @@ static void spoil(struct io_event *event)
     event->res = what == DO_HALF ? event->res / 2 : -fault_errno;
     snprintf(path, sizeof path, "/proc/self/fd/%u", write->aio_fildes);
     int fd = open(path, O_WRONLY); /* through the cache, which takes any length */
-    for (long at = what == DO_HALF ? (long)event->res : 0, left; (left = (long)write->aio_nbytes - at) > 0; at += (long)sizeof junk)
-        if (next(fd, junk, left < (long)sizeof junk ? (size_t)left : sizeof junk, write->aio_offset + at) < 0) kill(getpid(), SIGKILL);
+    for (long at = what == DO_HALF ? (long)event->res : 0, left; (left = (long)write->aio_nbytes - at) > 0;
+         at += (long)sizeof junk)
+        if (next(fd, junk, left < (long)sizeof junk ? (size_t)left : sizeof junk, write->aio_offset + at) < 0)
+            kill(getpid(), SIGKILL);
     close(fd);
 }
 

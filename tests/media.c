@@ -1,7 +1,8 @@
 /*
- * Every way of copying and flushing that media_memory.c has, also those that this processor would not choose: each writes the
- * bytes it should, no others, and leaves no line that is neither streamed nor flushed after its last store. The processor's own
- * instructions are replaced by notes, so that one that is left out is missed. Run by tests/test_media.py.
+ * Every way of copying and flushing that media_memory.c has, also those that this processor would not choose: each
+ * writes the bytes it should, no others, and leaves no line that is neither streamed nor flushed after its last store.
+ * The processor's own instructions are replaced by notes, so that one that is left out is missed. Run by
+ * tests/test_media.py.
  */
 #define _GNU_SOURCE
 #include <stdbool.h>
@@ -78,7 +79,8 @@ static void look(const char *name, const uint8_t *source, size_t offset, size_t 
 {
     if (memcmp(space + offset, source, length)) fail(name, offset, length, "other bytes were written");
     for (size_t i = 0; i < SPACE; i++)
-        if ((i < offset || i >= offset + length) && space[i] != 0xaa) fail(name, offset, length, "bytes beside the range were changed");
+        if ((i < offset || i >= offset + length) && space[i] != 0xaa)
+            fail(name, offset, length, "bytes beside the range were changed");
     if (memcmp(durable, space, SPACE)) fail(name, offset, length, "a line is neither streamed nor flushed");
 }
 
@@ -96,7 +98,8 @@ int main(void)
     struct {
         const char *name;
         void (*flush)(pm_media *media, const void *address, uint64_t lines);
-    } flushes[] = {{"clwb", flush_clwb}, {"clflushopt", flush_clflushopt}, {"clflush", flush_clflush}, {"the chosen one", NULL}};
+    } flushes[] = {
+        {"clwb", flush_clwb}, {"clflushopt", flush_clflushopt}, {"clflush", flush_clflush}, {"the chosen one", NULL}};
     pm_media media = {.kind = PM_MEDIA_MEMORY, .view = space, .size = SPACE, .operations = &pm_media_memory};
     pm_media_memory_choose(&media);
     streams[3].copy = media.stream;
@@ -141,7 +144,8 @@ int main(void)
     }
     begin();
     unsigned before = fences;
-    if (media.operations->write_through(&media, 192, source, 100) || fences != before + 1) fail("write_through", 192, 100, "no fence");
+    if (media.operations->write_through(&media, 192, source, 100) || fences != before + 1)
+        fail("write_through", 192, 100, "no fence");
     look("write_through", source, 192, 100);
     if (media.operations->fence(&media) || fences != before + 2) fail("fence", 0, 0, "no fence");
     if (media.fences != 2) fail("fence", 0, 0, "not counted");

@@ -47,8 +47,11 @@ MUTANTS = [
         "writer->status = writer->media->operations->settle(writer->media);",
         ";",
         "the disk fetches bytes that have moved",
-        within="before it has arrived. The first page waited for a header that comes by itself now. */\n"
-        "            writer->status = writer->media->operations->settle(writer->media);",
+        within=(
+            "before it has arrived. The first page waited for a header that comes by\n"
+            "             * itself now. */\n"
+            "            writer->status = writer->media->operations->settle(writer->media);"
+        ),
     ),
     Mutant(
         "home-not-awaited",

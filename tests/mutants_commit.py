@@ -300,7 +300,10 @@ COMMIT = [
         "direct-not-declared",
         "R",
         TRANSACTION,
-        "pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length, (pm_direct){extent->table_hash, 0});",
+        (
+            "pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length,\n"
+            "                         (pm_direct){extent->table_hash, 0});"
+        ),
         ";",
         "a new array without its contents",
     ),

@@ -445,8 +445,10 @@ CONTROLS = [
         "control-record-before-its-body",
         "-",
         "csrc/log.c",
-        "PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,"
-        " writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));",
+        (
+            "PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,\n"
+            "                              writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));"
+        ),
         "PM_TRY(pm_media_write(media, place, writer->stage, first, PM_WRITE_STREAM));"
         " PM_TRY(pm_media_write(media, place + from, staged(writer, writer->written), length - from,"
         " writer->part ? PM_WRITE_BEGIN : PM_WRITE_STREAM));",

@@ -24,7 +24,10 @@ MUTANTS = [
         "slot-not-declared",
         "P",
         COMMITS,
-        "pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length, direct);",
+        (
+            "pm_writer_direct(&store->writer, dense->gone ? PM_ITEM_DIRECT : PM_ITEM_SLOT, dense->slot[to], dense->length,\n"
+            "                         direct);"
+        ),
         ";",
         "a commit is forgotten",
     ),

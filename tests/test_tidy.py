@@ -77,6 +77,7 @@ PYTHON_RANKS = {
 }
 STORE_RANK = 2  # every other module is part of the store
 MOST_LINES = 600
+MOST_COLUMNS = 120
 
 
 def ids(paths: list[Path]) -> list[str]:
@@ -260,6 +261,17 @@ def test_the_package_is_typed() -> None:
 # ---- every file
 
 
+def without_examples(path: Path, lines: list[str]) -> list[str]:
+    """A page without its tables, and without what stands between ``` and ```: such lines can't be broken."""
+    if path.suffix != ".md":
+        return lines
+    out, inside = [], False
+    for line in lines:
+        inside ^= line.startswith("```")
+        out.append("" if inside or line.startswith("|") else line)
+    return out
+
+
 @pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
 def test_files_are_tidy(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -270,6 +282,9 @@ def test_files_are_tidy(path: Path) -> None:
     if path.name != "Makefile":
         assert "\t" not in text
     assert "\r" not in text
+    if path.suffix in {".c", ".h", ".md"}:  # ruff counts those of Python
+        wide = [n for n, line in enumerate(without_examples(path, lines), 1) if len(line) > MOST_COLUMNS]
+        assert not wide, f"lines of more than {MOST_COLUMNS} columns"
     unfinished = re.findall(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", text)
     assert not unfinished
 

@@ -1,7 +1,8 @@
 /*
- * The core's calls from many threads at once, under ThreadSanitizer: two write into living arrays, one commits and rolls back, one
- * uses the catalog, one opens and lets go of buffers, one looks. What programs write to their arrays may race with a commit,
- * which lands in whichever commit takes it: those stores are hidden from the sanitizer. Run by tests/test_threads_race.py.
+ * The core's calls from many threads at once, under ThreadSanitizer: two write into living arrays, one commits and
+ * rolls back, one uses the catalog, one opens and lets go of buffers, one looks. What programs write to their arrays
+ * may race with a commit, which lands in whichever commit takes it: those stores are hidden from the sanitizer. Run by
+ * tests/test_threads_race.py.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

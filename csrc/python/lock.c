@@ -7,11 +7,11 @@
  * A transaction that is abandoned, as in a generator that nobody resumes, is left when the generator dies. The garbage
  * collector decides when that is, and in which thread: in the middle of an operation, of a computation, of another
  * thread's operation. A rollback there would take back half of what the program is doing. So nothing happens there but
- * this mark. The next operation finds the mark before it begins, rolls back, and warns. What it then does
- * starts from the last commit.
+ * this mark. The next operation finds the mark before it begins, rolls back, and warns. What it then does starts from
+ * the last commit.
  *
- * So it is where a rollback could not be made when the transaction was left, for want of space (ROLLBACK_OWED): the error
- * has told of that, so no warning follows.
+ * So it is where a rollback could not be made when the transaction was left, for want of space (ROLLBACK_OWED): the
+ * error has told of that, so no warning follows.
  *
  * The warning is given without the lock: it may run code of the program's, which may wait for a thread that wants the
  * lock.

@@ -10,33 +10,40 @@
  *
  * An extension type, not a class, for two reasons.
  *
- * Leaving has to happen whatever a signal handler raises, and when. Python runs handlers when one of its functions is entered and when a call
- * comes back to one, so that a KeyboardInterrupt may be raised in the very first instruction of an __exit__ of Python's, before any try: the most
- * likely place of all, if the last statement of the block is one long call into numpy. Here handlers run only inside the methods of the store that
- * are called, and what they raise comes back as an error.
+ * Leaving has to happen whatever a signal handler raises, and when. Python runs handlers when one of its functions is
+ * entered and when a call comes back to one, so that a KeyboardInterrupt may be raised in the very first instruction of
+ * an __exit__ of Python's, before any try: the most likely place of all, if the last statement of the block is one long
+ * call into numpy. Here handlers run only inside the methods of the store that are called, and what they raise comes
+ * back as an error.
  *
  * A transaction that dies without having been left, as when an ExitStack is interrupted, is rolled back. So is one that
  * is left because the generator dies that is suspended inside it. That happens at once if its own thread lets go of it
  * between two operations. Otherwise, most of all in the garbage collector, the rollback waits for the next operation:
  * see lock.c.
  *
- * And it is on the way of every commit: of an 8-byte commit, which takes 0.3 us, a with statement of Python's is longer than all the rest.
+ * And it is on the way of every commit: of an 8-byte commit, which takes 0.3 us, a with statement of Python's is longer
+ * than all the rest.
  *
- * Transactions are left in the reverse of the order in which they were entered, unless a generator or a coroutine was suspended inside one. Then
- * nobody can say which changes are whose, so everything is rolled back, and each of those concerned is told. */
+ * Transactions are left in the reverse of the order in which they were entered, unless a generator or a coroutine was
+ * suspended inside one. Then nobody can say which changes are whose, so everything is rolled back, and each of those
+ * concerned is told. */
 
 #include "lock.h"
 
 #include <stddef.h>
 #include <structmember.h>
 
-static const char INNER_FAILED[] = "everything since the last commit was rolled back: an exception had left an inner transaction";
-static const char OUT_OF_ORDER[] = "transactions were left out of order: an await or a yield inside a transaction let another one begin; "
-                                   "everything since the last commit is rolled back";
-static const char STILL_DUE[] = "an abandoned transaction is to be rolled back first, and that has to wait for the end of the operation "
-                                "in whose middle this one would begin";
+static const char INNER_FAILED[] =
+    "everything since the last commit was rolled back: an exception had left an inner transaction";
+static const char OUT_OF_ORDER[] =
+    "transactions were left out of order: an await or a yield inside a transaction let another one begin; "
+    "everything since the last commit is rolled back";
+static const char STILL_DUE[] =
+    "an abandoned transaction is to be rolled back first, and that has to wait for the end of the operation "
+    "in whose middle this one would begin";
 
-/* Which thread may commit: the one that holds `lock`, an RLock. Of the open transaction, which is that of the lock's owner: */
+/* Which thread may commit: the one that holds `lock`, an RLock. Of the open transaction, which is that of the lock's
+ * owner: */
 typedef struct {
     PyObject_HEAD
     PyObject *lock;
@@ -45,7 +52,8 @@ typedef struct {
     PyObject *only;     /* what it promises to change of arrays (see _only.py), or None: anything */
     bool usable;        /* whether the store may change: it is open, for writing, in this process */
     Lock *operations;   /* the lock around each operation of the store */
-    PyObject *idle;     /* True if it is, and no transaction is open; an object, for Store.commit: Python reads those quickest */
+    /* True if it is, and no transaction is open; an object, for Store.commit: Python reads those quickest */
+    PyObject *idle;
 } Turn;
 
 typedef struct {
@@ -140,7 +148,8 @@ static void give_turn_back_beside(Turn *turn)
     if (type) PyErr_Restore(type, value, traceback);
 }
 
-/* ---- entering ----------------------------------------------------------------------------------------------------- */
+/* ---- entering
+ * ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *join(Transaction *self)
 {
@@ -177,7 +186,8 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     int inside = mine(turn);
     if (inside < 0) return NULL;
     if (inside) return join(self);
-    /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited for. */
+    /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited
+     * for. */
     if (!turn->usable && !call_method(self->store, name.writable, NULL)) return NULL;
     if (!take_turn(turn)) return NULL;
     if (!turn->usable) { /* closed while this thread waited */
@@ -194,7 +204,8 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     return Py_NewRef(self->store);
 }
 
-/* ---- leaving ------------------------------------------------------------------------------------------------------ */
+/* ---- leaving
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* Whether this is the moment for a rollback: the transaction's own thread is between two operations, and the garbage
  * collector did not interrupt it. */
@@ -206,8 +217,8 @@ static bool may_roll_back(Turn *turn)
     return own == 1;
 }
 
-/* Takes everything back to the last commit, now or before the next operation; true if no error is set. What is not taken
- * back would be in the next commit. */
+/* Takes everything back to the last commit, now or before the next operation; true if no error is set. What is not
+ * taken back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
     Lock *operations = self->turn->operations;
@@ -330,7 +341,8 @@ static PyType_Spec transaction_spec = {
     .slots = transaction_slots,
 };
 
-/* ---- whose turn it is --------------------------------------------------------------------------------------------- */
+/* ---- whose turn it is
+ * --------------------------------------------------------------------------------------------- */
 
 static PyObject *turn_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
@@ -414,19 +426,22 @@ static PyObject *turn_doomed(PyObject *object, void *unused)
 }
 
 static PyType_Slot turn_slots[] = {
-    {Py_tp_doc, "Turn(usable, operations): which thread may commit, and whether any may. operations: the store's Lock."},
+    {Py_tp_doc,
+     "Turn(usable, operations): which thread may commit, and whether any may. operations: the store's Lock."},
     {Py_tp_new, turn_new},
     {Py_tp_dealloc, turn_dealloc},
     {Py_tp_members, (PyMemberDef[]){{"lock", T_OBJECT_EX, offsetof(Turn, lock), 0, NULL},
                                     {"idle", T_OBJECT_EX, offsetof(Turn, idle), READONLY, NULL},
                                     {NULL, 0, 0, 0, NULL}}},
-    {Py_tp_getset, (PyGetSetDef[]){{"usable", turn_usable, turn_set_usable, NULL, NULL},
-                                   {"doomed", turn_doomed, NULL, "Whether a transaction is open, and can't be committed.", NULL},
-                                   {NULL, NULL, NULL, NULL, NULL}}},
-    {Py_tp_methods, (PyMethodDef[]){{"mine", turn_mine, METH_NOARGS, "Whether the calling thread is inside a transaction."},
-                                    {"transaction", (PyCFunction)(void (*)(void))turn_transaction, METH_FASTCALL,
-                                     "transaction(store, only): one that has not begun."},
-                                    {NULL, NULL, 0, NULL}}},
+    {Py_tp_getset,
+     (PyGetSetDef[]){{"usable", turn_usable, turn_set_usable, NULL, NULL},
+                     {"doomed", turn_doomed, NULL, "Whether a transaction is open, and can't be committed.", NULL},
+                     {NULL, NULL, NULL, NULL, NULL}}},
+    {Py_tp_methods,
+     (PyMethodDef[]){{"mine", turn_mine, METH_NOARGS, "Whether the calling thread is inside a transaction."},
+                     {"transaction", (PyCFunction)(void (*)(void))turn_transaction, METH_FASTCALL,
+                      "transaction(store, only): one that has not begun."},
+                     {NULL, NULL, 0, NULL}}},
     {0, NULL},
 };
 static PyType_Spec turn_spec = {
@@ -442,8 +457,9 @@ static bool prepare(PyObject *module)
         PyObject **object;
         const char *text;
     } names[] = {
-        {&name.acquire, "acquire"},     {&name.release, "release"},         {&name.give_up, "_release_save"}, {&name.owned, "_is_owned"},
-        {&name.commit, "_commit_now"},  {&name.rollback, "_rollback_now"},  {&name.writable, "_writable"},    {&name.both, "_both_promises"},
+        {&name.acquire, "acquire"},    {&name.release, "release"},     {&name.give_up, "_release_save"},
+        {&name.owned, "_is_owned"},    {&name.commit, "_commit_now"},  {&name.rollback, "_rollback_now"},
+        {&name.writable, "_writable"}, {&name.both, "_both_promises"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].object = PyUnicode_InternFromString(names[i].text))) return false;
@@ -457,7 +473,8 @@ static bool prepare(PyObject *module)
 PyMODINIT_FUNC PyInit__turn(void)
 {
     static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "pmstore._turn", .m_size = -1};
-    PyObject *module = PyModule_Create(&definition); /* which a free-threaded Python takes as a wish for the GIL, and rightly */
+    /* Which a free-threaded Python takes as a wish for the GIL, and rightly */
+    PyObject *module = PyModule_Create(&definition);
     if (!module || !prepare(module)) {
         Py_XDECREF(module);
         return NULL;

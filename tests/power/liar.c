@@ -1,5 +1,5 @@
-/* Preloaded into the workload's process: the calls that PMSTORE_LIES names do nothing, and say that it was done. A program
- * whose calls are such has to be caught by the cuts. */
+/* Preloaded into the workload's process: the calls that PMSTORE_LIES names do nothing, and say that it was done. A
+ * program whose calls are such has to be caught by the cuts. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -115,8 +115,8 @@ sanitize: build
 # What make test leaves out; and what it tries a little of: random operations, races, damaged metadata, failing calls, crashes
 # of commits that are durable later.
 long: build
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-12} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-12} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
 		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(LONG) $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.

@@ -11,15 +11,17 @@ VERSIONS ?= 1.5 1.6 1.7 1.8
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 VENV := .venv
 BIN := $(VENV)/bin
-CORE := $(wildcard csrc/*.c csrc/*.h csrc/python/*.[ch]) csrc/build_core.py
+CORE := $(wildcard csrc/*.h csrc/*/*.[ch]) csrc/build_core.py
+LINT := build/lint
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
-LONG := $(addprefix tests/test_,async.py clusterers.py hostile.py kill.py kmeans.py lost_writes.py model.py out_of_memory.py \
-	testing_faults.py trackers.py)
-ESTIMATORS := $(addprefix tests/test_,kmeans.py kmeans_sharing.py clusterers.py mixture.py decomposition.py partial_fit.py sklearn_api.py)
-WITHOUT_C := $(addprefix tests/test_,benchmarks.py demo.py docs.py mutants.py mutants_lines.py paper.py power.py \
-	testing_command.py testing_describe.py testing_docs.py testing_plugin.py tidy.py)
+# $(call tests,FOLDER,NAMES): paths of test files.
+tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
+LONG := $(call tests,core,async changed_metadata faults kill lost_writes out_of_memory parallel_compare trackers) $(call tests,store,model values) \
+	$(call tests,resume,clusterers kmeans mixture partial_fit) $(call tests,testing,crash_reference testing_faults)
+ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
+WITHOUT_C := tests/mutants tests/power tests/project tests/watch $(call tests,testing,testing_command testing_describe testing_docs testing_plugin)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
@@ -27,21 +29,22 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo 'make build     .venv with pmstore installed in it, editable'
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
+	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
-	@echo 'make mutants   planted bugs, which the crash explorer and the other tests have to notice'
-	@echo 'make mutants-lines  a sample of all small changes of the code; ARGS="--sample 40 --seed 7 --files csrc/log.c"'
+	@echo 'make mutants   mistakes in a copy, which the crash explorer and the other tests have to notice'
+	@echo 'make mutants-lines  a sample of all small changes of the code; ARGS="--sample 40 --seed 7 --files csrc/log/log.c"'
 	@echo 'make mutants-reach  measures anew which tests reach what, for mutants-lines (a quarter of an hour)'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'
 	@echo 'make pythons   make test with each Python that is here; PYTHONS="python3.10 python3.13" for some'
@@ -57,8 +60,16 @@ help:
 demo: build
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: build lint strict
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --durations=10 $(ARGS)
+# What lint needs is installed, and lint runs, beside the tests.
+test: build
+	@mkdir -p build; $(MAKE) -s --no-print-directory lint strict >build/lint.log 2>&1 & lint=$$!; \
+		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --durations=10 $(ARGS) || status=$$?; \
+		wait $$lint || status=1; cat build/lint.log; exit $$status
+
+# Without a browser of the distribution it says so.
+test-browser: build
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check 'playwright>=1.40'
+	@$(BIN)/python -m pytest -q -rs tests/watch/test_browser.py $(ARGS)
 
 build: $(VENV)/.built
 
@@ -83,15 +94,21 @@ check:
 		{ echo "pmstore: Python's venv is missing. Install it: apt-get install python3-venv" >&2; exit 1; }
 	@$(PYTHON) csrc/build_core.py
 
-lint: build
-	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
-	@$(BIN)/mypy --no-error-summary
+lint: build $(LINT)/.built
+	@$(LINT)/bin/ruff check -q . && $(LINT)/bin/ruff format -q --check .
+	@$(LINT)/bin/mypy --no-error-summary --python-executable $(BIN)/python
+
+$(LINT)/.built: pyproject.toml
+	@echo "Installing ruff and mypy into $(LINT) …"
+	@$(PYTHON) -m venv --clear $(LINT) && $(LINT)/bin/python -m pip install -qq --disable-pip-version-check \
+		$$($(BIN)/python -c 'import importlib.metadata as m; print(*[r.split(";")[0].strip() for r in m.requires("pmstore") if "\"lint\"" in r])')
+	@touch $@
 
 strict: build/strict
 
 # Only after a change, as it compiles everything a second time.
 build/strict: $(CORE)
-	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in csrc/*.c csrc/python/*.c; do \
+	@set -e; flags="$$($(PYTHON) csrc/build_core.py --flags)"; for source in $(filter %.c,$(CORE)); do \
 		$(CC) $$flags -Werror -c $$source -o /dev/null; \
 	done
 	@mkdir -p build && touch $@
@@ -107,8 +124,8 @@ endef
 
 sanitize: build
 	$(call instrumented,$(SANITIZED),libasan,libasan8,$(SANITIZERS))
-	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-60} \
-		PMSTORE_FAULTS=12 PMSTORE_DAMAGE=100 \
+	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-40} \
+		PMSTORE_FAULTS=6 PMSTORE_DAMAGE=100 \
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 
@@ -124,18 +141,18 @@ tsan: build
 	$(call instrumented,$(RACES),libtsan,libtsan2,$(THREAD_SANITIZER))
 	@cd $(RACES) && LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=1:exitcode=66 \
 		PYTHONPATH=$(CURDIR)/$(RACES) timeout 720 $(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider \
-		-m 'not slow and not long and not no_sanitizer' -k 'not I14 and not D7_syncs' tests/test_async.py tests/test_threads_fork.py tests/test_home_behind.py \
-		tests/test_sieve.py $(ARGS)
+		-m 'not slow and not long and not no_sanitizer' -k 'not I14 and not D7_syncs' \
+		$(call tests,core,async parallel_compare write_back) $(call tests,store,threads_fork) $(ARGS)
 
 # A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build
 	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
-		$(BIN)/python -m pytest -q -n $(JOBS) tests/test_crash.py $(ARGS) || exit 1; done
+		$(BIN)/python -m pytest -q -n $(JOBS) tests/core/test_crash.py $(ARGS) || exit 1; done
 	@echo "Every failing call, and damage in every place"
 	@PMSTORE_FAULTS=all PMSTORE_DAMAGE=all $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal \
-		tests/test_testing_faults.py tests/test_testing_damage.py $(ARGS)
+		$(call tests,testing,testing_faults testing_damage) $(ARGS)
 	@echo "Kills"
-	@$(BIN)/python -m tests.kills $${PMSTORE_KILLS:-2000}
+	@$(BIN)/python -m tests.support.kills $${PMSTORE_KILLS:-2000}
 
 # Without root, mounts or loop devices it says so. A failure prints the command that replays it (REPLAY=…).
 power: build
@@ -148,15 +165,15 @@ fuzz:
 
 # All of them are in one build, in build/mutants, and chosen at run time.
 mutants: build
-	@$(BIN)/python tests/mutation_score.py --jobs $(JOBS) $(ARGS)
+	@$(BIN)/python -m tests.mutants.score --jobs $(JOBS) $(ARGS)
 
 # A sample of all small changes of the code. In one build, too, in build/mutants-lines.
 mutants-lines: build
-	@$(BIN)/python tests/mutants_lines.py --jobs $(JOBS) $(ARGS)
+	@$(BIN)/python -m tests.mutants.lines --jobs $(JOBS) $(ARGS)
 
 # Which tests reach which function, for mutants-lines; ARGS=tests/test_x.py if only that has changed since.
 mutants-reach: build
-	@$(BIN)/python tests/mutants_reach.py $(ARGS)
+	@$(BIN)/python -m tests.mutants.reach $(ARGS)
 
 # $(call environment,FOLDER,REQUIREMENTS): shell text, under set -e, that makes one again after a change of pyproject.toml.
 environment = if [ ! -e $(1)/.built ] || [ pyproject.toml -nt $(1)/.built ]; then \
@@ -184,7 +201,7 @@ pythons:
 	done
 
 oldest: build
-	@set -e; $(call environment,build/oldest,$$($(BIN)/python tests/oldest.py))
+	@set -e; $(call environment,build/oldest,$$($(BIN)/python tests/support/oldest.py))
 	@PYTHONPATH=$(CURDIR) build/oldest/bin/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider -p pytest_pmstore $(ARGS)
 
 # Results are in build/bench/results. bench-docs puts those of a full run into benchmarks/ and the documents.

@@ -1,7 +1,7 @@
 """The pytest plugin of pmstore: fixtures and options for crash tests.
 
 A module of its own beside the package: pytest imports it in every session, and importing the package would load numpy
-and the extension. Those are loaded when a test asks for them.
+and the extension. They are loaded when a test needs them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-configs: list[pytest.Config] = []  # of the sessions that run, one inside another; for pmstore.testing._session
+configs: list[pytest.Config] = []  # of the current sessions, which may be nested; for pmstore.testing._base.session
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,11 +48,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         configs.remove(config)
 
 
-@pytest.hookimpl(hookwrapper=True)  # not wrapper=True: older versions of pytest load this module too, and don't know it
+@pytest.hookimpl(hookwrapper=True)  # older pytest, which imports this module too, lacks wrapper=True
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Shows what was explored with the test: if it fails, and with -rA."""
+    """Shows the explorations of a test with it: if it fails, and with -rA."""
     outcome = yield
-    session = sys.modules.get("pmstore.testing._session")
+    session = sys.modules.get("pmstore.testing._base.session")
     if session is not None and session.reports:
         report = outcome.get_result()
         if report.when == "call":
@@ -63,7 +63,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 @pytest.fixture
 def crash_explorer(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A pmstore.testing.CrashExplorer: run(*lives, check=...) explores the crashes of code that uses a store."""
-    from pmstore.testing import CrashExplorer, _session
+    from pmstore.testing import CrashExplorer
+    from pmstore.testing._base import session as _session
 
     with CrashExplorer(_session.test_name(request.node.nodeid)) as explorer:
         yield explorer
@@ -72,9 +73,9 @@ def crash_explorer(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture
 def crash_files(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A pmstore.testing.CrashFiles: run(program, check) explores the crashes of code that saves files."""
-    from pmstore.testing import _session
+    from pmstore.testing._base import session as _session
 
-    files = importlib.import_module("pmstore.testing._files_fixture")
+    files = importlib.import_module("pmstore.testing._files.fixture")
     budget = request.config.getoption("crash_budget")
     given = {} if budget is None else {"budget": budget}
     return files.CrashFiles(tmp_path / "crash_files", seed=_session.seed(), **given)

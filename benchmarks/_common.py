@@ -116,13 +116,13 @@ def scratch(directory: Path) -> Iterator[Path]:
 def compiled(name: str, sources: list[Path], *flags: str) -> Path:
     """What a C compiler makes of these sources, in build/bench, compiled again when one of them has changed."""
     target = BUILD / name
-    known = [*sources, HERE / "floor.h", CSRC / "hash.h"]
+    known = [*sources, HERE / "floor.h", CSRC / "base" / "hash.h"]
     if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in known):
         BUILD.mkdir(parents=True, exist_ok=True)
         # Its fused form is the core's own business: without it, the harness copies and hashes one after the other.
-        fused = ["-DHASH_COPIES"] if "pm_hash64_copy_page" in (CSRC / "hash.h").read_text() else []
+        fused = ["-DHASH_COPIES"] if "pm_hash64_copy_page" in (CSRC / "base" / "hash.h").read_text() else []
         made = target.with_suffix(f".{os.getpid()}")
-        command = ["cc", "-std=gnu11", "-O3", *fused, *map(str, sources), "-o", str(made), *flags]
+        command = ["cc", "-std=gnu11", "-O3", *fused, f"-I{CSRC}", *map(str, sources), "-o", str(made), *flags]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(target)
     return target
@@ -133,7 +133,7 @@ class FloorLibrary:
 
     def __init__(self) -> None:
         library = ctypes.CDLL(
-            str(compiled("floor.so", [HERE / "floor.c", CSRC / "hash.c"], "-shared", "-fPIC")), use_errno=True
+            str(compiled("floor.so", [HERE / "floor.c", CSRC / "base" / "hash.c"], "-shared", "-fPIC")), use_errno=True
         )
         pointer, size, fd = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         for name, arguments in {

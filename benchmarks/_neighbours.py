@@ -193,10 +193,11 @@ class Memmap(Neighbour):
 class LMDB(Neighbour):
     name, module, promise = "LMDB", "lmdb", ENGINE
     writemap = False
+    room = 64 << 20  # bytes of the map, besides four arrays
 
     def start(self) -> None:
         lmdb = importlib.import_module("lmdb")
-        size = 4 * self.array.nbytes + (64 << 20)
+        size = 4 * self.array.nbytes + self.room
         self.environment = lmdb.open(str(self.path), map_size=size, subdir=False, sync=True, writemap=self.writemap)
         self.put()
 

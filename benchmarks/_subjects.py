@@ -27,8 +27,11 @@ class Pmstore(Neighbour):
     name, promise, partial = "pmstore", PMSTORE, True
     rows = False
 
+    def create(self) -> pmstore.Store:
+        return pmstore.open(self.path, "w", media=MEDIA[self.medium])
+
     def start(self) -> None:
-        self.store = pmstore.open(self.path, "w", media=MEDIA[self.medium])
+        self.store = self.create()
         live = self.store.create_array("array", self.array.shape, "f8")
         live[...] = self.array
         self.store.commit()
@@ -117,7 +120,7 @@ def pmemobj_program() -> Path:
         raise Missing(
             "no libpmemobj.h. Install it: apt-get install libpmemobj-dev (Fedora: dnf install libpmemobj-devel)"
         )
-    sources = [HERE / "pmemobj.c", HERE / "floor.c", CSRC / "hash.c"]
+    sources = [HERE / "pmemobj.c", HERE / "floor.c", CSRC / "base" / "hash.c"]
     try:
         return compiled("pmemobj", sources, "-lpmemobj")
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,4 @@
-"""What was asked of commits, recovery and opening, beside what was measured: medians of ratios of one run."""
+"""What was asked of commits, recovery, opening and readers, beside what was measured: medians of ratios of one run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from _common import percentile, ratio, seconds
 
 Raw = dict[str, Any]
 
+MEMORY = ("fresh", "reused")  # a reading goes to pages from the kernel, or to memory that an array has left
+RECENCY = ("again", "after a commit")  # it is of the same commit as the one before, or not
 WHOLE, ONLY, ROWS = "pmstore", "pmstore, with only=", "pmstore, with"
 
 
@@ -131,9 +133,78 @@ def of_opening(raw: Raw, medium: str) -> Iterator[Target]:
             yield at_most(medium, f"clean open, {cell['bytes'] >> 20:,} MiB ÷ 1 MiB", value, 2)
 
 
+def beside(cell: Raw, state: str, other: str = "") -> Raw:
+    """What the commits of bench_readers.py took in the blocks of a state, paired with those of another one (by default
+    that without readers).
+
+    Returns
+    -------
+    dict
+        median: seconds, the median of the blocks' medians; ratio, mean ratio: medians of the paired ratios of the
+        blocks' medians and means; share: processors that the readers used; rate: readings a second, of one reader;
+        mixed, older, failed: so many readings in all; error: the first one.
+    """
+    blocks, without = cell["blocks"][state], cell["blocks"][other]
+    readers = [reader for block in blocks for reader in block["readers"]]
+    spent = sum(reader["seconds"] for reader in readers)
+    found = {what: sum(reader[what] for reader in readers) for what in ("mixed", "older", "failed")}
+    return found | {
+        "median": statistics.median(block["median"] for block in blocks),
+        "ratio": ratio([block["median"] for block in blocks], [block["median"] for block in without]),
+        "mean ratio": ratio([block["mean"] for block in blocks], [block["mean"] for block in without]),
+        "share": sum(reader["used"] for reader in readers) / (spent / len(blocks[0]["readers"])) if spent else 0.0,
+        "rate": sum(reader["count"] for reader in readers) / spent if spent else 0.0,
+        "error": next((reader["error"] for reader in readers if reader["error"]), ""),
+    }
+
+
+def copied(cell: Raw) -> list[tuple[str, Raw]]:
+    """What was measured of copies in bench_readers.py, by memory and recency."""
+    names = [f"{memory}, {recency}" for memory in MEMORY for recency in RECENCY]
+    return [(name, cell[name]) for name in names if name in cell]
+
+
+def of_readers(raw: Raw, medium: str) -> Iterator[Target]:
+    known = {
+        part: [cell for cell in cells if cell["medium"] == medium and cell.get("who", "pmstore") == "pmstore"]
+        for part, cells in raw.get("readers", {}).items()
+        if part in ("commits", "copies", "openings", "starving", "wakes")
+    }
+    for cell in known.get("commits", ()):
+        for state, what in (("look", "refresh"), ("read", "refresh, and read all of it")):
+            what = f"{cell['workload']} while three readers {what} at 100 Hz ÷ without readers"
+            yield at_most(medium, what, beside(cell, state)["ratio"], 1.05)
+    for cell in known.get("openings", ()):
+        middle = {name: statistics.median(kept) for name, kept in cell["times"].items()}
+        for name, what in (("large", "one array"), ("many", f"{cell['arrays']:,} arrays")):
+            what = f"snapshot of {cell['bytes'] >> 20:,} MiB in {what} ÷ of 1 MiB"
+            yield at_most(medium, what, middle[name] / middle["small"], 2)
+    for cell in known.get("copies", ()):
+        for state, one in copied(cell):
+            yield at_most(medium, f"`read` of {cell['workload']}, {state} ÷ a copy", cost(one), 1.5)
+    for cell in known.get("wakes", ()):
+        taken = max(0.0, percentile(cell["returned"], 0.5))
+        what = "the return of `commit` to that of `wait`: median"
+        yield Target(medium, what, "≤ 100 µs", seconds(taken), taken <= 1e-4)
+        what = f"processor time of {cell['idle']:.0f} s of `wait`"
+        yield Target(medium, what, "≤ 5 ms", seconds(cell["used"]), cell["used"] <= 5e-3)
+    for cell in known.get("starving", ()):
+        readers = cell["readers"]
+        least, failed = min(r["count"] for r in readers), sum(r["failed"] for r in readers)
+        longest = seconds(max(r["longest"] for r in readers))
+        what = f"{cell['number']} reading 49 MB beside commits back to back: starved"
+        measured = f"{failed} failed, longest wait {longest}"
+        yield Target(medium, what, "none", measured, least > 0 and not failed)
+
+
 def targets(raw: Raw) -> list[Target]:
     """All of them. raw: name of a benchmark -> what it kept."""
     found = []
     for medium in ("memory", "disk"):
         found += [*of_commits(raw, medium), *of_latency(raw, medium), *of_opening(raw, medium)]
     return found
+
+
+def reader_targets(raw: Raw) -> list[Target]:
+    """Those of bench_readers.py."""
+    return [target for medium in ("memory", "disk") for target in of_readers(raw, medium)]

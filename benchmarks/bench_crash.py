@@ -14,8 +14,8 @@ from _common import machine, parser, save, scratch
 
 import pmstore
 from pmstore.testing import CrashExplorer
-from pmstore.testing._engine import Options, Tally, explore
-from pmstore.testing._recording import Recorder, Recording
+from pmstore.testing._store.engine import Options, Tally, explore
+from pmstore.testing._store.recording import Recorder, Recording
 
 
 def workload(store: pmstore.Store) -> None:

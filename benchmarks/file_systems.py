@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def tables(found: dict[str, Any]) -> str:
         note += (
             " Other programs had the processors, too: times of milliseconds are the scheduler's, and not for quoting."
         )
-    return f"{text}\n\n{table(['p99 (of the floor)', *found], rows)}\n\n{note}"
+    return f"{text}\n\n{table(['p99 (of the floor)', *found], rows)}\n\n{textwrap.fill(note, 120)}"
 
 
 def _cell(cell: dict[str, Any]) -> str:

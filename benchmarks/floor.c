@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../csrc/hash.h"
+#include "base/hash.h"
 
 enum { PAGE = 4096, LINE = 64 };
 

@@ -17,15 +17,17 @@ import os
 import re
 import shutil
 import statistics
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from _common import BUILD, CHANGED, HERE, SIZES, percentile, seconds
-from _targets import Raw, Target, cost, find, targets, written
+from _common import BUILD, CHANGED, HERE, SIZES, percentile, ratio, seconds
+from _targets import Raw, Target, beside, copied, cost, find, reader_targets, targets, written
 
-DOCUMENTS = [HERE / "README.md", HERE.parent / "README.md"]
-RESULTS = ("commit", "latency", "parts", "recovery")
+DOCUMENTS = [HERE / "README.md", HERE / "readers.md", HERE.parent / "README.md"]
+RESULTS = ("commit", "latency", "parts", "recovery", "readers")
+SHOWN = ("targets", "readers-targets")
 PICTURES = {
     "costs": "The cost of making a change durable, as a multiple of the floor",
     "latency": "Latency percentiles of commits and of the floor",
@@ -37,7 +39,7 @@ PICTURES = {
 class Report(NamedTuple):
     """One set of benchmarks and what is told of it.
 
-    made_by : what makes its results. drawing : module that draws its pictures. shown : section that is printed.
+    made_by : what makes its results. drawing : module that draws its pictures. shown : sections that are printed.
     """
 
     title: str
@@ -46,18 +48,20 @@ class Report(NamedTuple):
     sections: dict[str, tuple[str, str, Callable[[Raw], str]]]
     pictures: dict[str, str]
     drawing: str
-    shown: str
+    shown: tuple[str, ...]
     documents: list[Path]
 
 
 def load(results: Path, names: tuple[str, ...] = RESULTS) -> Raw:
     """What was kept, by the name of the benchmark."""
-    found = {}
-    for name in names:
-        path = results / f"{name}.json"
-        if path.exists():
-            found[name] = json.loads(path.read_text())
-    return found
+    paths = {name: results / f"{name}.json" for name in names}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def load_kept(names: tuple[str, ...] = RESULTS) -> Raw:
+    """The same of what is in the repository."""
+    paths = {name: HERE / "raw" / f"{name}.json.gz" for name in names}
+    return {name: json.loads(gzip.decompress(path.read_bytes())) for name, path in paths.items() if path.exists()}
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -87,7 +91,7 @@ def machine(raw: Raw) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in raw["commit"]["versions"].items())
         systems = ", ".join(f"{medium}: {kind}" for medium, kind in raw["commit"]["file systems"].items())
         lines.append(f"- {versions}; file systems: {systems}")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
 
 
 def costs(raw: Raw, medium: str) -> str:
@@ -214,6 +218,111 @@ def opening(raw: Raw) -> str:
     return table(["", "", "open"], rows)
 
 
+def readers_commits(raw: Raw) -> str:
+    """A line for each thing that the readers do."""
+    rows = []
+    for cell in raw["readers"]["commits"]:
+        for state, what in (("look", "refresh, one element"), ("read", "refresh, all of it")):
+            if state not in cell["blocks"]:
+                continue
+            known, control = beside(cell, state), beside(cell, f"{state} elsewhere")
+            against = beside(cell, state, f"{state} elsewhere")
+            rows.append(
+                [
+                    f"{cell['medium']}, {cell['workload']}",
+                    cell["who"],
+                    what,
+                    seconds(beside(cell, "")["median"]),
+                    seconds(known["median"]),
+                    *(f"{one['ratio']:.2f} ({one['mean ratio']:.2f})" for one in (known, control, against)),
+                    f"{known['share']:.2f}",
+                    f"{known['rate']:.0f}",
+                    f"{known['mixed']:,}",
+                ]
+            )
+    head = [
+        "",
+        "",
+        "three readers",
+        "without",
+        "with",
+        "×",
+        "control ×",
+        "÷ control",
+        "processors",
+        "a second",
+        "mixed",
+    ]
+    return table(head, rows)
+
+
+def readers_copies(raw: Raw) -> str:
+    rows = [
+        [
+            f"{cell['medium']}, {cell['workload']}",
+            cell["who"],
+            state,
+            seconds(statistics.median(known["times"])),
+            seconds(statistics.median(known["floors"])),
+            times_floor(cost(known)),
+        ]
+        for cell in raw["readers"]["copies"]
+        for state, known in copied(cell)
+    ]
+    return table(["", "", "memory, newest commit", "read", "copy", "×"], rows)
+
+
+def readers_opening(raw: Raw) -> str:
+    rows = []
+    for cell in raw["readers"]["openings"]:
+        size = f"{cell['bytes'] >> 20:,} MiB"
+        names = {"small": "1 MiB", "large": f"{size}, one array", "many": f"{cell['arrays']:,} arrays of 1 MiB"}
+        for name, text in names.items():
+            figures = []
+            for what in ("times", "refreshes"):
+                kept, small = cell[what][name], cell[what]["small"]
+                figures += [seconds(statistics.median(kept)), f"{ratio(kept, small):.2f}"]
+            rows.append([cell["medium"], text, *figures])
+    return table(["", "", "open", "×", "refresh", "×"], rows)
+
+
+def readers_starving(raw: Raw) -> str:
+    rows = []
+    for cell in raw["readers"]["starving"]:
+        readers, writer = cell["readers"], cell["writer"]
+        sums = {what: sum(reader[what] for reader in readers) for what in ("count", "mixed", "failed", "seconds")}
+        rows.append(
+            [
+                cell["medium"],
+                cell["who"],
+                str(cell["number"]),
+                f"{writer['count'] / writer['seconds']:.0f}",
+                f"{sums['count'] / sums['seconds']:.0f}",
+                seconds(max(reader["longest"] for reader in readers)),
+                f"{sums['count']:,}",
+                f"{sums['mixed']:,}",
+                f"{sums['failed']:,}",
+            ]
+        )
+    head = ["", "", "readers", "commits a second", "readings a second, each", "the longest", "readings", "mixed"]
+    return table([*head, "failed"], rows)
+
+
+def readers_waiting(raw: Raw) -> str:
+    rows = [
+        [
+            cell["medium"],
+            f"{len(cell[since]):,}",
+            text,
+            *(seconds(max(0.0, percentile(cell[since], share))) for share in (0.5, 0.99, 1)),
+            f"{seconds(cell['used'])} in {cell['idle']:.1f} s",
+        ]
+        for cell in raw["readers"]["wakes"]
+        for since, text in (("called", "call"), ("returned", "return"))
+    ]
+    return table(["", "commits", "since its", "p50", "p99", "longest", "processor time of waiting"], rows)
+
+
 def summary(raw: Raw) -> str:
     """For the first page: pmstore and the cheapest neighbour that keeps as much."""
     rows = []
@@ -258,12 +367,19 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     "parts": ("parts", "The parts of a commit", parts),
     "recovery": ("recovery", "Recovery", recovery),
     "opening": ("recovery", "Opening", opening),
+    "readers-machine": ("readers", "Machine of the readers", lambda raw: machine({"readers": raw["readers"]})),
+    "readers-targets": ("readers", "What was asked for of readers", lambda raw: comparison(reader_targets(raw))),
+    "readers-commits": ("readers", "Commits beside readers", readers_commits),
+    "readers-copies": ("readers", "Reading", readers_copies),
+    "readers-opening": ("readers", "Opening a snapshot", readers_opening),
+    "readers-starving": ("readers", "Reading beside commits back to back", readers_starving),
+    "readers-waiting": ("readers", "From a commit to the end of a wait", readers_waiting),
     "skipped": ("", "Skipped", skipped),
     "summary": ("commit", "In short", summary),
 }
 
 
-BENCHMARKS = Report("Benchmarks", "make bench", RESULTS, SECTIONS, PICTURES, "_pictures", "targets", DOCUMENTS)
+BENCHMARKS = Report("Benchmarks", "make bench", RESULTS, SECTIONS, PICTURES, "_pictures", SHOWN, DOCUMENTS)
 
 
 def sections(raw: Raw, report: Report = BENCHMARKS) -> dict[str, str]:
@@ -301,10 +417,14 @@ def keep(report: Report, results: Path, raw: Raw, drawn: list[str]) -> None:
 
 
 def publish(report: Report, results: Path, docs: bool) -> None:
-    """Write report.md and the pictures beside the results; docs: and fill the documents, unless it was a quick run."""
+    """Write report.md and the pictures beside the results; docs: and fill the documents, unless it was a quick run. A
+    benchmark that was not run again has its kept results there."""
     raw = load(results, report.results)
     if not raw:
         raise SystemExit(f"no results in {results}: {report.made_by}")
+    if docs:
+        both = load_kept(report.results) | raw
+        raw = {name: both[name] for name in report.results if name in both}
     known = sections(raw, report)
     drawn: list[str] = []
     try:
@@ -316,7 +436,7 @@ def publish(report: Report, results: Path, docs: bool) -> None:
         lines += [f"## {report.sections[name][1]}", "", text, ""]
     lines += [f"![{report.pictures[name]}]({name}.png)\n" for name in drawn]
     (results / "report.md").write_text("\n".join(lines))
-    print(known[report.shown])
+    print("\n\n".join(known[name] for name in report.shown if name in known))
     print(f"\n{results / 'report.md'}" + "".join(f"\n{results / name}.png" for name in drawn))
     if docs:
         if any(kept.get("quick") for kept in raw.values()):

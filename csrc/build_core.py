@@ -49,8 +49,8 @@ OPTIONAL_FLAGS = ["-fstack-clash-protection"]
 
 LIBRARY = "pmcore"
 
-# What only the explorer has.
-EXPLORER = ("crash_", "tracer")
+# Folders that are no part of the core: the crash explorer and the tracer, and what is written against Python.
+EXPLORER, PYTHON = "explore", "python"
 
 # What cffi generates after this line takes parameters that it does not use.
 QUIET = """\
@@ -72,7 +72,9 @@ def compiler() -> list[str]:
 
 
 def flags() -> list[str]:
-    """All flags for compiling: FLAGS, those of OPTIONAL_FLAGS that this compiler has, and PMSTORE_CFLAGS."""
+    """All flags for compiling: where headers are, FLAGS, those of OPTIONAL_FLAGS that this compiler has, and
+    PMSTORE_CFLAGS.
+    """
 
     def has(flag: str) -> bool:
         command = [*compiler(), "-Werror", flag, "-fsyntax-only", "-x", "c", "-"]
@@ -81,7 +83,8 @@ def flags() -> list[str]:
         except OSError:
             return False
 
-    return FLAGS + [flag for flag in OPTIONAL_FLAGS if has(flag)] + extra_flags()
+    include = f"-I{os.path.relpath(HERE)}"
+    return [include, *FLAGS, *(flag for flag in OPTIONAL_FLAGS if has(flag)), *extra_flags()]
 
 
 def python_headers() -> list[str]:
@@ -99,25 +102,29 @@ def declarations(header: str) -> str:
     return text.partition(begin)[2].partition(end)[0]
 
 
-def files(*suffixes: str) -> list[str]:
-    """C files, or others, as paths from where setup.py runs."""
-    folder = os.path.relpath(HERE)
-    return [os.path.join(folder, name) for name in sorted(os.listdir(HERE)) if name.endswith(suffixes)]
+def files(*suffixes: str) -> list[Path]:
+    """C files, or others, as paths from where setup.py runs, but for those in python/."""
+    found = sorted(path for path in HERE.rglob("*") if path.name.endswith(suffixes) and path.parent.name != PYTHON)
+    return [Path(os.path.relpath(path)) for path in found]
 
 
-def of_explorer(path: str) -> bool:
-    """Whether a C file is part of the explorer, and not of the core."""
-    return os.path.basename(path).startswith(EXPLORER)
+def sources(explorer: bool) -> list[str]:
+    """The C files of the core, or those of the explorer."""
+    return [str(path) for path in files(".c") if (path.parent.name == EXPLORER) == explorer]
+
+
+def depends() -> list[str]:
+    """What all of them are compiled anew for."""
+    return [str(path) for path in files(".h", ".py")]
 
 
 def library() -> tuple[str, dict[str, Any]]:
     """The core, for setuptools' build_clib."""
-    sources = [path for path in files(".c") if not of_explorer(path)]
-    return LIBRARY, {"sources": sources, "obj_deps": {"": files(".h", ".py")}, "cflags": flags()}
+    return LIBRARY, {"sources": sources(explorer=False), "obj_deps": {"": depends()}, "cflags": flags()}
 
 
-def extension(name: str, headers: list[str], sources: list[str]) -> FFI:
-    """A cffi builder. headers: what Python may call."""
+def extension(name: str, headers: list[str], own: list[str]) -> FFI:
+    """A cffi builder. headers: what Python may call. own: C files beside the core's."""
     from cffi import FFI
 
     ffi = FFI()
@@ -125,9 +132,8 @@ def extension(name: str, headers: list[str], sources: list[str]) -> FFI:
     ffi.set_source(
         name,
         "".join(f'#include "{header}"\n' for header in headers) + QUIET,
-        sources=sources,
-        depends=files(".c", ".h", ".py"),
-        include_dirs=[os.path.relpath(HERE)],
+        sources=own,
+        depends=[*sources(explorer=False), *depends()],
         extra_compile_args=flags(),
         extra_link_args=["-pthread", *extra_flags()],
     )
@@ -136,14 +142,13 @@ def extension(name: str, headers: list[str], sources: list[str]) -> FFI:
 
 def core() -> FFI:
     """The store."""
-    return extension("pmstore._pmcore", ["pmstore.h"], [])
+    return extension("pmstore._pmcore", ["pmstore.h", "reader/reader.h"], [])
 
 
 def explorer() -> FFI:
     """The crash explorer and the tracer."""
-    return extension(
-        "pmstore.testing._pmexplorer", ["pmstore.h", "crash.h", "tracer.h"], list(filter(of_explorer, files(".c")))
-    )
+    headers = ["pmstore.h", "explore/crash.h", "explore/tracer.h"]
+    return extension("pmstore.testing._pmexplorer", headers, sources(explorer=True))
 
 
 def missing_tool() -> str | None:

@@ -1,11 +1,29 @@
 /*
  * The C face of pmstore: everything that Python may call, and nothing else.
  *
- * The part between the two "cffi" lines is read by cffi as it stands: no preprocessor, no static inline.
+ * cffi reads the part between the two "cffi" lines as it stands: no preprocessor, no static inline.
  *
- * Every function that can fail returns a pm_status. The text and the errno of the calling thread's last failure
- * are pm_message() and pm_errno(). Functions lock the store themselves; they may be called from any thread,
- * without the GIL. Offsets are byte offsets in the store's region and mean nothing outside it.
+ * Threads     Functions lock the store themselves. They may be called from any thread, without the GIL.
+ * Offsets     are byte offsets in the store's region, and mean nothing outside it.
+ * Statuses    Every function that can fail returns a pm_status. pm_message() and pm_errno() describe the calling
+ *             thread's last failure.
+ *
+ * The usual statuses. Every function that takes an open store and returns a pm_status may return these, besides those
+ * that are listed with it:
+ *
+ *   PM_OK           it is done
+ *   PM_CLOSED       the store was closed
+ *   PM_FORKED       this process is a fork of the process that opened the store
+ *   PM_FAILED       an earlier write or sync failed (D7): only pm_rollback and pm_close are possible any more
+ *   PM_NO_SPACE     an earlier commit is safe in the log, but there is no space to bring the file up to date with it
+ *   PM_CORRUPT      a part of the file that was read breaks the format
+ *   PM_UNREADABLE   a part of the file is on a bad block
+ *   PM_NO_MEMORY    there was no memory; nothing has changed
+ *
+ * A function that changes the store ("to write") may also return
+ *
+ *   PM_READ_ONLY    the store was opened with PM_OPEN_READ_ONLY
+ *   PM_IO           a write or a sync failed; later calls return PM_FAILED
  */
 #ifndef PMSTORE_H
 #define PMSTORE_H
@@ -21,19 +39,20 @@ typedef struct pm_trace pm_trace;
 typedef enum {
     PM_OK = 0,
     PM_IO,         /* the system refused an operation; pm_errno() says which */
-    PM_NO_SPACE,   /* the disk, the address range or max_size is full; what is pending stays pending */
+    PM_NO_SPACE,   /* the disk, the address range or max_size is full; pending changes stay pending */
     PM_NO_MEMORY,
     PM_CORRUPT,    /* the file breaks its own format; the message says where */
     PM_NOT_A_STORE,
     PM_VERSION,    /* written by a version of pmstore that this one does not know */
     PM_READ_ONLY,
     PM_CLOSED,
-    PM_FORKED,     /* this process is a fork of the one that opened the store */
+    PM_FORKED,     /* this process is a fork of the process that opened the store */
     PM_FAILED,     /* an earlier write or sync failed (D7): reopen the store */
     PM_NOT_FOUND,
-    PM_TOO_LONG,   /* a key, a meta or an extent is over its limit */
+    PM_TOO_LONG,   /* a key or a meta is over its limit */
     PM_INVALID,    /* the caller broke the contract of the function */
-    PM_UNREADABLE  /* the disk can't read a part of the file; nothing was changed by that, and the rest can be used */
+    PM_STALE,      /* a later commit has changed what a snapshot should give */
+    PM_UNREADABLE  /* the disk can't read a part of the file; nothing was changed, and the rest can be used */
 } pm_status;
 
 typedef enum { PM_MEDIA_AUTO = 0, PM_MEDIA_MEMORY = 1, PM_MEDIA_FILE = 2 } pm_media_kind;
@@ -46,18 +65,37 @@ enum {
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* Where in the file's range of locks a process that has the store open has a POSIX lock, which tells others its
- * number. */
+/* The byte of the file on which a process that has the store open holds a POSIX lock. The lock tells other processes
+ * its number. */
 extern const uint64_t pm_pid_byte;
 
-enum { PM_OPEN_READ_ONLY = 1 };
+enum {
+    PM_OPEN_READ_ONLY = 1,
+    PM_OPEN_SNAPSHOT = 2 /* with PM_OPEN_READ_ONLY: the file is a snapshot's, which only this process has */
+};
 
-/* Writes an empty store into the empty file `fd` and makes it durable. trace: as for pm_open. */
+/* Writes an empty store into an empty file, and makes it durable.
+ *
+ *   fd      of the file, open for reading and writing. It stays the caller's.
+ *   media   which medium; PM_MEDIA_AUTO: memory on tmpfs, otherwise file
+ *   trace   as for pm_open
+ *
+ * PM_INVALID if the file is not empty, or the medium is memory and the file not on tmpfs; PM_NOT_A_STORE if it is not a
+ * regular file; PM_IO, PM_NO_SPACE, PM_NO_MEMORY. */
 pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
-/* Opens the store in `fd`, recovering it if its last life ended in a crash. Takes `fd` over in every case, also on
- * failure. The caller holds the lock on the file. max_size: bytes that the file may grow to, 0 for no limit but the
- * disk's. trace: NULL, or what records every event on the durable bytes from the first one of recovery. */
+/* Opens a store, and recovers it if the last process that had it ended in a crash.
+ *
+ *   fd         of the file. The store takes it over in every case, also on failure. The caller holds the lock on the
+ *              file.
+ *   media      as for pm_format
+ *   flags      0, or PM_OPEN_READ_ONLY and PM_OPEN_SNAPSHOT
+ *   max_size   bytes that the file may grow to; 0: as many as the disk has
+ *   trace      NULL, or a trace that records every event on the durable bytes, from the first one of recovery on
+ *   out        the store, if the status is PM_OK
+ *
+ * PM_NOT_A_STORE, PM_VERSION if this pmstore does not know the format, PM_CORRUPT, PM_UNREADABLE, PM_IO, PM_NO_SPACE,
+ * PM_NO_MEMORY. PM_INVALID if PMSTORE_TRACKER names no tracker, or the medium is memory and the file not on tmpfs. */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
@@ -65,30 +103,46 @@ enum {
     PM_CLOSE_EXITING = 2  /* the process ends: living buffers need no memory of their own */
 };
 
-/* Makes home durable, empties the log and lets the file go. Pending changes are dropped: commit first. Memory under
- * living buffers is copied to anonymous memory at the same address and stays readable and writable. The store must not
- * be used again; its last buffer frees it. PM_NO_MEMORY: there is none for the living buffers, and the store is still
- * open. */
+/* Makes the committed image durable, empties the log and lets the file go. Pending changes are dropped: commit first.
+ * Memory under living buffers is copied to anonymous memory at the same address, and stays readable and writable.
+ *
+ *   flags   0, or PM_CLOSE_DISCARD and PM_CLOSE_EXITING
+ *
+ * PM_NO_MEMORY: there is none for the living buffers, and the store is still open. After any other status the store is
+ * closed and must not be used again; its last buffer frees it. PM_IO, PM_FAILED: the last commit is not known to be
+ * durable. PM_UNREADABLE: a living array has pages on a bad block, and gets zeros there. */
 pm_status pm_close(pm_store *store, unsigned flags);
 
+/* The text of the calling thread's last failure. It is valid until the thread's next failure. */
 const char *pm_message(void);
+
+/* The errno of the calling thread's last failure; 0 if the system did not refuse anything. */
 int pm_errno(void);
-const char *pm_media_name(const pm_store *store); /* "memory" or "file" */
-/* How changes to large arrays are found: "uffd", "pagemap" or "compare". */
+
+/* "memory" or "file". */
+const char *pm_media_name(const pm_store *store);
+
+/* The way in which changes to large arrays are found: "uffd", "pagemap" or "compare". The first call tests what the
+ * kernel supports. */
 const char *pm_tracker_in_use(pm_store *store);
 
 /* ---- transactions ---------------------------------------------------------------------------------------- */
 
-/* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted. */
+/* Makes every change since the last commit durable together. If nothing changed, nothing is written or counted.
+ *
+ * To write. PM_NO_SPACE: the disk or max_size is full. All changes stay pending, and the last commit is as it was. */
 pm_status pm_commit(pm_store *store);
 
-/* From now on commits return before they are durable: what they wrote is in the page cache, and survives the process. A
- * sync begins by itself interval nanoseconds after a commit at the latest. Home in the file is brought up to date after
- * it. A power cut leaves some whole commit, not older than the last sync that ended before. Nothing changes on memory,
- * and if the store only reads. */
+/* From now on commits return before they are durable (D11): their bytes are in the page cache, and survive the process.
+ * The committed image in the file is brought up to date after each sync. A power cut leaves a whole commit, not older
+ * than the last sync that ended before. On memory, and in a read-only store, nothing changes.
+ *
+ *   interval   nanoseconds after a commit at which a sync begins by itself, at the latest
+ */
 pm_status pm_commit_async(pm_store *store, uint64_t interval);
 
-/* All commits that have returned are durable. */
+/* Waits until all commits that have returned are durable. PM_IO: they may not be durable, and later calls return
+ * PM_FAILED. */
 pm_status pm_sync(pm_store *store);
 
 /* A range of live memory. */
@@ -96,112 +150,215 @@ typedef struct {
     uint64_t address, length;
 } pm_range;
 
-/* The same under a promise: of arrays, nothing changed but these ranges (and what pm_mark was told). Only pages with
- * any of their bytes are looked at, besides names, values and new arrays. What changed elsewhere all the same is in a
- * later commit. A range that is not in an array is ignored. */
+/* Commits a declared write set: the caller declares that no arrays changed but in these ranges, and in extents that
+ * pm_mark was called for. Only pages with any of these bytes are scanned, besides names, values and new arrays. A
+ * change elsewhere is in a later commit.
+ *
+ *   ranges, count   of live memory. One that is not in an array is ignored.
+ *
+ * Statuses as of pm_commit. */
 pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 
-/* The caller has changed an extent: the next commit looks at all of it, whatever it promises. */
+/* Notes that the caller has changed an extent: the next commit scans all of it, whatever its write set is.
+ *
+ *   offset, length   of the extent
+ *
+ * To write. */
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
 
-/* Whether a living array has all of a range, which becomes ranges[i] if it has. */
+/* Tests whether a living array has all of a range. Does not wait for the write-back of earlier commits.
+ *
+ *   address, length   the range
+ *   ranges, i         ranges[i] becomes the range, if an array has it
+ *
+ * 1 if an array has it, otherwise 0; also 0 if the store is closed or this process is a fork. */
 int pm_holds(pm_store *store, const void *address, uint64_t length, pm_range *ranges, size_t i);
 
-/* The first array that breaks a promise, and where: length 0 if none does. Compares everything. */
+/* A change outside a declared write set. */
 typedef struct {
     uint64_t extent, at, length; /* the extent's offset; from its start */
 } pm_broken;
-pm_status pm_unpromised(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
 
-/* Takes arrays and names back to the last commit, in place. Can't fail on an open store (I11), unless a commit was
- * durable and could not be brought home. */
+/* Finds the first array that was changed outside a declared write set. Compares everything.
+ *
+ *   ranges, count   the write set, as for pm_commit_only
+ *   out             the place of the change; its length is 0 if there is no such array
+ *
+ * To write. */
+pm_status pm_violation(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out);
+
+/* Takes arrays and names back to the last commit, in place. It works after PM_FAILED, too.
+ *
+ * PM_READ_ONLY. It can't fail on an open store (I11), unless a commit was durable and could not be applied to the
+ * committed image: PM_NO_SPACE, after which nothing but another rollback is possible, or PM_FAILED. */
 pm_status pm_rollback(pm_store *store);
 
-/* Makes home durable and empties the log. */
+/* Makes the committed image durable and empties the log. To write. PM_NO_SPACE: the log stays as it is. */
 pm_status pm_checkpoint(pm_store *store);
 
-uint64_t pm_sequence(const pm_store *store); /* commits since the store was made */
+/* The number of commits since the store was made. */
+uint64_t pm_sequence(const pm_store *store);
 
 /* ---- catalog: key -> entry -------------------------------------------------------------------------------- */
 
-/* An entry has up to PM_META_MAX bytes of meta, and may own one extent. kind and flags are the caller's. */
+/* An entry has up to PM_META_MAX bytes of meta, and may own one extent. */
+enum { PM_ENTRY_FIXED = 1 /* of flags: the contents never change as long as the entry owns them */ };
 typedef struct {
     uint64_t offset; /* of the extent; 0: none */
     uint64_t length; /* bytes of contents in the extent */
-    uint8_t kind;
+    uint8_t kind;    /* the caller's */
     uint8_t flags;
     uint16_t meta_length;
 } pm_entry;
 
-/* PM_NOT_FOUND if there is no such key. meta: room for PM_META_MAX bytes. */
+/* Looks a key up.
+ *
+ *   key, key_length   1 to PM_KEY_MAX bytes
+ *   entry             the entry of the key
+ *   meta              room for PM_META_MAX bytes; the first entry->meta_length of them are written
+ *
+ * PM_NOT_FOUND if there is no such key; PM_INVALID if it is empty, PM_TOO_LONG. */
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
 
-/* Sets or replaces. entry->offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this key's
- * entry owns already. The replaced entry's own extent, if another, is freed and its buffers are detached. So is all
- * that has a key that starts with prefix, if that has any bytes. */
+/* Sets or replaces an entry.
+ *
+ *   key, key_length         1 to PM_KEY_MAX bytes
+ *   entry                   its offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this
+ *                           key's entry owns already
+ *   meta                    entry->meta_length bytes, at most PM_META_MAX
+ *   prefix, prefix_length   every key that starts with it is deleted, as by pm_delete; none if it has no bytes
+ *
+ * The replaced entry's own extent, if it is another, is freed, and its buffers are detached.
+ *
+ * To write. PM_INVALID, PM_TOO_LONG, PM_NO_SPACE. */
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
                  const uint8_t *prefix, size_t prefix_length);
 
-/* Frees the entry's extent too, and detaches its buffers. The prefix as in pm_put. */
+/* Deletes an entry, frees its extent, and detaches the extent's buffers.
+ *
+ *   key, key_length         1 to PM_KEY_MAX bytes
+ *   prefix, prefix_length   as for pm_put
+ *
+ * To write. PM_NOT_FOUND if there is no such key; PM_INVALID, PM_TOO_LONG. */
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
                     size_t prefix_length);
 
-/* One row per key, in byte order of the keys: a pm_row, then the key, then the meta, padded to 8 bytes. */
+/* A key and its entry: this, then the key, then the meta, padded to 8 bytes. */
 typedef struct {
     uint64_t offset, length;
     uint8_t kind, flags;
     uint16_t meta_length, key_length, row_length; /* row_length: of this row with key, meta and padding */
 } pm_row;
 
-/* Rows of keys >= from (or > from, if after), as many as fit into capacity bytes (at least 4096), and only keys that
- * start with prefix. *used = 0: no more. */
+/* Copies out rows, in byte order of their keys.
+ *
+ *   from, from_length       the first key, if there is one; at most PM_KEY_MAX bytes
+ *   after                   0: keys from `from` on; 1: keys behind it
+ *   prefix, prefix_length   only keys that start with it; at most PM_KEY_MAX bytes
+ *   rows, capacity          room for them; at least 4096 bytes
+ *   used                    how many bytes were written; 0: there are no more rows
+ *
+ * PM_TOO_LONG, PM_INVALID if there is too little room. */
 pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after,
                   const uint8_t *prefix, size_t prefix_length, uint8_t *rows, size_t capacity, size_t *used);
 
-/* The last key that starts with prefix, as one row in rows (room for 4096 bytes); PM_NOT_FOUND if there is none. */
+/* Copies out the row of the last key that starts with a prefix.
+ *
+ *   prefix, prefix_length   1 to PM_KEY_MAX bytes
+ *   rows                    room for 4096 bytes
+ *
+ * PM_NOT_FOUND if there is no such key; PM_INVALID. */
 pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows);
 
 /* ---- extents and buffers ---------------------------------------------------------------------------------- */
 
-/* A fresh extent for length bytes of contents (> 0), contents undefined: all of it is to be written (pm_write,
- * pm_fill) before the commit. It has no owner until pm_put; a commit frees it if it has none by then. Grows the file
- * if need be. */
+/* Allocates an extent, and grows the file if need be. Its contents are undefined: all of it must be written (pm_write,
+ * pm_fill) before the commit. It has no owner until pm_put; a commit frees it if it has none by then.
+ *
+ *   length   bytes of contents, at least 1
+ *   offset   where it begins
+ *
+ * To write. PM_NO_SPACE; PM_INVALID if the length is 0. */
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
-pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length); /* of an extent that has no owner */
 
-/* Write contents of an extent allocated since the last commit: straight to their place (D3). */
+/* Frees an extent that was allocated since the last commit and has no owner.
+ *
+ *   offset, length   as given to, and by, pm_alloc
+ *
+ * To write. PM_INVALID if it was not. */
+pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length);
+
+/* Writes contents of an extent that was allocated since the last commit, straight to their place (D3).
+ *
+ *   offset           of the extent
+ *   at, length       from the extent's start; within it
+ *   source           length bytes
+ *
+ * To write. PM_INVALID. */
 pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length);
+
+/* The same with a pattern that is repeated from the extent's start on.
+ *
+ *   length                    bytes to write; a multiple of pattern_length
+ *   pattern, pattern_length   at least 1 byte
+ *
+ * To write. PM_INVALID. */
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length);
 
-/* Copies out all of an extent's contents, checking them against their hashes at rest: for contents that are
- * never changed in place. destination NULL: only looks whether there is such an extent. */
+/* Copies out all of an extent's contents, and checks them against their hashes at rest: for contents that are never
+ * changed in place.
+ *
+ *   offset, length   of the extent
+ *   destination      room for length bytes; NULL: only tests whether there is such an extent
+ *
+ * PM_CORRUPT if there is none, or a hash differs. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
-/* PM_UNREADABLE if the disk can't read the bytes [at, at + count) of an extent, which through a buffer would be a
- * signal. */
+/* Tests whether bytes of an extent can be read. Through a buffer, a bad block would be a signal.
+ *
+ *   offset, length   of the extent
+ *   at, count        from its start; within it
+ *
+ * PM_UNREADABLE if the disk can't read them. */
 pm_status pm_readable(pm_store *store, uint64_t offset, uint64_t length, uint64_t at, uint64_t count);
 
 enum {
     PM_BUFFER_WRITABLE = 1,
-    /* Nobody ever changes these bytes as long as the extent has an owner: a forked child need not have its own. */
+    /* These bytes never change as long as the extent has an owner: a forked child need not have its own */
     PM_BUFFER_FIXED = 2
 };
 
-/* A living buffer over the extent that a key owns. While it lives, the address stays valid and the space isn't reused
- * (I9). A writable one makes the extent a candidate of every commit while a key owns it. pm_buffer_release may be
- * called from any thread at any time, also after pm_close. The address is not looked at: it makes the function fit as
- * what a garbage collector calls for the address, with the buffer bound, and no interrupt between. */
+/* Opens a living buffer over the extent that a key owns. While it lives, the address stays valid and the space is not
+ * reused (I9). A writable one makes the extent a candidate of every commit while a key owns it.
+ *
+ *   offset, length   of the extent
+ *   how              PM_BUFFER_WRITABLE and PM_BUFFER_FIXED. In a read-only store no buffer is writable.
+ *   out              to be given to pm_buffer_release
+ */
 pm_status pm_buffer_open(pm_store *store, uint64_t offset, uint64_t length, unsigned how, pm_buffer **out);
+
+/* The address where the buffer's memory begins. */
 void *pm_buffer_address(pm_buffer *buffer);
+
+/* Lets a buffer go. May be called from any thread at any time, also after pm_close.
+ *
+ *   address   is ignored. It gives the function the signature of a finalizer for the address, so that a garbage
+ *             collector can call it directly.
+ */
 void pm_buffer_release(pm_buffer *buffer, const void *address);
 
-/* Gives back the private memory of an extent's pages that equal the committed image. Nobody may be writing to it. */
+/* Gives back the private memory of an extent's pages that equal the committed image.
+ *
+ *   offset, length   of the extent. No thread may be writing to it.
+ *
+ * PM_IO: a write to a double-buffered extent failed. */
 pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);
 
 /* ---- looking ----------------------------------------------------------------------------------------------- */
 
+/* Each field is one of Stats in pmstore/_store/report.py. */
 typedef struct {
-    uint64_t sequence, commits, checkpoints, records_replayed; /* of this life, but sequence */
+    uint64_t sequence, commits, checkpoints, records_replayed; /* since the store was opened, except sequence */
     uint64_t durable_sequence;                                 /* the last commit that is known to be durable */
     uint64_t bytes_logged, bytes_direct, bytes_home;           /* written to the medium */
     uint64_t fences, syncs;                                    /* ordering points issued */
@@ -212,27 +369,44 @@ typedef struct {
     uint64_t max_size;                                         /* as given to pm_open, 0 for none */
 } pm_statistics;
 
+/* Statistics of an open store. out: all fields are set. */
 pm_status pm_stats(pm_store *store, pm_statistics *out);
 
-/* What a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it is
- * deleted), then one without a key for each extent that a program has changed in place. To be freed with
- * pm_pending_free. */
+/* Lists what a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it
+ * is deleted), then one without a key for each extent that a program has changed in place.
+ *
+ *   rows, length   the rows, and their bytes. To be freed with pm_pending_free.
+ *
+ * To write. */
 pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length);
+
+/* Frees the rows of pm_pending. */
 void pm_pending_free(uint8_t *rows);
 
-/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check
- * could be made, sound or not. Takes a report, to be freed with pm_report_free. */
+/* The problems that pm_check has found. */
 typedef struct pm_report pm_report;
 typedef struct {
     uint64_t offset, length; /* where in the region */
     uint64_t block;          /* first bad block of the contents, if key_length */
-    uint32_t key_length;     /* > 0: the damage is in what this key owns */
+    uint32_t key_length;     /* > 0: the damage is in the entry or extent of this key */
     uint8_t key[768];
     char text[200];          /* a sentence without the key */
 } pm_problem;
+
+/* Verifies the committed state: headers, every metadata page, the space map, every content hash.
+ *
+ *   out   a report, to be freed with pm_report_free
+ *
+ * PM_OK if the check could be made, whether problems were found or not. */
 pm_status pm_check(pm_store *store, pm_report **out);
-size_t pm_report_count(const pm_report *report); /* at most 1000 are kept */
+
+/* The number of problems in a report. At most 1000 are kept. */
+size_t pm_report_count(const pm_report *report);
+
+/* Problem i, counted from 0. It is valid as long as the report. */
 const pm_problem *pm_report_get(const pm_report *report, size_t i);
+
+/* Frees a report and its problems. */
 void pm_report_free(pm_report *report);
 
 /* ---- trace: what happens to durable bytes, for the crash explorer ------------------------------------------ */
@@ -240,8 +414,8 @@ void pm_report_free(pm_report *report);
 typedef enum {
     PM_EVENT_STORE = 1,    /* cached store: durable when flushed and fenced; may be sooner */
     PM_EVENT_STREAM,       /* non-temporal store: durable at the next fence; may be sooner */
-    /* Of the lines of offset, length: durable at the next fence. File: handed to the disk, durable when that is next
-     * flushed (sync_file_range) */
+    /* The lines of offset, length: durable at the next fence. File: handed to the disk, durable at the next flush of
+     * the disk (sync_file_range) */
     PM_EVENT_FLUSH,
     PM_EVENT_FENCE,
     PM_EVENT_WRITE,        /* pwrite */
@@ -250,15 +424,17 @@ typedef enum {
     PM_EVENT_SYNC,         /* everything is durable now, size included */
     /* The file is now `offset` bytes long; new bytes are zeros. File: durable at the next sync */
     PM_EVENT_GROW,
-    /* Of the bytes of offset, length, or of all if length is 0: no later sync covers what was written before, unless
-     * its page is written again */
+    /* The bytes of offset, length, or all if length is 0: no later sync covers what was written before, unless its page
+     * is written again */
     PM_EVENT_SYNC_FAILED,
-    PM_EVENT_OPEN,         /* a life begins: all that stands in the file is what was written before */
-    PM_EVENT_COMMIT_BEGIN, /* offset: the sequence it would get; length: the hash of that state (pm_state_hash) */
-    PM_EVENT_COMMIT_END,   /* the same, of the commit that is acknowledged now */
-    PM_EVENT_RECOVERED,    /* the same, of the state that recovery ended at; pm_open is about to return */
-    PM_EVENT_DURABLE       /* offset: the last sequence that is durable now. From the first one in a life on, what a
-                              COMMIT_END acknowledges survives the process, and a power cut only after such an event */
+    PM_EVENT_OPEN,         /* a store is opened: everything in the file was written before */
+    /* offset: the sequence number that it would get; length: the hash of its state (pm_state_hash) */
+    PM_EVENT_COMMIT_BEGIN,
+    PM_EVENT_COMMIT_END,   /* the same, for the commit that is acknowledged now */
+    PM_EVENT_RECOVERED,    /* the same, for the state that recovery ended in; pm_open is about to return */
+    /* offset: the last sequence number that is durable now. After the first such event since opening, a commit
+     * survives the end of the process from its COMMIT_END on, and a power cut only from such an event on */
+    PM_EVENT_DURABLE
 } pm_event_kind;
 
 typedef struct {
@@ -267,25 +443,47 @@ typedef struct {
     uint64_t data; /* index of the written bytes in pm_trace_data */
 } pm_event;
 
-/* seed: if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same writes
- * the same. NULL: no memory. */
+/* Makes an empty trace.
+ *
+ *   seed   if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same
+ *          writes the same bytes
+ *
+ * NULL if there is no memory. */
 pm_trace *pm_trace_new(uint64_t seed);
-void pm_trace_free(pm_trace *trace); /* stores that are open keep it */
+
+/* Frees a trace. Open stores keep it until they are closed. */
+void pm_trace_free(pm_trace *trace);
+
+/* The number of its events. */
 size_t pm_trace_count(const pm_trace *trace);
+
+/* The events, in order. Valid until the next event. */
 const pm_event *pm_trace_events(const pm_trace *trace);
+
+/* All bytes that were written, in order, and how many they are. Valid until the next event. */
 const uint8_t *pm_trace_data(const pm_trace *trace);
-size_t pm_trace_bytes(const pm_trace *trace); /* of data */
-int pm_trace_incomplete(const pm_trace *trace); /* memory ran out, and the rest is missing */
+size_t pm_trace_bytes(const pm_trace *trace);
+
+/* 1 if memory ran out, and the rest of the events is missing. */
+int pm_trace_incomplete(const pm_trace *trace);
+
+/* Drops all events. */
 void pm_trace_clear(pm_trace *trace);
 
-/* Files: 1 or 0: whether records are written by a synced write of their range, as on ext4 and xfs, or by write and
- * fdatasync, as on other file systems; -1, as it is at first: by the file system. */
+/* How records are written to files.
+ *
+ *   ranges   1: by a synced write of their range, as on ext4 and xfs; 0: by write and fdatasync, as on other file
+ *            systems; -1, the default: as the file system needs it
+ */
 void pm_trace_sync_ranges(pm_trace *trace, int ranges);
 
-/* Stores that are opened from now on do their background work (home behind a commit, syncs of commits that are durable
+/* Stores that are opened from now on do their background work (deferred write-back, syncs of commits that are durable
  * later, writes past the page cache) in an order that the seed decides, at points between operations on durable bytes.
- * pace: in 256, how likely some of it is done at a point; 0: only what is waited for. Without this call, small stores
- * have none. No store under the trace may be open. PM_NO_MEMORY. */
+ * Without this call, small stores have none. No store under the trace may be open.
+ *
+ *   pace   in 256, how likely some of it is done at a point; 0: only what is waited for
+ *
+ * PM_NO_MEMORY. */
 pm_status pm_trace_background(pm_trace *trace, uint64_t seed, unsigned pace);
 
 typedef enum {
@@ -296,23 +494,28 @@ typedef enum {
 } pm_operation;
 
 typedef struct {
-    uint32_t operations; /* pm_operation bits: those that count */
-    int32_t error;       /* errno; 0: a write falls short */
-    uint64_t at;         /* the first one that fails, counted from 1; 0: none does, they are only counted */
-    uint32_t lasting;    /* all that follow fail too */
+    uint32_t operations; /* pm_operation bits: the operations that count */
+    int32_t error;       /* errno; 0: the write is cut short */
+    uint64_t at;         /* the first operation that fails, counted from 1; 0: none fails, they are only counted */
+    uint32_t lasting;    /* all later ones fail too */
 } pm_fault;
 
-/* From now on. NULL: none. */
+/* From now on operations fail as `fault` says; NULL: none does. */
 void pm_trace_fail(pm_trace *trace, const pm_fault *fault);
-uint64_t pm_trace_operations(const pm_trace *trace, uint64_t *faults); /* counted since, and those that failed */
 
-/* A hash of all keys, entries and contents, as the program sees them. */
+/* How many operations were counted since pm_trace_fail. faults: NULL, or how many of them failed. */
+uint64_t pm_trace_operations(const pm_trace *trace, uint64_t *faults);
+
+/* A hash of all keys, entries and contents, as the program sees them. It works after PM_FAILED, too. */
 pm_status pm_state_hash(pm_store *store, uint64_t *hash);
 
 /* ---- hashes ------------------------------------------------------------------------------------------------ */
 
-uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed); /* XXH3, 64 bits */
-uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);  /* Castagnoli; start with crc = 0 */
+/* XXH3, 64 bits. */
+uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
+
+/* CRC-32C (Castagnoli). crc: 0, or the CRC of the bytes before. */
+uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
 /* cffi: end */
 
 #endif

@@ -1,7 +1,7 @@
-"""A crash test of one's own: pytest examples/crash_test_bank.py
+"""An example of a crash test: pytest examples/crash_test_bank.py
 
-Money moves between accounts; whatever crash comes, the sum stays. Each transfer is one transaction: take the with
-statement away, commit after each line, and see the test fail. docs/crash-testing.md explains what it then prints.
+Money moves between accounts, and the sum is the same after every crash. Each transfer is one transaction. Remove the
+with statement and commit after each line to see the test fail. docs/crash-testing.md explains its output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ACCOUNTS, MONEY = 8, 100
 
 
 def open_bank(store: pmstore.Store) -> None:
-    """All accounts at once, each with the same money."""
+    """Create all accounts at once, each with the same money."""
     store["accounts"] = np.full(ACCOUNTS, MONEY)
     store.commit()
 
@@ -30,7 +30,7 @@ def transfer(store: pmstore.Store, payer: int, payee: int, amount: int) -> None:
 
 
 def check(store: pmstore.Store, crash: pmstore.testing.Crash) -> None:
-    """What holds in every store that a crash can leave."""
+    """The condition that holds after every crash."""
     if "accounts" not in store:
         assert crash.acknowledged == 0, "the bank was open, and is gone"
         return
@@ -49,12 +49,12 @@ def test_transfers(store: pmstore.Store) -> None:
 
 
 def test_a_restart(crash_explorer: pmstore.testing.CrashExplorer) -> None:
-    """The first life is killed in the middle of a transfer, and the second one goes on."""
+    """The first run is killed in the middle of a transfer, and the second one continues."""
 
     def first(store: pmstore.Store) -> None:
         open_bank(store)
         transfer(store, 0, 1, 30)
-        store["accounts"][2] -= 10  # killed
+        store["accounts"][2] -= 10  # the kill comes here
 
     def second(store: pmstore.Store) -> None:
         assert store["accounts"][2] == MONEY

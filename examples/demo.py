@@ -1,14 +1,14 @@
-"""A KMeans on handwritten digits is killed, again and again, and ends with the result of one that nobody disturbed.
+"""A KMeans fit of handwritten digits is killed many times, and gives the same result as a fit without kills.
 
-A child process fits; this process kills it with SIGKILL at random moments after its first commit and starts another,
-which goes on where the last commit was. At the end the result is compared, bit for bit, with scikit-learn's own fit
-in this process. Nothing here sleeps, and no number is written down: what is printed was measured in this run.
+A child process fits. This process kills it with SIGKILL at random moments after its first commit, and starts another
+child, which continues after the last commit. At the end the result is compared, bit for bit, with scikit-learn's own
+fit in this process. The program never sleeps, and all printed numbers are measured in this run.
 
     python examples/demo.py                      the digits that come with scikit-learn (1797, 8 × 8 pixels)
     python examples/demo.py --mnist mnist.npz    MNIST from a file: .npz, or IDX (train-images-idx3-ubyte.gz)
     python examples/demo.py --openml             MNIST (mnist_784) from openml.org
 
-Exit status: 0 if every result is the same and there were five kills or more, otherwise 1; 2 if it can't start.
+Exit status: 0 if every result is the same and there were at least five kills, otherwise 1; 2 if it can't start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# OpenMP's threads wait by spinning, which on a busy machine makes a fit ten times slower.
+# OpenMP's threads wait by spinning, which makes a fit much slower on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 try:
@@ -51,22 +51,22 @@ from mnist import NoImages, fetch_mnist, read_mnist
 import pmstore
 from pmstore.cluster import KMeans
 
-SLOT = "digits"
+NAME = "digits"
 LEAST_KILLS = 5
 LEAST_RUNS, MOST_RUNS = 100, 999
-SECONDS = 4.0  # that an undisturbed fit is to last, if nobody says how many runs it is to have
+SECONDS = 4.0  # the intended time of a fit without kills, if the number of runs isn't given
 RESULT = ("cluster_centers_", "labels_", "inertia_", "n_iter_")
 
 
 class CannotStart(Exception):
-    """What the user asked for isn't there; the text says what to do."""
+    """The requested data don't exist; the text has a remedy."""
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
 def load_images(options: argparse.Namespace) -> tuple[Any, str]:
-    """The images as rows of float64, and what they are."""
+    """The images as rows of float64, and a description."""
     if options.mnist is not None:
         images = read_mnist(options.mnist)
         return images, f"{len(images):,} images from {options.mnist}"
@@ -77,19 +77,19 @@ def load_images(options: argparse.Namespace) -> tuple[Any, str]:
     return images, f"{len(images):,} handwritten digits, 8 × 8 pixels, that come with scikit-learn"
 
 
-# ---- the child: fits, and tells what it does -------------------------------------------------------------------------
+# ---- the child: fits, and reports its progress -----------------------------------------------------------------------
 
 
 def tell(event: str, **details: Any) -> None:
-    """One line of JSON to the parent, in one write."""
+    """Send one line of JSON to the parent, in one write."""
     os.write(1, json.dumps({"event": event, **details}).encode() + b"\n")
 
 
 class TellProgress(logging.Handler):
     """Passes on pmstore's message about every commit of an iteration, at most fifty in a second.
 
-    After each it waits for the parent's answer: on a busy machine, where the parent comes late, the fit doesn't run
-    away from who is to kill it.
+    After each message it waits for the parent's answer, so that on a busy machine the fit doesn't finish before a slow
+    parent can kill it.
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class TellProgress(logging.Handler):
 
 
 def child(path: Path, data: Path, parameters: dict[str, Any]) -> None:
-    """Open the store, say what is in it, and fit."""
+    """Open the store, report its contents, and fit."""
     X = np.load(data)
     commits = TimedCommits()
     started = time.perf_counter()
     with pmstore.open(path) as store:
         opened = time.perf_counter() - started
-        place = store.group(SLOT).get("progress")
+        place = store.group(NAME).get("progress")
         found = {"run": int(place["run"]), "iteration": int(place["iteration"])} if place is not None else None
         tell("open", seconds=opened, found=found)
         log = logging.getLogger("pmstore")
@@ -120,12 +120,12 @@ def child(path: Path, data: Path, parameters: dict[str, Any]) -> None:
         log.setLevel(logging.DEBUG)
         started = time.perf_counter()
         with commits:
-            KMeans(**parameters, store=store, name=SLOT).fit(X)
+            KMeans(**parameters, store=store, name=NAME).fit(X)
         tell("finished", fit=time.perf_counter() - started, commits=commits.seconds)
 
 
 class TimedCommits:
-    """Measures every commit inside its block, from the inside of pmstore."""
+    """Measures every commit inside its block, by replacing a function of pmstore."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -151,11 +151,11 @@ class TimedCommits:
 
 @dataclass
 class Life:
-    """What one child did."""
+    """The history of one child."""
 
     opened: float = 0.0  # seconds to open the store, recovery included
-    found: dict[str, int] | None = None  # where the fit was
-    last: dict[str, int] | None = None  # where it was when the child last told
+    found: dict[str, int] | None = None  # the progress of the fit then
+    last: dict[str, int] | None = None  # the last progress that the child reported
     after: float = 0.0  # seconds from its first commit to the kill
     killed: bool = False
     fit: float = 0.0
@@ -163,17 +163,17 @@ class Life:
 
 
 class Victim:
-    """A child process and its life so far."""
+    """A child process and its history so far."""
 
     def __init__(self, path: Path, data: Path, parameters: dict[str, Any]) -> None:
         command = [sys.executable, __file__, "--child", str(path), str(data), json.dumps(parameters)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.life = Life()
-        self.waits = False  # for `go_on`, having told of a commit
+        self.waits = False  # for `go_on`, after it reported a commit
         self._rest = b""
 
     def listen(self, seconds: float | None) -> bool:
-        """Wait for the child to tell something, at most so long; False at the end of what it has to tell."""
+        """Wait for a report of the child, at most so long; False at the end of its output."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -195,14 +195,14 @@ class Victim:
                 self.life.fit, self.life.commits = news["fit"], news["commits"]
 
     def go_on(self) -> None:
-        """Let a child work that waits."""
+        """Let a waiting child continue."""
         assert self.process.stdin is not None
         self.waits = False
-        with contextlib.suppress(BrokenPipeError):  # somebody else killed it
+        with contextlib.suppress(BrokenPipeError):  # another process killed it
             os.write(self.process.stdin.fileno(), b"\n")
 
     def kill(self) -> None:
-        """SIGKILL; the child may have come to its end in the meantime."""
+        """Send SIGKILL; the child may have ended in the meantime."""
         self.process.kill()
         self.process.wait()
         while self.listen(None):
@@ -213,13 +213,13 @@ class Victim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # none is left behind, whatever happened here
+        self.process.kill()  # no child is left behind, whatever happened here
         self.process.__exit__(None, None, None)
 
 
 @dataclass
 class Moment:
-    """When to kill a child: so many seconds after it told that it had come to this run."""
+    """The moment to kill a child: so many seconds after it reported the start of this run."""
 
     run: int
     delay: float
@@ -251,19 +251,19 @@ def live(victim: Victim, moment: Moment | None, show: Callable[[Life], None]) ->
 
 @dataclass
 class Fate:
-    """Chooses when to kill: at random, early enough that all kills strike before the fit is finished.
+    """Chooses the moments of kills: at random, and early enough that all kills come before the fit is finished.
 
-    The run is chosen, not the time until it comes: how fast a child will be on a busy machine, nobody knows. Within
-    it any instant is as good as any other: inside an iteration, inside a commit, between two runs.
+    It chooses the run, not the time until it comes, because the speed of a child on a busy machine is unknown. Within
+    the run any moment is equally likely: inside an iteration, inside a commit, between two runs.
     """
 
     kills: int
     runs: int
-    seconds: float  # that the fit takes undisturbed
+    seconds: float  # the time of the fit without kills
     dice: random.Random
 
     def moment(self, lives: list[Life]) -> Moment | None:
-        """When to kill the next child; None: not at all."""
+        """The moment to kill the next child; None: not at all."""
         kills = self.kills - len(lives)
         if kills == 0:
             return None
@@ -273,13 +273,13 @@ class Fate:
 
 
 def fit_and_kill(path: Path, data: Path, parameters: dict[str, Any], fate: Fate, progress: Progress) -> list[Life]:
-    """Children work on one fit until there are no more kills to come and the last one finishes it."""
+    """Children work on one fit until all kills were made and the last child finishes the fit."""
     lives: list[Life] = []
     task = progress.add_task("fitting", total=parameters["n_init"])
 
     def show(life: Life) -> None:
         if life.last is not None:
-            progress.update(task, completed=life.last["run"], description=f"life {len(lives) + 1}")
+            progress.update(task, completed=life.last["run"], description=f"process {len(lives) + 1}")
 
     while True:
         with Victim(path, data, parameters) as victim:
@@ -300,11 +300,11 @@ def describe(number: int, life: Life) -> str:
         ended = f"[bold red]SIGKILL[/] {life.after:.2f} s after its first commit, near {place_of(life.last)}"
     else:
         ended = f"[bold green]finished[/], {life.fit:.2f} s later"
-    return f"life {number}  {began} (store opened in {milliseconds(life.opened)})\n        {ended}"
+    return f"process {number}  {began} (store opened in {milliseconds(life.opened)})\n        {ended}"
 
 
 def place_of(news: dict[str, int]) -> str:
-    """Where a fit is."""
+    """The progress of a fit, as text."""
     return f"run {news['run']}, iteration {news['iteration']}"
 
 
@@ -342,7 +342,7 @@ def costs(directory: Path, centers: Any) -> dict[str, list[float]]:
 
         actions = {"commit": commit, "np.savez, not synced": savez, "write, fsync, rename, fsync": replace}
         times: dict[str, list[float]] = {name: [] for name in actions}
-        for _ in range(4):  # in turns, as other programs take their share of the machine
+        for _ in range(4):  # in alternation, because the load of the machine varies
             for name, action in actions.items():
                 end = time.perf_counter() + 0.1
                 while time.perf_counter() < end:
@@ -363,7 +363,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def cost_table(where: str, table: dict[str, list[float]], inside: list[float]) -> Table:
-    """What making one iteration's state durable costs in one place."""
+    """The costs of making one iteration's state durable, in one place."""
     shown = Table(title=f"Cost of making one iteration durable, {where}", title_justify="left")
     for column in ("", "median", "95 %", "× commit", "times"):
         shown.add_column(column, justify="left" if not column else "right")
@@ -393,7 +393,7 @@ def differences(fit: Any, reference: Any) -> list[str]:
 def show_off(
     directory: Path, X: Any, n_init: int, options: argparse.Namespace, dice: random.Random, console: Console
 ) -> tuple[int, bool]:
-    """The whole story in one directory: kills that struck, and whether the result was the same."""
+    """The whole demonstration in one directory: the number of kills, and whether the result was the same."""
     parameters = {"n_clusters": options.clusters, "n_init": n_init, "random_state": options.seed}
     data, path = directory / "images.npy", directory / "demo.pm"
     np.save(data, X)
@@ -403,7 +403,7 @@ def show_off(
     started = time.perf_counter()
     reference = SklearnKMeans(**parameters).fit(X)
     undisturbed = time.perf_counter() - started
-    console.print(f"Undisturbed, scikit-learn {sklearn.__version__}: {undisturbed:.2f} s for n_init = {n_init} runs")
+    console.print(f"Without kills, scikit-learn {sklearn.__version__}: {undisturbed:.2f} s for n_init = {n_init} runs")
 
     name, count = TextColumn("{task.description}"), MofNCompleteColumn()
     columns = SpinnerColumn(), name, BarColumn(), count, TextColumn("runs"), TimeElapsedColumn()
@@ -413,24 +413,26 @@ def show_off(
     struck, last = sum(life.killed for life in lives), lives[-1]
     with pmstore.open(path) as store:
         before, started = store.sequence, time.perf_counter()
-        fit = KMeans(**parameters, store=store, name=SLOT).fit(X)
+        fit = KMeans(**parameters, store=store, name=NAME).fit(X)
         loaded, worked = time.perf_counter() - started, store.sequence != before
     how = "with a commit" if worked else "without a commit"
     console.print(f"The same fit again loads the result in {milliseconds(loaded)}, {how}")
     different = differences(fit, reference)
     if different:
-        console.print(f"[bold red]DIFFERENT[/] from the undisturbed fit: {', '.join(different)}")
+        console.print(f"[bold red]DIFFERENT[/] from the fit without kills: {', '.join(different)}")
     else:
-        console.print(f"[bold green]identical[/], bit for bit, to the undisturbed fit: {', '.join(RESULT)}")
+        console.print(f"[bold green]identical[/], bit for bit, to the fit without kills: {', '.join(RESULT)}")
     console.print(cost_table(where, costs(directory, np.asarray(reference.cluster_centers_)), last.commits))
     if last.commits:
         share = sum(last.commits) / last.fit
-        console.print(f"Commits took {share:.1%} of the last life's {last.fit:.2f} s ({len(last.commits):,} of them)\n")
+        console.print(
+            f"Commits took {share:.1%} of the last process's {last.fit:.2f} s ({len(last.commits):,} of them)\n"
+        )
     return struck, not different and not worked
 
 
 def enough_runs(X: Any, options: argparse.Namespace) -> int:
-    """So many runs, in the hundreds, that an undisturbed fit lasts some seconds on this machine."""
+    """A number of runs, in the hundreds, such that a fit without kills takes some seconds on this machine."""
     for runs in (1, 10, 100):
         started = time.perf_counter()
         SklearnKMeans(options.clusters, n_init=runs, random_state=options.seed).fit(X)
@@ -460,12 +462,12 @@ def places(options: argparse.Namespace) -> Iterator[list[tuple[Path, float]]]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Text for a time."""
+    """A time as text."""
     return f"{seconds * 1e3:.1f} ms"
 
 
 def microseconds(seconds: float) -> str:
-    """Text for a short time."""
+    """A short time as text."""
     return f"{seconds * 1e6:,.1f} µs"
 
 

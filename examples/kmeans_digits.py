@@ -1,4 +1,4 @@
-"""Cluster handwritten digits. Interrupt it (Ctrl-C, kill -9), run it again: it goes on where it was."""
+"""Cluster handwritten digits. Interrupt it (Ctrl-C, kill -9) and run it again: it continues after the last commit."""
 
 import logging
 

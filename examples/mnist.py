@@ -1,4 +1,4 @@
-"""MNIST's images: from a file that somebody has, or from openml.org. Never anything else instead."""
+"""MNIST's images: from a local file, or from openml.org. There is no substitute if neither works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sklearn.datasets import fetch_openml
 
 
 class NoImages(Exception):
-    """What the user asked for isn't there; the text says what to do."""
+    """The requested images don't exist; the text has a remedy."""
 
 
 def fetch_mnist() -> Any:

@@ -1,10 +1,10 @@
-"""Take handwritten digits apart into strokes: a matrix factorization whose state lives in a store.
+"""Take handwritten digits apart into strokes: a matrix factorization whose state is in a store.
 
-Interrupt it (Ctrl-C, kill -9) and run it again: it goes on where it was, and ends with the same bits as if nobody had
-disturbed it. Run it a third time: it loads the result.
+Interrupt it (Ctrl-C, kill -9) and run it again: it continues after the last commit, and ends with the same bits as
+without the interruption. Run it a third time: it loads the result.
 
 The algorithm is that of D. D. Lee and H. S. Seung, "Algorithms for non-negative matrix factorization", NIPS 2000:
-X ≈ W H, improved by multiplying W and H by what keeps them non-negative.
+X ≈ W H, improved by multiplying W and H by non-negative factors.
 """
 
 import logging
@@ -42,12 +42,13 @@ class NMF(pmstore.Resumable):
         self.state.error = np.inf
 
     def step(self):
-        X, W, H = self.X, self.state.W, self.state.H  # the arrays in the store: what changes is committed
+        X, W, H = self.X, self.state.W, self.state.H  # the arrays in the store: their changes are committed
         H *= (W.T @ X) / (W.T @ W @ H + 1e-12)
         W *= (X @ H.T) / (W @ (H @ H.T) + 1e-12)
         error = np.linalg.norm(X - W @ H) / np.linalg.norm(X)
         self.state.gain = self.state.error - error
         self.state.error = error
+        return {"objective": error}  # for pmstore.history
 
     def converged(self):
         return self.state.gain < self.tolerance

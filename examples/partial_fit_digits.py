@@ -1,4 +1,5 @@
-"""Train a network on handwritten digits, batch by batch. Interrupt it (Ctrl-C, kill -9), run it again: it goes on."""
+"""Train a network on handwritten digits, batch by batch. Interrupt it (Ctrl-C, kill -9) and run it again: it
+continues."""
 
 import logging
 
@@ -8,7 +9,7 @@ from sklearn.neural_network import MLPClassifier
 
 import pmstore
 
-logging.basicConfig(level=logging.INFO, format="%(message)s")  # tells where it goes on
+logging.basicConfig(level=logging.INFO, format="%(message)s")  # prints where it continues
 
 X, digits = load_digits(return_X_y=True)
 X, tests, digits, answers = X[:1500] / 16, X[1500:] / 16, digits[:1500], digits[1500:]

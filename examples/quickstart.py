@@ -1,4 +1,4 @@
-"""Count how often this program has run, in a file that a crash can't spoil."""
+"""Count the runs of this program, in a file that stays consistent through crashes."""
 
 import numpy as np
 

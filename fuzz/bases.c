@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "catalog.h"
-#include "log.h"
+#include "space/catalog.h"
+#include "log/log.h"
 #include "fuzz.h"
 
 enum { KINDS = 8 };
@@ -218,21 +218,21 @@ static void make_half_header(maker *m, fuzz_base *base)
     free(after);
 }
 
-/* A crash between a commit whose items stand in free pages and the checkpoint that follows it: home as it was before,
- * record and items as they are, and the header under whose salt they were written. */
+/* A crash between a commit whose items stand in free pages and the checkpoint that follows it: the committed image as
+ * it was before, record and items as they are, and the header under whose salt they were written. */
 static void make_spill(maker *m, fuzz_base *base)
 {
     char key[32];
     uint64_t size;
     unsigned extents = m->medium == PM_MEDIA_MEMORY ? 14 : 7, freed = extents + 6; /* more than the log has room for */
     for (unsigned i = 0; i < extents + freed; i++) {
-        snprintf(key, sizeof key, "spill/%02u", i);
+        snprintf(key, sizeof key, "overflow/%02u", i);
         put(m, key, 39000);
     }
     fill(m);
     must(pm_commit(m->store), "commit");
     for (unsigned i = extents; i < extents + freed; i++) {
-        snprintf(key, sizeof key, "spill/%02u", i);
+        snprintf(key, sizeof key, "overflow/%02u", i);
         must(pm_delete(m->store, (const uint8_t *)key, strlen(key), NULL, 0), "delete");
     }
     commit(m, base);
@@ -240,7 +240,7 @@ static void make_spill(maker *m, fuzz_base *base)
     open_store(m, (uint64_t)lseek(m->fd, 0, SEEK_END));
     uint8_t *before = file_bytes(m, &size);
     for (unsigned i = 0; i < extents; i++) {
-        snprintf(key, sizeof key, "spill/%02u", i);
+        snprintf(key, sizeof key, "overflow/%02u", i);
         scribble(m, key, 0, 39000);
     }
     commit(m, base);
@@ -252,15 +252,15 @@ static void make_spill(maker *m, fuzz_base *base)
     pm_log_item item = {0};
     uint64_t cursor = 0;
     pm_log_next((const uint8_t *)(record + 1), record->body, &cursor, &item);
-    if (item.kind != PM_ITEM_SPILL) fuzz_fail("making a base: the commit did not spill");
+    if (item.kind != PM_ITEM_OVERFLOW) fuzz_fail("making a base: the commit did not overflow");
     memcpy(before + header.log_offset, record, record->length);
     memcpy(before + PM_REGION_START + item.offset, after + PM_REGION_START + item.offset, item.length);
     header.salt = record->salt, header.generation += 2, header.flags = 0;
     header.crc = pm_crc32c(&header, offsetof(pm_header, crc), 0);
     memcpy(before, &header, sizeof header);
     memcpy(before + PM_PAGE, &header, sizeof header);
-    pm_witness witness = {record->sequence, fuzz_witness_seal(&header, record->sequence)};
-    memcpy(before + PM_WITNESS_PLACE, &witness, sizeof witness);
+    pm_durable_marker marker = {record->sequence, fuzz_marker_checksum(&header, record->sequence)};
+    memcpy(before + PM_DURABLE_MARKER_PLACE, &marker, sizeof marker);
     set_size(m, before, size);
     base->old = before, base->old_size = size;
     free(after);
@@ -269,9 +269,9 @@ static void make_spill(maker *m, fuzz_base *base)
 /* ---- what is known of a base
  * ---------------------------------------------------------------------------------------- */
 
-uint64_t fuzz_witness_seal(const pm_header *header, uint64_t sequence)
+uint64_t fuzz_marker_checksum(const pm_header *header, uint64_t sequence)
 {
-    return pm_seal(pm_hash64(&sequence, sizeof sequence, 0), header->salt, header->store_id);
+    return pm_keyed_checksum(pm_hash64(&sequence, sizeof sequence, 0), header->salt, header->store_id);
 }
 
 static void add(fuzz_range *ranges, size_t *count, size_t most, uint64_t start, uint64_t length)
@@ -301,9 +301,10 @@ static void list_records(fuzz_base *base)
         at += record->length;
     }
     uint64_t newest = base->states[base->state_count - 1].sequence;
-    pm_witness witness;
-    memcpy(&witness, base->bytes + PM_WITNESS_PLACE, sizeof witness);
-    if (base->record_count && (witness.sequence != newest || witness.seal != fuzz_witness_seal(&base->header, newest)))
+    pm_durable_marker marker;
+    memcpy(&marker, base->bytes + PM_DURABLE_MARKER_PLACE, sizeof marker);
+    if (base->record_count && (marker.sequence != newest
+                               || marker.checksum != fuzz_marker_checksum(&base->header, newest)))
         fuzz_fail("base %s has no witness", base->name);
     if (base->header.flags & PM_HEADER_CLEAN ? base->record_count
                                              : base->header.sequence + base->record_count != newest)
@@ -366,7 +367,7 @@ void fuzz_make_bases(void)
         make("deep", medium, make_deep);
         make("half header", medium, make_half_header);
         make("grown", medium, make_grown);
-        make("spill", medium, make_spill);
+        make("overflow", medium, make_spill);
         make("empty", medium, make_empty);
     }
 }

@@ -1,6 +1,6 @@
 /* Applies an input's edits to the bytes of a base. */
-#include "catalog.h"
-#include "log.h"
+#include "space/catalog.h"
+#include "log/log.h"
 #include "fuzz.h"
 
 enum { FLIPS = 4 /* more of them could make a CRC-32C right */ };
@@ -54,7 +54,7 @@ static uint64_t place_of(const fuzz_base *base, unsigned what, uint64_t index, u
     case 5:
         range = pick(base->outside, base->outside_count, index);
         return range.start + at % range.length;
-    case 6: return PM_WITNESS_PLACE + at % sizeof(pm_witness);
+    case 6: return PM_DURABLE_MARKER_PLACE + at % sizeof(pm_durable_marker);
     default:
         range = pick(base->records, base->record_count, index);
         return range.start + at % range.length;
@@ -328,7 +328,7 @@ static void hostile_edit(editor *e, const fuzz_edit *edit)
     case OP_SLAB: edit_slab(e, edit); return;
     case OP_RECORD: edit_record(e, edit); return;
     case OP_ITEM: edit_item(e, edit); return;
-    case OP_WITNESS: set_field(e, edit, PM_WITNESS_PLACE, 8); return;
+    case OP_WITNESS: set_field(e, edit, PM_DURABLE_MARKER_PLACE, 8); return;
     case OP_PLANT: plant(e, edit); return;
     case OP_RAW: set_field(e, edit, place_of(e->base, edit->what, edit->index, edit->at), 8); return;
     default: damage(e, edit); return;
@@ -354,7 +354,7 @@ static void seal_pages(editor *e, uint64_t store_id, bool all)
         bool known = head->type == PM_TYPE_ROOT || head->type == PM_TYPE_MAP_LIST || head->type == PM_TYPE_MAP ||
                      head->type == PM_TYPE_NODE || head->type == PM_TYPE_SLAB;
         if (!known || head->self != offset || !(all || e->touched[place / PM_PAGE])) continue;
-        head->hash = pm_seal(pm_hash64(e->bytes + place + 8, size - 8, 0), offset, store_id);
+        head->hash = pm_keyed_checksum(pm_hash64(e->bytes + place + 8, size - 8, 0), offset, store_id);
     }
 }
 
@@ -370,7 +370,7 @@ static void seal_extent(editor *e, uint64_t offset, uint64_t length, uint64_t st
     uint64_t start = PM_REGION_START + offset;
     for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
         uint64_t at = block * PM_PAGE, bytes = least(length - at, PM_PAGE);
-        uint64_t hash = pm_seal(pm_hash64(e->bytes + start + at, bytes, 0), offset + at, store_id);
+        uint64_t hash = pm_keyed_checksum(pm_hash64(e->bytes + start + at, bytes, 0), offset + at, store_id);
         memcpy(e->bytes + start + pm_extent_table(length) + 8 * block, &hash, sizeof hash);
     }
 }
@@ -382,14 +382,14 @@ static void seal_item(editor *e, const pm_log_item *item, const pm_header *heade
     if (item->kind == PM_ITEM_RUN || item->offset >= room || !item->length || item->length > room - item->offset)
         return;
     uint64_t place = PM_REGION_START + item->offset, hash;
-    if (item->kind == PM_ITEM_SPILL) {
-        hash = pm_body_hash(e->bytes + place, item->length, place, header->salt);
+    if (item->kind == PM_ITEM_OVERFLOW) {
+        hash = pm_writer_body_hash(e->bytes + place, item->length, place, header->salt);
     } else {
         if (pm_extent_size(item->length) > room - item->offset) return;
         seal_extent(e, item->offset, item->length, header->store_id);
         uint64_t table = item->offset + pm_extent_table(item->length);
-        hash = pm_seal(pm_hash64(e->bytes + PM_REGION_START + table, 8 * pm_extent_blocks(item->length), 0), table,
-                       header->store_id);
+        hash = pm_keyed_checksum(pm_hash64(e->bytes + PM_REGION_START + table, 8 * pm_extent_blocks(item->length), 0),
+                                 table, header->store_id);
     }
     memcpy(e->bytes + (item->bytes - e->bytes), &hash, sizeof hash);
 }
@@ -404,7 +404,7 @@ static void seal_record(editor *e, fuzz_range range, const pm_header *header)
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(e->bytes + body, record->body, &cursor, &item);)
             seal_item(e, &item, header);
-        record->hash = pm_body_hash(e->bytes + body, record->body, body, record->salt);
+        record->hash = pm_writer_body_hash(e->bytes + body, record->body, body, record->salt);
     }
     record->crc = pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)range.start);
 }
@@ -428,8 +428,8 @@ static void seal(editor *e)
         if (rebound || e->touched[0] || any_touched(e, base->records[i].start, base->records[i].length)
             || base->outside_count)
             seal_record(e, base->records[i], &header);
-    pm_witness *witness = (void *)(e->bytes + PM_WITNESS_PLACE);
-    if (e->touched[0] && witness->sequence) witness->seal = fuzz_witness_seal(&header, witness->sequence);
+    pm_durable_marker *marker = (void *)(e->bytes + PM_DURABLE_MARKER_PLACE);
+    if (e->touched[0] && marker->sequence) marker->checksum = fuzz_marker_checksum(&header, marker->sequence);
 }
 
 uint64_t fuzz_apply(const fuzz_base *base, bool hostile, const fuzz_edit *edits, size_t count, uint8_t *bytes)

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "log.h"
+#include "log/log.h"
 #include "fuzz.h"
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -76,13 +76,13 @@ static void weigh(execution *x)
     const fuzz_base *base = x->base;
     uint64_t newest = base->states[base->state_count - 1].sequence;
     x->oldest = newest;
-    bool witness = changed(x, (fuzz_range){PM_WITNESS_PLACE, sizeof(pm_witness)});
+    bool marker = changed(x, (fuzz_range){PM_DURABLE_MARKER_PLACE, sizeof(pm_durable_marker)});
     bool outside = false, records = false;
     for (size_t i = 0; i < base->outside_count; i++) outside |= changed(x, base->outside[i]);
     for (size_t i = 0; i < base->record_count; i++) records |= changed(x, base->records[i]);
-    if (!witness || !(records || outside) || !base->record_count) return;
-    /* Record i holds commit newest - count + 1 + i. Home may hold what a lost record changed in the contents that the
-     * one before declares: then that one is taken for torn as well. */
+    if (!marker || !(records || outside) || !base->record_count) return;
+    /* Record i holds commit newest - count + 1 + i. The committed image may hold what a lost record changed in the
+     * contents that the one before declares: then that one is taken for torn as well. */
     bool lost = false;
     for (size_t i = base->record_count; i-- > 0; x->oldest = newest - (base->record_count - i), lost = true)
         if (!changed(x, base->records[i]) && !(outside && i + 1 == base->record_count)
@@ -156,9 +156,9 @@ static bool read_only(execution *x)
 {
     pm_store *store;
     if (open_work(x, PM_OPEN_READ_ONLY, false, &store) != PM_OK) return false;
-    bool sound = judge(x, store, "for reading");
+    bool valid = judge(x, store, "for reading");
     pm_close(store, 0);
-    return sound;
+    return valid;
 }
 
 static void rollback(execution *x, pm_store *store, uint64_t *random)

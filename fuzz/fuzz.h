@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdnoreturn.h>
 
-#include "format.h"
+#include "base/format.h"
 #include "pmstore.h"
 
 /* ---- inputs ------------------------------------------------------------------------------------------------- */
@@ -96,7 +96,7 @@ typedef struct {
 extern fuzz_base fuzz_bases[];
 extern size_t fuzz_base_count;
 void fuzz_make_bases(void);
-uint64_t fuzz_witness_seal(const pm_header *header, uint64_t sequence);
+uint64_t fuzz_marker_checksum(const pm_header *header, uint64_t sequence);
 
 /* ---- edits ---------------------------------------------------------------------------------------------------- */
 

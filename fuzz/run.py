@@ -124,24 +124,25 @@ def build(compiler: Compiler, core: Path, out: Path, jobs: int, extra: list[str]
     objects = out / ("guided" if compiler.guided else "unguided")
     objects.mkdir(parents=True, exist_ok=True)
     flags = [*FLAGS, "-O2" if compiler.guided else "-O1", *extra]
-    headers = b"".join(header.read_bytes() for header in [*sorted(core.glob("*.h")), HERE / "fuzz.h"])
+    headers = b"".join(header.read_bytes() for header in [*sorted(core.rglob("*.h")), HERE / "fuzz.h"])
 
     def compile_one(source: Path) -> Path:
         own = [*flags, "-Werror"]
-        if source.parent == core:
+        if core in source.parents:
             own = [*flags, *([COVERAGE] if compiler.guided and source.name != "hash.c" else [])]
             own += STAGE if source.name == "log.c" else []
         key = hashlib.sha256(headers + source.read_bytes() + repr((compiler, own)).encode()).hexdigest()[:16]
         target = objects / f"{source.stem}-{key}.o"
         if not target.exists():
             unfinished = target.with_suffix(".tmp")
-            command = [compiler.command, *own, f"-iquote{core}", "-c", str(source), "-o", str(unfinished)]
+            places = [f"-iquote{core}", f"-iquote{HERE}"]
+            command = [compiler.command, *own, *places, "-c", str(source), "-o", str(unfinished)]
             subprocess.run(command, check=True)
             unfinished.rename(target)
         return target
 
     # The crash explorer stands on the core; no store needs it.
-    store = [source for source in sorted(core.glob("*.c")) if not source.name.startswith(("crash", "tracer"))]
+    store = [source for source in sorted(core.rglob("*.c")) if source.parent.name not in ("explore", "python")]
     harness = [source for source in sorted(HERE.glob("*.c")) if not (compiler.guided and source.name == "driver.c")]
     with ThreadPoolExecutor(jobs) as pool:
         work = [pool.submit(compile_one, source) for source in [*store, *harness]]

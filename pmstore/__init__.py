@@ -1,7 +1,7 @@
 """pmstore keeps numpy arrays, and the Python values around them, in a file of persistent memory or on an ordinary disk.
 
-Programs change the arrays in place with any code they like; a transaction makes all changes since the last commit
-durable together, or none of them.
+Programs change the arrays in place, with any code. A transaction makes all changes since the last commit durable
+together, or none of them.
 
 >>> import pmstore
 >>> with pmstore.open("run.pm") as store:  # doctest: +SKIP
@@ -13,8 +13,9 @@ durable together, or none of them.
 
 import os as _os
 
-from pmstore._decision import Decision
-from pmstore._derived import Derived
+from pmstore._catalog.lists import PersistentList
+from pmstore._derived.decision import Decision
+from pmstore._derived.derived import Derived
 from pmstore._errors import (
     AbandonedTransactionWarning,
     ClosedStoreError,
@@ -35,6 +36,7 @@ from pmstore._errors import (
     OutOfMemoryError,
     OutOfSpaceError,
     ReadOnlyStoreError,
+    StaleSnapshotError,
     StoreExistsError,
     StoreIOError,
     StoreLockedError,
@@ -44,14 +46,18 @@ from pmstore._errors import (
     UncommittedChangesWarning,
     UnknownNameError,
 )
-from pmstore._estimators import prune
-from pmstore._list import PersistentList
-from pmstore._mapping import Group
-from pmstore._partial_fit import partial_fit
-from pmstore._report import CheckReport, Problem, Stats
-from pmstore._resumable import Resumable
-from pmstore._state import Field, State
-from pmstore._store import Store, open
+from pmstore._resume.fit_group import prune
+from pmstore._resume.history import History, history
+from pmstore._resume.loop import Resumable
+from pmstore._resume.partial_fit import partial_fit
+from pmstore._resume.state import Field, State
+from pmstore._store.compacting import compact
+from pmstore._store.entrance import open
+from pmstore._store.mapping import Group
+from pmstore._store.report import CheckReport, Problem, Stats
+from pmstore._store.salvaging import salvage
+from pmstore._store.store import Store
+from pmstore._watch import plot as _plot  # noqa: F401 (it gives Store.plot its pictures)
 
 __version__ = "0.1.0"
 
@@ -74,6 +80,7 @@ __all__ = [
     "OutOfSpaceError",
     "OutOfMemoryError",
     "ReadOnlyStoreError",
+    "StaleSnapshotError",
     "CorruptStoreError",
     "NotAStoreError",
     "FormatVersionError",
@@ -95,12 +102,16 @@ __all__ = [
     "Resumable",
     "Field",
     "State",
+    "History",
+    "history",
     "partial_fit",
     "prune",
+    "compact",
+    "salvage",
     "__version__",
 ]
 
-if "PMSTORE_CRASH_RECORD" in _os.environ:  # set by `python -m pmstore crash run`, for the programs that it runs
-    from pmstore.testing._recording import from_environment as _record
+if "PMSTORE_CRASH_RECORD" in _os.environ:  # `python -m pmstore crash run` sets it for the programs that it runs
+    from pmstore.testing._store.recording import from_environment as _from_environment
 
-    _record()
+    _from_environment()

@@ -1,6 +1,7 @@
-"""The command line: ``python -m pmstore info|ls|check|dump PATH``, also installed as ``pmstore``.
+"""The command line: ``python -m pmstore info|ls|check|dump|backup|compact|salvage|watch|top PATH``, also
+installed as ``pmstore``.
 
-A store is opened for reading only, and never changed. ``crash`` is in ``testing/_command.py``.
+All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ SOUND, DAMAGED, FAILED = 0, 1, 2
 EXIT_STATUS = """\
 exit status:
   0  it worked; for check: the store is sound
-  1  the store is damaged; for dump: something in what is to be printed, and nothing was
+  1  the store is damaged; for dump: something in what is to be printed, and nothing was; for salvage: something was
+     left out
   2  the store can't be opened, a name is not in it, or the arguments are wrong
 """
 
 
 class Failure(Exception):
-    """What is told to the user in one line, with exit status 2."""
+    """An error that the user sees in one line, with exit status 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status; arguments are those of the process unless given."""
+    """Runs one command and returns its exit status. By default, the arguments are those of the process."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -53,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = command(chosen)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except pmstore.StoreNotFoundError:
-        return _complain(f"{chosen.path}: there is no such file", FAILED)
-    except pmstore.NotAStoreError as error:  # which is a CorruptStoreError too
+    except pmstore.StoreNotFoundError as error:
+        missing = "there is no such file" if not os.path.lexists(chosen.path) else str(error)
+        return _complain(f"{chosen.path}: {missing}", FAILED)
+    except pmstore.NotAStoreError as error:  # it is a CorruptStoreError too
         return _complain(f"{chosen.path}: {error}", FAILED)
     except pmstore.CorruptStoreError as error:
         return _complain(f"{chosen.path}: damaged: {error}", DAMAGED)
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{chosen.path}: {error}", FAILED)
     except OSError as error:
         return _complain(f"{error.filename or chosen.path}: {error.strerror or error}", FAILED)
-    except ValueError as error:  # a path that can't be one
+    except ValueError as error:  # an impossible path
         return _complain(str(error), FAILED)
 
 
@@ -78,17 +81,21 @@ def _complain(text: str, status: int) -> int:
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """For these words: the commands of ``crash`` are there only if it is called, as they load the crash explorer."""
+    """The parser for these words. The commands of ``crash`` are added only if it is called, because they load the
+    crash explorer."""
     parser = argparse.ArgumentParser(
         prog="pmstore",
-        description="Looks into a store of pmstore, without changing it; and finds crashes that a program fails in.",
+        description="Looks into a store of pmstore, copies it, makes its file smaller, or rescues what is sound in a "
+        "damaged one; and finds crashes that a program fails in.",
         epilog=EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"pmstore {pmstore.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Command, text: str, examples: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Command, text: str, examples: str, path: str = "the store's file"
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=text,
@@ -96,7 +103,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             epilog=f"examples:\n{examples}\n{EXIT_STATUS}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        sub.add_argument("path", metavar="PATH", help="the store's file")
+        sub.add_argument("path", metavar="PATH", help=path)
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.set_defaults(command=command, parser=sub)
         return sub
@@ -121,6 +128,50 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
     dump.add_argument("--npy", metavar="FILE", help="write the one array that is named to FILE, for numpy.load")
 
+    backing_up = add(
+        "backup",
+        backup,
+        "copy one commit of the store to a new store, also while it is written",
+        "  pmstore backup run.pm /mnt/disk/run-monday.pm\n",
+    )
+    backing_up.add_argument("destination", metavar="DST", help="the new store, which must not exist")
+
+    add(
+        "compact",
+        compact,
+        "make the file as small as its contents",
+        "  pmstore compact run.pm\n",
+    )
+
+    salvaging = add(
+        "salvage",
+        salvage,
+        "copy all that is sound in a damaged store to a new store",
+        "  pmstore salvage damaged.pm rescued.pm\n",
+    )
+    salvaging.add_argument("destination", metavar="DST", help="the new store, which must not exist")
+
+    watch = add(
+        "watch",
+        watch_,
+        "show how the fits in a store go on, while another process writes it",
+        "  pmstore watch run.pm\n  pmstore watch run.pm digits\n  pmstore watch --web run.pm\n"
+        "  pmstore watch --json run.pm | while read line; do …\n",
+    )
+    watch.add_argument("names", metavar="NAME", nargs="*", help="fits, values and groups; all fits unless given")
+    watch.add_argument("--once", action="store_true", help="show the present state, and end")
+    watch.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
+    watch.add_argument("--port", type=_port, default=0, help="the port of the page; a free one unless given")
+
+    top = add(
+        "top",
+        top_,
+        "list the stores in a directory, and whether a process writes each",
+        "  pmstore top runs/\n",
+        "the directory",
+    )
+    top.add_argument("--once", action="store_true", help="show the present state, and end")
+
     if words[:1] == ["crash"]:
         from pmstore.testing._command import add_parser
 
@@ -130,11 +181,44 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+# ---- watch, top
+
+
+def watch_(chosen: argparse.Namespace) -> int:
+    """Shows how the fits in a store go on, until it is interrupted."""
+    from pmstore._watch.command import watch
+
+    if chosen.web and (chosen.json or chosen.once):
+        raise Failure("--web serves a page: it goes with --port and names only")
+    try:
+        watch(chosen.path, chosen.names, once=chosen.once, as_json=chosen.json, web=chosen.web, port=chosen.port)
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    return SOUND
+
+
+def top_(chosen: argparse.Namespace) -> int:
+    """Shows the stores in a directory, until it is interrupted."""
+    from pmstore._watch.command import top
+
+    try:
+        top(chosen.path, once=chosen.once, as_json=chosen.json)
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    return SOUND
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to {(1 << 16) - 1}, not {text!r}")
+    return int(text)
+
+
 # ---- info
 
 
 def info(chosen: argparse.Namespace) -> int:
-    """Prints what the store is, how much is in it, and how full its file is."""
+    """Prints the kind of store, the number of its names, and the use of its file."""
     with pmstore.open(chosen.path, "r") as store:
         stats = store.stats()
         about: dict[str, Any] = {
@@ -153,6 +237,7 @@ def info(chosen: argparse.Namespace) -> int:
             "log_bytes": stats.log_size,
             "log_used_bytes": stats.log_used,
             "records_replayed": stats.records_replayed,
+            "written": store.written,
         }
         for row in store._rows():
             about[f"{row[1]}s"] += 1
@@ -162,6 +247,9 @@ def info(chosen: argparse.Namespace) -> int:
         return SOUND
     print(name_text(str(about["path"])))
     replayed = about["records_replayed"]
+    state = "being written" if about["written"] else "clean"
+    if replayed:
+        state = f"not closed: {count_text(replayed, 'commit')} to recover from the log"
     for label, text in {
         "format": str(about["format_version"]),
         "medium": about["media"],
@@ -171,7 +259,7 @@ def info(chosen: argparse.Namespace) -> int:
         "file": size_text(about["file_bytes"]),
         "region": _fill(about["region_used_bytes"], about["region_bytes"]),
         "log": _fill(about["log_used_bytes"], about["log_bytes"]),
-        "state": f"not closed: {count_text(replayed, 'commit')} to recover from the log" if replayed else "clean",
+        "state": state,
     }.items():
         print(f"  {label:<10}{text}")
     return SOUND
@@ -182,7 +270,7 @@ def _fill(used: int, size: int) -> str:
 
 
 def _format_version(path: str) -> int:
-    """The version that the file's header tells, from the first of its two copies that begins as it should."""
+    """The version in the file's header, from the first of its two copies that begins correctly."""
     with Path(path).open("rb") as file:
         head = file.read(2 * 4096)
     copy = head if head.startswith(b"PMSTORE") else head[4096:]
@@ -226,7 +314,7 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
-    name, kind, shape, dtype, nbytes, type_name = row
+    name, kind, shape, dtype, nbytes, type_name, _ = row
     about: dict[str, Any] = {"name": name, "kind": kind, "type": type_name, "nbytes": nbytes}
     if dtype is not None:
         about |= {"shape": list(shape or ()), "dtype": str(dtype)}
@@ -242,8 +330,12 @@ def _print_table(rows: Iterable[tuple[str, ...]]) -> None:
 
 
 def check(chosen: argparse.Namespace) -> int:
-    """Verifies the whole store and prints each problem."""
-    with pmstore.open(chosen.path, "r") as store:
+    """Verifies the whole store and prints each problem: the file, or a snapshot while it is written."""
+    try:
+        store = pmstore.open(chosen.path, "r", exclusive=True)
+    except pmstore.StoreLockedError:
+        store = pmstore.open(chosen.path, "r")
+    with store:
         problems = [str(problem) for problem in store.check()]
         names = 0 if problems else len(store)
     if chosen.json:
@@ -255,6 +347,71 @@ def check(chosen: argparse.Namespace) -> int:
     else:
         print(f"{chosen.path}: sound, {count_text(names, 'name')}")
     return DAMAGED if problems else SOUND
+
+
+# ---- backup, compact and salvage
+
+
+@contextlib.contextmanager
+def _progress(chosen: argparse.Namespace) -> Iterator[Callable[[int, int], object] | None]:
+    """A line on a terminal that tells how much is copied; it is gone at the end."""
+    if chosen.json or not sys.stderr.isatty():
+        yield None
+        return
+
+    def tell(done: int, total: int) -> None:
+        print(f"\r\033[K{chosen.path}: {size_text(done)} of {size_text(total)}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield tell
+    finally:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def backup(chosen: argparse.Namespace) -> int:
+    """Copies a commit, and prints which."""
+    with pmstore.open(chosen.path, "r") as store, _progress(chosen) as progress:
+        sequence = store.backup(chosen.destination, progress=progress)
+    size = os.stat(chosen.destination).st_size
+    if chosen.json:
+        _print_json({"path": chosen.path, "destination": chosen.destination, "sequence": sequence, "bytes": size})
+    else:
+        print(f"{chosen.destination}: commit {sequence} of {chosen.path}, {size_text(size)}")
+    return SOUND
+
+
+def compact(chosen: argparse.Namespace) -> int:
+    """Makes the file smaller, and prints its sizes before and after."""
+    with _progress(chosen) as progress:
+        gained = pmstore.compact(chosen.path, progress=progress)
+    after = os.stat(chosen.path).st_size
+    if chosen.json:
+        _print_json({"path": chosen.path, "bytes_before": after + gained, "bytes_after": after})
+    elif gained:
+        print(f"{chosen.path}: {size_text(after + gained)} before, {size_text(after)} now")
+    else:
+        print(f"{chosen.path}: {size_text(after)}, and can't be smaller")
+    return SOUND
+
+
+def salvage(chosen: argparse.Namespace) -> int:
+    """Copies what is sound, and prints what was left out and why."""
+    try:
+        report = pmstore.salvage(chosen.path, chosen.destination)
+    except pmstore.CorruptStoreError as error:
+        raise Failure(f"nothing can be salvaged: {error}") from error
+    with pmstore.open(chosen.destination, "r") as store:
+        names = len(store)
+    if chosen.json:
+        problems = [{"name": problem.name, "problem": str(problem)} for problem in report]
+        _print_json({"path": chosen.path, "destination": chosen.destination, "names": names, "problems": problems})
+    else:
+        for problem in report:
+            print(problem)
+        print(
+            f"{chosen.destination}: {count_text(names, 'name')}, {count_text(len(report), 'problem')} in {chosen.path}"
+        )
+    return SOUND if report.ok else DAMAGED
 
 
 # ---- dump
@@ -299,23 +456,20 @@ def _what_is_missing(store: pmstore.Store, name: str) -> str:
 
 
 def _damaged(store: pmstore.Store, names: Sequence[str]) -> dict[str, str]:
-    """What is wrong with values and arrays among the names. Values are verified when they are read, arrays are not."""
-    damaged, arrays = {}, set()
+    """The damage in values and arrays among the names. All are verified when they are read."""
+    damaged = {}
     for name in names:
         try:
             value = store[name]
-            if isinstance(value, np.ndarray):
-                arrays.add(name)
-            elif isinstance(value, pmstore.PersistentList):
+            if isinstance(value, pmstore.PersistentList):
                 list(value)
         except (pmstore.CorruptStoreError, pmstore.StoreIOError) as error:
             damaged[name] = str(error)
-    problems = store.check() if arrays else ()
-    return damaged | {problem.name: str(problem) for problem in problems if problem.name in arrays}
+    return damaged
 
 
 def _save(file: Path, array: Any, store: str) -> None:
-    """Write an array for numpy.load, all of it or nothing: under a temporary name, which is then changed."""
+    """Write an array for numpy.load, completely or not at all: under a temporary name, and then renamed."""
     if file.exists() and os.path.samefile(file, store):
         raise Failure(f"{file} is the store itself")
     try:
@@ -323,7 +477,7 @@ def _save(file: Path, array: Any, store: str) -> None:
             with file.open("wb") as out:
                 np.save(out, array, allow_pickle=False)
             return
-        target = Path(os.path.realpath(file))  # not a link is to be replaced, but what it points to
+        target = Path(os.path.realpath(file))  # a link is followed, and its target replaced
         temporary = target.with_name(f".{secrets.token_hex(8)}.npy")
         try:
             with temporary.open("xb") as out:
@@ -351,12 +505,12 @@ def _print_value(name: str, value: Any, *, alone: bool) -> None:
 
 
 def to_json(value: Any) -> Any:
-    """A value in what JSON knows.
+    """A value in JSON's types.
 
-    Arrays become nested lists, structured elements objects, tuples lists. Bytes become ``{"bytes": base64}``, complex
-    numbers ``{"complex": [real, imaginary]}``, dicts with keys that aren't str ``{"items": [[key, value], …]}``, times
-    and durations ISO 8601 text (``"NaT"`` if there is none; durations without a unit numbers), and floats that aren't
-    finite ``"nan"``, ``"inf"`` and ``"-inf"``.
+    Arrays become nested lists, structured elements become objects, tuples become lists. Bytes become
+    ``{"bytes": base64}``, complex numbers ``{"complex": [real, imaginary]}``, and dicts with keys that aren't str
+    ``{"items": [[key, value], …]}``. Times and durations become ISO 8601 text (``"NaT"`` for a missing one; durations
+    without a unit become numbers), and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -382,15 +536,17 @@ def to_json(value: Any) -> Any:
         if all(isinstance(key, str) for key in value):
             return {key: to_json(item) for key, item in value.items()}
         return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
-    return [to_json(item) for item in value]  # tuples, lists, persistent lists
+    if isinstance(value, tuple | list | pmstore.PersistentList):
+        return [to_json(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 _LONG_UNITS = {"Y": "P{}Y", "M": "P{}M", "W": "P{}W", "D": "P{}D", "h": "PT{}H", "m": "PT{}M", "s": "PT{}S"}
-_DIGITS = {"ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}  # of a second
+_DIGITS = {"ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}  # decimal places of a second
 
 
 def _duration(value: np.timedelta64) -> int | str:
-    """ISO 8601, in the duration's own unit, with a sign in front if it is negative."""
+    """A duration in ISO 8601, in its own unit, with a sign in front if it is negative."""
     if np.isnat(value):
         return "NaT"
     unit, step = np.datetime_data(value.dtype)
@@ -406,7 +562,7 @@ def _duration(value: np.timedelta64) -> int | str:
 
 
 def _print_json(value: Any) -> None:
-    # What stdout can't encode is escaped, by main, in Python's way, which isn't JSON's.
+    # main escapes characters that stdout can't encode in Python's way, which isn't JSON's.
     unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     json.dump(value, sys.stdout, indent=2, ensure_ascii=not unicode, allow_nan=False)
     print()

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pmstore import _errors
+from pmstore._locks import Lock
 from pmstore._pmcore import ffi, lib
-from pmstore._turn import Lock
 
-__all__ = ["BLOCK", "META_MAX", "PID_BYTE", "Core", "Entry", "Row", "Trace", "ffi", "format_file", "hash64", "lib"]
+__all__ = [
+    "BLOCK",
+    "FIXED",
+    "META_MAX",
+    "PID_BYTE",
+    "Core",
+    "Entry",
+    "Row",
+    "Trace",
+    "error",
+    "ffi",
+    "format_file",
+    "hash64",
+    "lib",
+]
 
 BLOCK: int = lib.PM_BLOCK
 META_MAX: int = lib.PM_META_MAX
 PID_BYTE: int = lib.pm_pid_byte
+FIXED: int = lib.PM_ENTRY_FIXED
+"""Of the flags of an entry: its contents never change as long as it owns them."""
 MEDIA: dict[str, int] = {"auto": lib.PM_MEDIA_AUTO, "memory": lib.PM_MEDIA_MEMORY, "file": lib.PM_MEDIA_FILE}
 
 _NOT_FOUND: int = lib.PM_NOT_FOUND
@@ -71,18 +88,11 @@ _KINDS: dict[int, type[_errors.Error]] = {
     lib.PM_NOT_A_STORE: _errors.NotAStoreError,
     lib.PM_VERSION: _errors.FormatVersionError,
     lib.PM_READ_ONLY: _errors.ReadOnlyStoreError,
+    lib.PM_STALE: _errors.StaleSnapshotError,
     lib.PM_CLOSED: _errors.ClosedStoreError,
     lib.PM_FORKED: _errors.ForkedStoreError,
     lib.PM_TOO_LONG: _errors.TooLargeError,
     lib.PM_INVALID: _errors.InternalError,
-}
-
-
-_GONE: dict[type[_errors.Error], str] = {
-    _errors.ClosedStoreError: "the store is closed",
-    _errors.ForkedStoreError: (
-        "this process is a fork of the one that opened the store; after that one has closed it, open the file anew"
-    ),
 }
 
 
@@ -92,7 +102,7 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     return int(lib.pm_hash64(contents, len(contents), seed))
 
 
-# For what a promise is of: functions of C's, for they are on the way of commits that take 4 µs.
+# Pointers of declared arrays come from functions in C, since they are part of every such commit.
 no_ranges: Callable[[int], Any] = functools.partial(ffi.new, ffi.typeof("pm_range[]"))
 """So many ranges of memory for `Core.holds` to fill in; those that it doesn't mean nothing."""
 pointer_to: Callable[[Any], Any] = ffi.from_buffer
@@ -188,27 +198,45 @@ class Core:
     lock: to be held around calls that belong together; the core locks itself, but not against being closed while
     a call is on its way, so that callers hold it around every call (`scan` does so itself).
     holds(place, length, ranges, i): whether a live array has all of a range, which becomes number i of ranges. place: a
-    pointer.
+    pointer. snapshot: the `Snapshot` (pmstore/_snapshot.py) that it shows, or None.
     """
 
-    __slots__ = ("_store", "gone", "holds", "lock", "trace")
+    __slots__ = ("_store", "_successor", "gone", "holds", "lock", "snapshot", "trace")
 
-    def __init__(self, fd: int, media: str, *, read_only: bool, trace: Trace | None, max_size: int) -> None:
+    def __init__(
+        self,
+        fd: int,
+        media: str,
+        *,
+        read_only: bool,
+        trace: Trace | None,
+        max_size: int,
+        snapshot: Any = None,
+    ) -> None:
         """Takes fd over in every case, also when it raises."""
-        flags = lib.PM_OPEN_READ_ONLY if read_only else 0
+        self.lock = Lock()
+        self._open(fd, media, read_only, trace, max_size, snapshot)
+
+    def _open(self, fd: int, media: str, read_only: bool, trace: Trace | None, max_size: int, snapshot: Any) -> None:
+        flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0)
         out = ffi.new("pm_store **")
         status = lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out)
         if status:
             raise error(status)
         self.trace = trace
-        self.lock = Lock()
+        self.snapshot = snapshot
         self._attach(out[0])
 
+    @classmethod
+    def of_snapshot(cls, snapshot: Any) -> Core:
+        """A core that shows a snapshot."""
+        return cls(snapshot.file(), "auto", read_only=True, trace=None, max_size=0, snapshot=snapshot)
+
     def _attach(self, store: Any) -> None:
-        self.__class__ = Core
-        self.gone: type[_errors.Error] | None = None
         self._store = store
         self.holds: Callable[[Any, int, Any, int], int] = functools.partial(_holds, store)
+        self.gone = False
+        self.__class__ = Core
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """discard: leave the file as a crash would. exiting: the process ends, arrays need no memory of their own.
@@ -217,7 +245,9 @@ class Core:
         """
         store = self._store
         # Before it is true: an interrupt between leaves a store open, and not one in use that is gone.
-        self.forget(_errors.ClosedStoreError)
+        self._forget()
+        exiting = exiting or self.snapshot is not None  # its memory changes no more, and stays with the arrays
+        self.snapshot = None
         flags = (lib.PM_CLOSE_DISCARD if discard else 0) | (lib.PM_CLOSE_EXITING if exiting else 0)
         status = lib.pm_close(store, flags)
         if status == lib.PM_NO_MEMORY:
@@ -225,20 +255,33 @@ class Core:
         if status:
             raise error(status)
 
-    def leave(self) -> None:
-        """In a forked process: the store is the parent's, and from now on only the arrays that are alive keep it."""
-        if self.gone is None:
-            store = self._store
-            self.forget(_errors.ForkedStoreError)
-            lib.pm_close(store, 0)
+    def __del__(self) -> None:
+        # A store closes its core; the core of a snapshot that was replaced is closed with its last user.
+        if getattr(self, "snapshot", None) is not None and getattr(self, "_store", None) is not None:
+            self.close()
+
+    def leave(self, successor: Callable[[], Any]) -> None:
+        """In a forked process: the store is the parent's, and from now on only the arrays that are alive keep it.
+
+        The next use of this core calls `successor`, and shows the snapshot that it returns.
+        """
+        if self.gone or isinstance(self, _Inherited):
+            return
+        store = self._store
+        if self.snapshot is not None:
+            self.snapshot.leave()
+        self._successor = successor
+        self.__class__ = _Inherited
+        del self._store, self.holds, self.snapshot
+        lib.pm_close(store, 0)
 
     def require_open(self) -> None:
-        """Raises ClosedStoreError or ForkedStoreError, as every other method would."""
+        """Raises ClosedStoreError, as every other method would."""
         self._store  # noqa: B018
 
-    def forget(self, why: type[_errors.Error]) -> None:
-        """From now on every call raises `why`."""
-        self.gone = why
+    def _forget(self) -> None:
+        """From now on every call raises ClosedStoreError."""
+        self.gone = True
         self.__class__ = _Gone
         del self._store, self.holds
 
@@ -277,13 +320,13 @@ class Core:
     def unpromised(self, ranges: Any) -> tuple[int, int, int] | None:
         """The first change of an array elsewhere: offset of the extent, where in it, how many bytes."""
         out = ffi.new("pm_broken *")
-        status = lib.pm_unpromised(self._store, ranges, len(ranges), out)
+        status = lib.pm_violation(self._store, ranges, len(ranges), out)
         if status:
             raise error(status)
         return (out.extent, out.at, out.length) if out.length else None
 
     def mark(self, offset: int, length: int) -> None:
-        """The store itself has changed an extent: the next commit takes it, whatever it promises."""
+        """The store itself has changed an extent: the next commit takes it, whatever `only` declares."""
         status = lib.pm_mark(self._store, offset, length)
         if status:
             raise error(status)
@@ -331,38 +374,37 @@ class Core:
             raise error(status)
         return True
 
-    def scan(self, prefix: bytes, after: bytes | None = None) -> Iterator[Row]:
-        """Rows of the keys with a prefix (after a key), in order. Changes made meanwhile may or may not show."""
-        rows = ffi.new("uint8_t[]", _ROWS_CAPACITY)
-        used = ffi.new("size_t *")
-        start = prefix if after is None else after
+    def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[Row]:
+        """Rows of the keys with a prefix (after a key, or from `start` on), in order. Changes made meanwhile may or may
+        not show. The rows before a damaged place come before the error.
+        """
+        start = after or start or prefix
         while True:
             with self.lock:
-                status = lib.pm_scan(
-                    self._store, start, len(start), after is not None, prefix, len(prefix), rows, _ROWS_CAPACITY, used
-                )
-                if status:
-                    raise error(status)
-            if not used[0]:
-                return
-            chunk = ffi.buffer(rows, used[0])[:]
+                chunk, failed = self._rows(prefix, start, after is not None, _ROWS_CAPACITY)
             at = 0
             while at < len(chunk):
                 row, at = _row(chunk, at)
                 yield row
+            if failed is not None:
+                raise failed
+            if not chunk:
+                return
             start = after = row.key
 
     def first(self, prefix: bytes, after: bytes | None = None) -> Row | None:
         """The first row with a prefix (after a key)."""
-        rows = ffi.new("uint8_t[]", 4096)  # room for any row, as for `last`
+        chunk, failed = self._rows(prefix, after or prefix, after is not None, 4096)  # room for any row, as for `last`
+        if failed is not None and not chunk:
+            raise failed
+        return _row(chunk, 0)[0] if chunk else None
+
+    def _rows(self, prefix: bytes, start: bytes, after: bool, capacity: int) -> tuple[bytes, Exception | None]:
+        """As many rows as there is room for, and the error that ended them."""
+        rows = ffi.new("uint8_t[]", capacity)
         used = ffi.new("size_t *")
-        start = prefix if after is None else after
-        status = lib.pm_scan(
-            self._store, start, len(start), after is not None, prefix, len(prefix), rows, len(rows), used
-        )
-        if status:
-            raise error(status)
-        return _row(ffi.buffer(rows, used[0])[:], 0)[0] if used[0] else None
+        status = lib.pm_scan(self._store, start, len(start), after, prefix, len(prefix), rows, capacity, used)
+        return ffi.buffer(rows, used[0])[:], error(status) if status else None
 
     def last(self, prefix: bytes) -> Row | None:
         """The last row with a prefix."""
@@ -403,16 +445,22 @@ class Core:
 
     def read(self, offset: int, length: int) -> bytes:
         """The contents, checked against their hashes."""
+        return bytes(self.contents(offset, length))
+
+    def contents(self, offset: int, length: int) -> bytearray:
+        """The same in memory that can be written."""
         self._read(offset, length, ffi.NULL)  # before memory of any length is asked for
         out = bytearray(length)
         self._read(offset, length, ffi.from_buffer(out))
-        return bytes(out)
+        return out
 
     def read_into(self, offset: int, length: int, out: Any) -> None:
         """The same into a buffer of that length."""
         self._read(offset, length, ffi.from_buffer(out))
 
     def _read(self, offset: int, length: int, destination: Any) -> None:
+        if self.snapshot is not None:
+            self.buffer(offset, length, False)
         status = lib.pm_read(self._store, offset, length, destination)
         if status:
             raise error(status)
@@ -429,10 +477,14 @@ class Core:
             raise error(status)
         handle = out[0]
         address = ffi.gc(ffi.cast("char *", lib.pm_buffer_address(handle)), functools.partial(_release, handle))
+        if self.snapshot is not None:
+            self.snapshot.bring(offset, length, address, fixed)
         return ffi.buffer(address, length)
 
     def require_readable(self, offset: int, length: int, at: int, count: int) -> None:
         """StoreIOError if the disk can't read these bytes of an extent, which are then read from its memory."""
+        if self.snapshot is not None:
+            return  # a buffer copies them
         status = lib.pm_readable(self._store, offset, length, at, count)
         if status:
             raise error(status)
@@ -449,6 +501,8 @@ class Core:
         status = lib.pm_stats(self._store, out)
         if status:
             raise error(status)
+        if self.snapshot is not None:
+            self.snapshot.describe(out)
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
 
     def pending(self) -> list[Row]:
@@ -469,6 +523,8 @@ class Core:
 
     def check(self) -> list[tuple[int, int, int, bytes, str]]:
         """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage."""
+        if self.snapshot is not None:
+            self._bring_all()
         out = ffi.new("pm_report **")
         status = lib.pm_check(self._store, out)
         if status:
@@ -477,8 +533,20 @@ class Core:
         problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
         return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
 
+    def _bring_all(self) -> None:
+        """Has all contents of a snapshot in memory. Damaged ones are there as they were read."""
+        rows: list[Row] = []
+        with contextlib.suppress(*_errors.UNSOUND):
+            rows += self.scan(b"")
+        for row in rows:
+            if row.entry.offset:
+                with contextlib.suppress(*_errors.UNSOUND):
+                    self.buffer(row.entry.offset, row.entry.length, False)
+
     def state_hash(self) -> int:
         """Of all keys, entries and contents, as the program sees them."""
+        if self.snapshot is not None:
+            self._bring_all()
         out = ffi.new("uint64_t *")
         status = lib.pm_state_hash(self._store, out)
         if status:
@@ -495,6 +563,28 @@ class _Gone(Core):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_store", "holds"):
-            why = self.gone or _errors.ClosedStoreError
-            raise why(_GONE[why])
+            raise _errors.ClosedStoreError("the store is closed")
         raise AttributeError(name)
+
+
+class _Inherited(Core):
+    """One of the parent process, in a fork: `_store`, `holds` and `snapshot` are unset until the first use of one."""
+
+    __slots__ = ()
+
+    def close(self, *, discard: bool = False, exiting: bool = False) -> None:
+        self.snapshot = None
+        self.gone = True
+        self.__class__ = _Gone  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_store", "holds", "snapshot"):
+            raise AttributeError(name)
+        with self.lock:
+            if type(self) is _Inherited:  # another thread may have been quicker
+                snapshot = self._successor()
+                self._open(snapshot.file(), "auto", True, None, 0, snapshot)
+        return getattr(self, name)

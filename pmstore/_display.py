@@ -1,4 +1,4 @@
-"""How stores and groups show themselves: a bounded tree of names, shapes, dtypes and sizes, as text and as HTML."""
+"""The display of stores and groups: a bounded tree of names, shapes, dtypes and sizes, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from pmstore._errors import Error
 
 MAX_LINES = 60
 MAX_NAME = 48
 MAX_DTYPE = 40
+MAX_VALUE = 40
 
-# name, kind ("array", "value", "list" or "derived"), shape, dtype, bytes, name of the type
-Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str]
+# name, kind ("array", "value", "list" or "derived"), shape, dtype, bytes, name of the type, text of a small value or ""
+Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str, str]
 
 
 class Shown(Protocol):
-    """What this module asks of a Store or a Group."""
+    """The interface of a Store or a Group that this module uses."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +38,7 @@ class Line(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """How many groups the line is in."""
+        """The number of groups that the line is in."""
         return len(self.guide) // 3 - 1
 
 
@@ -51,7 +54,8 @@ def title_text(mapping: Shown) -> str:
 
 
 def tree_text(mapping: Shown) -> str:
-    """The tree of a Store or a Group, for ``str``: at most MAX_LINES lines of names, then how many more there are."""
+    """The tree of a Store or a Group, for ``str``: at most MAX_LINES lines of names, then the number of further
+    ones."""
     title, lines, more = _look_at(mapping)
     text = [f"<{title}>", *aligned((line.guide + line.label, *columns(line.row)) for line in lines)]
     if more:
@@ -85,7 +89,7 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def type_text(row: Row) -> str:
     """Type of a row in words: shape and dtype of an array, otherwise the name of its type."""
-    _, kind, shape, dtype, _, type_name = row
+    _, kind, shape, dtype, _, type_name, _ = row
     text = "" if shape is None or kind == "list" else f"{shape} {_cut(str(dtype), MAX_DTYPE)}"
     if kind == "array":
         return text
@@ -93,14 +97,16 @@ def type_text(row: Row) -> str:
 
 
 def columns(row: Row | None) -> tuple[str, ...]:
-    """Type and size of a row; no size of a list, whose elements aren't read for it; nothing of a group."""
+    """Type, with a small value, and size of a row. A list has no size here, because its elements aren't read. A group
+    has neither."""
     if row is None:
         return ()
-    return (type_text(row),) if row[1] == "list" else (type_text(row), size_text(row[4]))
+    text = f"{type_text(row)} = {row[6]}" if row[6] else type_text(row)
+    return (text,) if row[1] == "list" else (text, size_text(row[4]))
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes in the unit that gives at most four digits: ``'62.7 KiB'``."""
+    """A number of bytes, in the unit that needs at most four digits: ``'62.7 KiB'``."""
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
@@ -109,18 +115,26 @@ def size_text(nbytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def value_text(value: Any, most: int = MAX_VALUE) -> str:
+    """A value on one line of at most so many characters, which can't affect a terminal."""
+    if isinstance(value, (str, bytes)):
+        value = value[: most + 1]
+    text = str(value) if isinstance(value, np.generic) and not isinstance(value, (str, bytes)) else repr(value)
+    return _cut(name_text(" ".join(text.split())), most)
+
+
 def count_text(count: int, noun: str) -> str:
     """A number of things: ``'1 name'``, ``'1,234 names'``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def name_text(name: str) -> str:
-    """A name that can't disturb a terminal: what isn't printable is escaped."""
+    """A name that can't affect a terminal: characters that aren't printable are escaped."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def tree_lines(rows: Iterator[Row]) -> Iterator[Line]:
-    """Lines of the tree that rows make, each group in front of what is in it."""
+    """Lines of the tree of the rows, each group before its contents."""
     root = _Node()
     for row in rows:
         node = root
@@ -143,13 +157,14 @@ def _cut(text: str, width: int) -> str:
 
 
 def _look_at(mapping: Any, most: int = MAX_LINES) -> tuple[str, list[Line], int]:
-    """Title, lines, and how many names more there are. Never raises what is wrong with a store: a repr must not."""
+    """Title, lines, and the number of further names. Never raises the errors of a store: a repr must not raise."""
     store = getattr(mapping, "store", mapping)
     group = f" {mapping.name!r} of" if mapping is not store else ""
     about = f"pmstore.{type(mapping).__name__}{group} {str(store.path)!r}"
     if store.closed:
         return f"closed {about}", [], 0
-    about += f" ({store.media}, mode {store.mode})"
+    times = store.openings
+    about += f" ({store.media}, mode {store.mode}{f', open {times:,} times' if times > 1 else ''})"
     try:
         count = len(mapping)
         lines = list(islice(tree_lines(islice(mapping._rows(), most)), most))

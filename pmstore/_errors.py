@@ -26,6 +26,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfSpaceError",
     "ReadOnlyStoreError",
+    "StaleSnapshotError",
     "StoreExistsError",
     "StoreIOError",
     "StoreLockedError",
@@ -38,7 +39,7 @@ __all__ = [
 
 
 class Error(Exception):
-    """Base of every error that pmstore raises on its own account."""
+    """Base class of all errors that pmstore raises itself."""
 
 
 class _SystemError(Error, OSError):
@@ -61,11 +62,11 @@ class _SystemError(Error, OSError):
 
 
 class StoreIOError(_SystemError):
-    """The system refused to open, read, write or sync the file; `errno` says why.
+    """The system refused to open, read, write or sync the file; `errno` has the reason.
 
-    After a block that the disk can't read, which the text names, everything else in the store can still be used.
+    If the disk can't read a block, the text names it, and everything else in the store can still be used.
 
-    One that Python has an exception of its own for is that exception too: PermissionError, NotADirectoryError,
+    If Python has its own exception for the error, it is also that exception: PermissionError, NotADirectoryError,
     IsADirectoryError.
     """
 
@@ -77,13 +78,13 @@ class StorePermissionError(StoreIOError, PermissionError):
 
 
 class StoreNotADirectoryError(StoreIOError, NotADirectoryError):
-    """The path leads through something that isn't a directory."""
+    """A part of the path isn't a directory."""
 
     code = errno.ENOTDIR
 
 
 class StoreIsADirectoryError(StoreIOError, IsADirectoryError):
-    """There is a directory at the path."""
+    """The path is that of a directory."""
 
     code = errno.EISDIR
 
@@ -94,7 +95,7 @@ class StoreLockedError(_SystemError, BlockingIOError):
     Attributes
     ----------
     pid : int or None
-        The process that has it open; None if the system doesn't tell.
+        The process that has it open; None if the system doesn't report it.
     """
 
     code = errno.EAGAIN
@@ -102,19 +103,19 @@ class StoreLockedError(_SystemError, BlockingIOError):
 
 
 class OutOfSpaceError(_SystemError):
-    """The disk, or `max_size`, is full. What is pending stays pending; the committed state is intact."""
+    """The disk, or `max_size`, is full. Pending changes stay pending; the committed state is intact."""
 
     code = errno.ENOSPC
 
 
 class ReadOnlyStoreError(_SystemError, PermissionError):
-    """A change was asked of a store that is open for reading, or whose file can't be written."""
+    """The store is open for reading, or its file can't be written, and the program tried to change it."""
 
     code = errno.EACCES
 
 
 class FailedStoreError(_SystemError):
-    """An earlier write or sync failed, so that nothing more can be promised until the store is reopened."""
+    """An earlier write or sync failed, so only reopening the store shows which commits are durable."""
 
 
 class StoreNotFoundError(_SystemError, FileNotFoundError):
@@ -134,19 +135,19 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class CorruptStoreError(Error, ValueError):
-    """The file breaks its own format: damaged, cut short, or made by someone with a purpose."""
+    """The file violates its own format: it is damaged, cut short, or manipulated."""
 
 
 class NotAStoreError(CorruptStoreError):
-    """The file was not written by pmstore. It is left as it is."""
+    """The file was not written by pmstore. It is not changed."""
 
 
 class FormatVersionError(Error, ValueError):
-    """The file was written by a version of pmstore that this one does not know."""
+    """The file was written by a version of pmstore that this version does not know."""
 
 
 class TooLargeError(Error, ValueError):
-    """A name, a shape or a value is over a limit of the format."""
+    """A name, a shape or a value exceeds a limit of the format."""
 
 
 class InvalidNameError(Error, ValueError):
@@ -154,7 +155,7 @@ class InvalidNameError(Error, ValueError):
 
 
 class NameConflictError(Error, ValueError):
-    """The name is taken, or is a group where a value is wanted, or the other way round."""
+    """The name is taken, or it is a group where a value is needed, or a value where a group is needed."""
 
 
 class UnknownNameError(Error, KeyError):
@@ -163,24 +164,29 @@ class UnknownNameError(Error, KeyError):
     Parameters
     ----------
     name : str
-        The name that was asked for.
+        The requested name.
     hint : callable, optional
-        Gives a sentence to append. It is called when the text is first asked for: looking for names that are
-        near is too dear for a `try: ... except KeyError`.
+        Returns a sentence to append. It is called when the text is first needed: a search for similar names costs too
+        much for a `try: ... except KeyError`.
     group : str
-        The full name of the group that was asked; "" is the store.
+        The full name of the group that the name was looked up in; "" is the store.
+    what : str
+        The kind of thing that was looked up.
     """
 
-    def __init__(self, name: str, hint: Callable[[], str] | None = None, group: str = "") -> None:
+    def __init__(
+        self, name: str, hint: Callable[[], str] | None = None, group: str = "", *, what: str = "name"
+    ) -> None:
         super().__init__(name)
         self.name = name
         self.group = group
+        self._what = what
         self._hint = hint
         self._text: str | None = None
 
     def __str__(self) -> str:
         if self._text is None:
-            text = f"no name {self.name!r} in the {f'group {self.group!r}' if self.group else 'store'}"
+            text = f"no {self._what} {self.name!r} in the {f'group {self.group!r}' if self.group else 'store'}"
             if self._hint is not None:
                 with contextlib.suppress(Error):  # the store may have been closed in the meantime
                     text += self._hint()
@@ -192,23 +198,34 @@ class UnknownNameError(Error, KeyError):
 
 
 class TransactionError(Error, RuntimeError):
-    """Transactions were mixed up: by-hand commit inside one, closing inside one, or an outer one that was doomed."""
+    """Misuse of transactions: commit() or close() inside one, or an outer transaction that was doomed by an inner
+    one."""
 
 
 class ClosedStoreError(Error, ValueError):
     """The store was closed."""
 
 
-class ForkedStoreError(Error, RuntimeError):
-    """This process is a fork of the one that opened the store."""
+class StaleSnapshotError(Error, RuntimeError):
+    """A later commit has changed an array before it was first asked for, so that this snapshot can't show it any more.
+
+    `Store.refresh` goes to the newest commit; `Store.read` copies several arrays of one commit.
+    """
+
+
+class ForkedStoreError(ReadOnlyStoreError, RuntimeError):
+    """This process is a fork of the one that opened the store, and tried to change it.
+
+    The first use of the store in this process opens a snapshot, as mode "r" does.
+    """
 
 
 UNSOUND = (CorruptStoreError, StoreIOError)
-"""What reading a part of the file raises that is damaged, or that the disk can't read."""
+"""The errors of reading a part of the file that is damaged, or that the disk can't read."""
 
 
 def of(what: str, error: Error) -> Error:
-    """One of UNSOUND, with the name of what could not be read."""
+    """One of UNSOUND, with the name of the value that could not be read."""
     text = f"{what!r}: {error}"
     return StoreIOError(error.errno, text) if isinstance(error, StoreIOError) else CorruptStoreError(text)
 
@@ -230,15 +247,15 @@ class FingerprintMismatchError(Error, ValueError):
 
 
 class DerivedArrayError(Error, RuntimeError):
-    """A derived array has no value: its function raised (`__cause__` is what), gave what can't be one, was not declared
-    in this process, or an input is missing.
+    """A derived array has no value: its function raised an exception (`__cause__`) or returned an impossible value, the
+    array was not declared in this process, or an input is missing.
 
     Parameters
     ----------
     name : str
         The name of the derived array.
     text : str, default="has no value"
-        What is wrong with it.
+        The problem, as the rest of the sentence.
     """
 
     def __init__(self, name: str, text: str = "has no value") -> None:
@@ -251,32 +268,34 @@ class DerivedArrayError(Error, RuntimeError):
 
 
 class DerivedMismatchError(DerivedArrayError, ValueError):
-    """A derived array is declared in the store with another function, version or inputs than by the program."""
+    """The store's declaration of a derived array has another function, version or inputs than the program's."""
 
 
 class NonDeterministicError(DerivedArrayError):
-    """The function of a derived array gave another value for the same inputs; see ``verify`` of `Store.derive`."""
+    """The function of a derived array returned another value for the same inputs; see ``verify`` of `Store.derive`."""
 
 
 class AbandonedTransactionWarning(RuntimeWarning):
     """A transaction was abandoned: everything since the last commit was rolled back.
 
-    Nobody left it, or it was left where there is no moment for a rollback: by the garbage collector, which destroyed a
-    suspended generator or coroutine that was inside; by another thread than its own; or by a signal handler in the
-    middle of an operation of the store. Given by the next operation of the store, which rolls back before it begins.
+    It was never left, or it was left at a time when no rollback is possible: by the garbage collector, which destroyed
+    a suspended generator or coroutine inside it; by another thread than its own; or by a signal handler in the middle
+    of an operation of the store. The next operation of the store rolls back before it begins, and gives this warning.
     """
 
 
 class UncommittedChangesWarning(RuntimeWarning):
-    """A store was not closed, and changes since its last commit are lost: the program ended, or nobody refers to the
-    store any more. It says how many names are concerned, and is shown where the store was opened.
+    """A store was not closed, and the changes since its last commit are lost: the program ended, or the last
+    reference to the store is gone. The warning has the number of names concerned, and points to the line that opened
+    the store.
     """
 
 
 class LostUpdateWarning(UserWarning):
-    """A copy of a list, a dict, an array or a structured scalar, read from a store or an element of a persistent list,
-    was changed and not assigned back: the change is not in the store.
+    """A copy of a list, a dict, an array or a structured scalar, read from a store or a persistent list, was changed
+    and not assigned back: the change is not in the store.
 
-    Given by the next commit for a copy that nobody holds any more, and for small ones; for larger ones that are still
-    held by one of the next commits, at the latest by `Store.close`. Values that take over 64 MiB are not looked at.
+    The next commit gives the warning for a copy without other references, and for small copies. For larger copies with
+    references, one of the next commits does, at the latest `Store.close`. Values that take more than 64 MiB are not
+    checked.
     """

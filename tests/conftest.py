@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 import traceback
@@ -16,33 +15,42 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hypothesis
 import pytest
 
 import pmstore
-from pmstore.testing._files_record import tracing_refused
-
-from . import shim
+from pmstore.testing._files.record import tracing_refused
+from tests.support import shim
+from tests.support.template import close_templates, modules_for, template
 
 MEMORY = Path("/dev/shm")
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
-"""So many times as long tests go on that try what chance gives them: 1 in make test, more in make long."""
+"""The factor for the length of randomized tests: 1 in make test, more in make long."""
 
-# A shell starts what runs in the background with interrupts ignored, and so would the programs under test be.
+# The time of an example depends mostly on the load of the machine.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
+
+# A shell starts background jobs with interrupts ignored, and the programs under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Hide from the garbage collector what exists before the first test.
+    """Hide objects from before the first test from the garbage collector.
 
-    scikit-learn, hypothesis and the tests are so many objects that one collection takes 0.1 s, and tests collect
-    thousands of times: `open_store` at each end, the fault explorer after each case.
+    scikit-learn, hypothesis and the tests create so many objects that a collection is slow, and tests collect thousands
+    of times: `open_store` at each end, the fault explorer after each case.
     """
     gc.collect()
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    close_templates()
+
+
 class Medium(NamedTuple):
-    """name: as pmstore.open takes it; directory: a fresh one on that medium."""
+    """name: as in pmstore.open; directory: a new one on that medium."""
 
     name: str
     directory: Path
@@ -50,7 +58,7 @@ class Medium(NamedTuple):
 
 @pytest.fixture(params=["memory", "file"])
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
-    """Every medium in turn. The file medium works on any file system, also where the temporary directory is a tmpfs."""
+    """Every medium in turn. The file medium works on any file system, also if the temporary directory is on a tmpfs."""
     if request.param == "file":
         yield Medium("file", tmp_path)
         return
@@ -90,7 +98,7 @@ def store(open_store: Callable[..., pmstore.Store]) -> pmstore.Store:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """For tests of the file medium that sync a lot, and of which only the calls matter: in memory, if possible."""
+    """For tests of the file medium with many syncs, in which only the calls matter: in memory, if possible."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -101,9 +109,28 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """small_disk("2m"): a directory on a tmpfs of that size. Needs root."""
+    mounts: list[Path] = []
+
+    def mount(size: str) -> Path:
+        place = tmp_path / f"of {size}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("may not mount")
+        mounts.append(place)
+        return place
+
+    yield mount
+    for place in mounts:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
 @pytest.fixture(scope="session")
 def fault_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tests/faults.c, to be preloaded into a child process."""
+    """tests/support/faults.c, to be preloaded into a child process."""
     library = shim.build(tmp_path_factory.mktemp("faults"))
     if library is None:
         pytest.skip("no C compiler")
@@ -119,7 +146,7 @@ def tracing() -> None:
 
 
 def run_in_fork(function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function in a fork of this process: a crash fails the test, and nothing has to be imported again.
+    """Call a function in a fork of this process: a crash fails the test, and no modules need to be imported again.
 
     The function must not use OpenMP, whose threads do not survive a fork.
     """
@@ -146,22 +173,12 @@ def run_in_fork(function: Callable[..., object], *arguments: Any) -> None:
 
 
 class Child:
-    """A Python process that runs code and says lines, which `line` reads; `go` lets it pass an ``input()``."""
+    """A Python process that runs code and prints lines. `line` reads one; `go` lets the process pass an ``input()``."""
 
     def __init__(self, code: str, *arguments: Any) -> None:
-        root = Path(pmstore.__file__).parent.parent
-        environment = dict(os.environ, PYTHONPATH=f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        self.process = template(modules_for(code)).start("-c", textwrap.dedent(code), *arguments)
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             _, error = self.process.communicate()
@@ -169,13 +186,12 @@ class Child:
         return line.rstrip("\n")
 
     def go(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> str:
-        """What it said since; AssertionError if it failed."""
-        out, error = self.process.communicate(timeout=60)
+        """The rest of its output. Raises AssertionError if it failed."""
+        out, error = self.process.communicate()
         assert self.process.returncode == 0, f"the child ended with {self.process.returncode}:\n{error}"
         return out
 

@@ -1,28 +1,29 @@
-/* The lock around every operation of a store: recursive, as Python's RLock.
+/* A recursive lock. A store has two: one around every operation, and one that is held by the thread that may commit.
  *
  *             lock_abandon                  rolled back                   warned
  *   NOTHING ──────────────▶ ROLLBACK_DUE ─────────────▶ WARNING_DUE ─────────────▶ NOTHING
- *                           by whoever takes the lock from outside of any operation
+ *                           by the next thread that takes the lock from outside of any operation
  *
- * A transaction that is abandoned, as in a generator that nobody resumes, is left when the generator dies. The garbage
- * collector decides when that is, and in which thread: in the middle of an operation, of a computation, of another
- * thread's operation. A rollback there would take back half of what the program is doing. So nothing happens there but
- * this mark. The next operation finds the mark before it begins, rolls back, and warns. What it then does starts from
- * the last commit.
+ * A transaction that is abandoned, as in a generator that is never resumed, is left when the generator dies. The
+ * garbage collector decides when that is, and in which thread: in the middle of an operation, of a computation, of
+ * another thread's operation. A rollback there would take back half of what the program is doing. So the collector only
+ * sets this mark. The next operation finds the mark before it begins, rolls back, and warns. Its own changes then start
+ * from the last commit.
  *
- * So it is where a rollback could not be made when the transaction was left, for want of space (ROLLBACK_OWED): the
- * error has told of that, so no warning follows.
+ * The mark is also set when a transaction was left and its rollback lacked space (ROLLBACK_OWED). The program has
+ * already got the error, so no warning follows.
  *
  * The warning is given without the lock: it may run code of the program's, which may wait for a thread that wants the
  * lock.
  *
- * The GIL guards the fields. */
-#include "lock.h"
+ * The method that calls back (`call`) takes and releases the lock in C, so an interrupt cannot be raised between the
+ * call and the release. The GIL guards the fields. */
+#include "python/lock.h"
 
 #include <stddef.h>
 #include <structmember.h>
 
-enum { INTERRUPTS = 8 }; /* in a row, after which somebody means it */
+enum { INTERRUPTS = 8 }; /* so many in a row are meant to stop the method */
 
 static struct {
     PyObject *roll_back, *warn;
@@ -31,17 +32,17 @@ static PyObject *type;
 static PyObject *out_of_space; /* pmstore.OutOfSpaceError */
 static unsigned long collector; /* the thread that collects garbage; 0: none */
 
-bool call_method(PyObject *object, PyObject *method, PyObject *argument)
+bool lock_call_method(PyObject *object, PyObject *method, PyObject *argument)
 {
     PyObject *result = PyObject_CallMethodObjArgs(object, method, argument, NULL);
     Py_XDECREF(result);
     return result;
 }
 
-bool call_until_done(PyObject *object, PyObject *method, bool *done)
+bool lock_call_until_done(PyObject *object, PyObject *method, bool *done)
 {
     PyObject *kind = NULL, *value = NULL, *traceback = NULL;
-    for (int i = 0; !(*done = call_method(object, method, NULL)); i++) {
+    for (int i = 0; !(*done = lock_call_method(object, method, NULL)); i++) {
         Py_XDECREF(kind);
         Py_XDECREF(value);
         Py_XDECREF(traceback);
@@ -50,7 +51,8 @@ bool call_until_done(PyObject *object, PyObject *method, bool *done)
         PyErr_Fetch(&kind, &value, &traceback);
     }
     if (!kind) return true;
-    if (PyErr_GivenExceptionMatches(kind, out_of_space)) { /* there is some now; all else came from a signal handler */
+    /* there is space now; any other error came from a signal handler */
+    if (PyErr_GivenExceptionMatches(kind, out_of_space)) {
         Py_DECREF(kind);
         Py_XDECREF(value);
         Py_XDECREF(traceback);
@@ -67,7 +69,7 @@ bool lock_is_mine(const Lock *lock)
     return lock->owner == PyThread_get_thread_ident();
 }
 
-/* 1: it is the calling thread's. 0: it would have to wait. -1: a signal handler has raised an error. */
+/* 1: the calling thread holds the lock. 0: it would have to wait. -1: a signal handler has raised an error. */
 static int take(Lock *lock, bool wait)
 {
     if (lock_is_mine(lock)) {
@@ -94,20 +96,20 @@ static void give(Lock *lock)
     PyThread_release_lock(lock->lock);
 }
 
-/* Gives the lock back, which the calling thread has taken once. */
+/* Does what is due, and gives the lock back, which the calling thread has taken once. */
 static bool settle(Lock *lock)
 {
     bool quiet = true;
     if (lock->due == ROLLBACK_DUE || lock->due == ROLLBACK_OWED) {
         bool done;
-        quiet = call_until_done(lock->undo, name.roll_back, &done);
-        /* Not before: who sees that no rollback is due may begin. */
+        quiet = lock_call_until_done(lock->undo, name.roll_back, &done);
+        /* Not before: a thread that sees no rollback due may begin a transaction. */
         if (done) lock->due = lock->due == ROLLBACK_DUE ? WARNING_DUE : NOTHING_DUE;
     }
     bool warn = quiet && lock->due == WARNING_DUE;
     if (warn) lock->due = NOTHING_DUE;
     give(lock);
-    return warn ? call_method(lock->undo, name.warn, NULL) : quiet;
+    return warn ? lock_call_method(lock->undo, name.warn, NULL) : quiet;
 }
 
 static int acquire(Lock *lock, bool wait)
@@ -199,6 +201,28 @@ static PyObject *lock_exit(PyObject *object, PyObject *const *error, Py_ssize_t 
     return lock_release(object, NULL);
 }
 
+/* A generator that is suspended inside a transaction may be closed by another thread. */
+static PyObject *lock_release_of_any(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    Lock *lock = (Lock *)object;
+    if (lock->depth && !lock_is_mine(lock)) lock->depth = 1;
+    if (lock->depth) give(lock);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *lock_call(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count < 1 || count > 3) return PyErr_Format(PyExc_TypeError, "call() takes a function and up to two arguments");
+    Lock *lock = (Lock *)object;
+    if (acquire(lock, true) < 0) return NULL;
+    PyObject *result = count == 1 ? PyObject_CallNoArgs(arguments[0])
+                                  : PyObject_CallFunctionObjArgs(arguments[0], arguments[1],
+                                                                 count == 3 ? arguments[2] : NULL, NULL);
+    if (lock_is_mine(lock)) give(lock);
+    return result;
+}
+
 static PyObject *lock_owned(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -208,13 +232,17 @@ static PyObject *lock_owned(PyObject *object, PyObject *unused)
 static PyMethodDef lock_methods[] = {
     {"acquire", (PyCFunction)(void (*)(void))lock_acquire, METH_FASTCALL, "acquire(wait=True): whether it was taken."},
     {"release", lock_release, METH_NOARGS, NULL},
-    {"_is_owned", lock_owned, METH_NOARGS, "Whether the calling thread has it."},
+    {"release_of_any_thread", lock_release_of_any, METH_NOARGS,
+     "Releases it once; if another thread has it, as often as that thread took it."},
+    {"owned", lock_owned, METH_NOARGS, "Whether the calling thread has it."},
+    {"call", (PyCFunction)(void (*)(void))lock_call, METH_FASTCALL,
+     "call(function, first, second): its result. The lock is held meanwhile, and released whatever is raised."},
     {"__enter__", lock_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))lock_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot lock_slots[] = {
-    {Py_tp_doc, "Lock(): for the operations of one store. Before the next of them, `undo` undoes what was abandoned."},
+    {Py_tp_doc, "Lock(): recursive. Before it is taken from outside, `undo`, if any, undoes what was abandoned."},
     {Py_tp_new, lock_new},
     {Py_tp_dealloc, lock_dealloc},
     {Py_tp_members, (PyMemberDef[]){{"undo", T_OBJECT, offsetof(Lock, undo), 0, NULL}, {NULL, 0, 0, 0, NULL}}},
@@ -222,7 +250,7 @@ static PyType_Slot lock_slots[] = {
     {0, NULL},
 };
 static PyType_Spec lock_spec = {
-    .name = "pmstore._turn.Lock",
+    .name = "pmstore._locks.Lock",
     .basicsize = sizeof(Lock),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = lock_slots,
@@ -235,7 +263,7 @@ PyObject *lock_type(void)
 
 /* ---- the garbage collector ----------------------------------------------------------------------------------- */
 
-bool is_collecting(void)
+bool lock_is_collecting(void)
 {
     return collector == PyThread_get_thread_ident();
 }

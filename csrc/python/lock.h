@@ -1,6 +1,6 @@
-/* The lock around every operation of a store, and what is owed from before: see lock.c. */
-#ifndef PM_PYTHON_LOCK_H
-#define PM_PYTHON_LOCK_H
+/* The lock around every operation of a store, and the rollback that is due from before: see lock.c. */
+#ifndef PM_LOCK_H
+#define PM_LOCK_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,8 +9,8 @@
 typedef struct {
     PyObject_HEAD
     PyThread_type_lock lock;
-    unsigned long owner; /* the thread that has it; 0: none */
-    Py_ssize_t depth;    /* how often */
+    unsigned long owner; /* the thread that holds the lock; 0: none */
+    Py_ssize_t depth;    /* how often that thread has taken it */
     enum { NOTHING_DUE, ROLLBACK_DUE, ROLLBACK_OWED, WARNING_DUE } due;
     PyObject *undo; /* has the methods roll_back and warn */
 } Lock;
@@ -20,19 +20,22 @@ PyObject *lock_type(void);
 
 bool lock_is_mine(const Lock *lock); /* the calling thread is inside an operation */
 
-/* Whoever takes the lock next, from outside of any operation, rolls back and warns. Calls nothing. */
+/* Makes the next thread that takes the lock, from outside of any operation, roll back and warn. This calls no Python
+ * code. */
 void lock_abandon(Lock *lock);
 void lock_owe_rollback(Lock *lock); /* the same without the warning */
 
 /* Does that now, unless the calling thread is inside an operation. False: an error is set. */
 bool lock_settle(Lock *lock);
 
-bool call_method(PyObject *object, PyObject *method, PyObject *argument); /* for what it does */
+/* the result is dropped; false: an error is set */
+bool lock_call_method(PyObject *object, PyObject *method, PyObject *argument);
 
-/* Calls a method until it returns. What a signal handler raises on the way, of whatever kind, or want of memory, is
- * raised when that is done, unless there is no end of it; not OutOfSpaceError. True if no error is set. */
-bool call_until_done(PyObject *object, PyObject *method, bool *done);
+/* Calls a method until it returns. An error that a signal handler raises meanwhile, or a lack of memory, is raised when
+ * the method has returned; or at once, if there are too many. OutOfSpaceError is not raised then. True if no error is
+ * set. */
+bool lock_call_until_done(PyObject *object, PyObject *method, bool *done);
 
-bool is_collecting(void); /* the calling thread is inside the garbage collector */
+bool lock_is_collecting(void); /* the calling thread is inside the garbage collector */
 
 #endif

@@ -1,7 +1,7 @@
-"""Checks what a crash has left of save.py's files: python check.py NAME DIRECTORY SAID; SAID: the file of what it had
-printed.
+"""Checks the files of save.py after a crash: python check.py NAME DIRECTORY SAID; SAID: a file with the program's
+output.
 
-Exits with 0 if there is one whole version, and not an older one than was said to be saved.
+Exits with 0 if there is one whole version, and not an older one than the last that was printed as saved.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Saves two arrays in one of many ways, twice, and says after each time that it has: what crash tests record.
+"""Saves two arrays in one of many ways, twice, and prints a line after each time: the program that crash tests record.
 
-python save.py NAME DIRECTORY --prepare    saves version 0, which is to be there before the crashes
+python save.py NAME DIRECTORY --prepare    saves version 0, which exists before the crashes
 python save.py NAME DIRECTORY              saves versions 1 and 2, and prints "saved 1" and "saved 2"
 
-Each saver's `load` reads the version back, for check.py and survey.py: two arrays, which are to be of one version.
+Each saver's `load` reads the version back, for check.py and survey.py: two arrays, which must be of one version.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Save = Callable[[int], None]
 
 
 def version(k: int) -> dict[str, np.ndarray]:
-    """The arrays of version k: nothing that compresses well, and nothing that is zero."""
+    """The arrays of version k. They compress badly, and contain no zeros."""
     noise = np.random.default_rng(0)
     return {name: 1000.0 * k + noise.uniform(1, 999, size) for name, size in SIZES.items()}
 
 
 class WrongDataError(Exception):
-    """The reader returned, without complaint, what was never saved."""
+    """The reader returned contents that were never saved, without an error."""
 
 
 def one_version(arrays: Any) -> int:
-    """The version that arrays are of. WrongDataError if they are of none, or of several."""
+    """The version of the arrays. Raises WrongDataError if they belong to none, or to several."""
     for k in range(3):
         if all(np.array_equal(arrays[name], array) for name, array in version(k).items()):
             return k
@@ -40,7 +40,8 @@ def one_version(arrays: Any) -> int:
 
 
 class Saver:
-    """A way to save. `before` is called once per process, with the directory; it returns what saves a version."""
+    """A way to save. `before` is called once per process, with the directory. It returns the function that saves a
+    version."""
 
     def __init__(
         self, before: Callable[[Path], Save], load: Callable[[Path], int], *, threads: bool = False, apart: bool = False
@@ -51,7 +52,7 @@ class Saver:
         self.apart = apart  # damaged files may crash its reader
 
 
-# ---- numpy, and the rename that is to make it atomic
+# ---- numpy, and the rename that makes it atomic
 
 
 def np_save(directory: Path) -> Save:
@@ -79,7 +80,7 @@ def sync(path: Path) -> None:
 
 
 def renamed(syncs: Iterable[str]) -> Callable[[Path], Save]:
-    """np.savez under another name, then os.replace; with the syncs that are asked for."""
+    """np.savez under another name, then os.replace; with the requested syncs."""
 
     def before(directory: Path) -> Save:
         def save(k: int) -> None:
@@ -179,7 +180,7 @@ def sqlite(journal: str, synchronous: str) -> Callable[[Path], Save]:
         connection = sqlite3.connect(directory / "run.db")
         connection.execute(f"pragma journal_mode = {journal}")
         connection.execute(f"pragma synchronous = {synchronous}")
-        connection.execute("pragma wal_autocheckpoint = 12")  # pages: so that a checkpoint is among what is crashed
+        connection.execute("pragma wal_autocheckpoint = 12")  # pages: so that the crashes include those of a checkpoint
         if not connection.execute("select count(*) from sqlite_schema").fetchone()[0]:
             connection.execute("create table arrays (name text primary key, data blob)")
 
@@ -272,7 +273,7 @@ SAVERS = {
         f"sqlite3-{journal}-{synchronous}": Saver(sqlite(journal, synchronous), sqlite_load)
         for journal in ("delete", "wal")
         for synchronous in ("off", "normal", "full", "extra")
-        if (journal, synchronous) != ("wal", "extra")  # for a WAL the same as full
+        if (journal, synchronous) != ("wal", "extra")  # for a WAL, it is the same as full
     },
     "lmdb": Saver(lmdb_put(), lmdb_load, apart=True),
     "lmdb-nosync": Saver(lmdb_put(sync=False), lmdb_load, apart=True),

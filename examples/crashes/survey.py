@@ -1,9 +1,9 @@
-"""What crashes leave of files that are saved in various ways: the tables and findings of docs/what-crashes-leave.md.
+"""Files after crashes, saved in various ways: the tables and findings of docs/what-crashes-leave.md.
 
-python examples/crashes/survey.py NAME…     judges these savers of save.py and prints what was found
+python examples/crashes/survey.py NAME…     judges these savers of save.py and prints the findings
 python examples/crashes/survey.py --write   judges all of them and writes the generated part of the document
 
-Each saver's program is run once and recorded; then the states that crashes of it may leave are built and read, in both
+Each saver's program runs once and is recorded. Then the states that its crashes may leave are built and read, in both
 models of a file system. --budget: distinct states for each saver and model (default 800).
 """
 
@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 from save import SAVERS, Saver, WrongDataError
 
-from pmstore.testing._errors import CrashTestError
-from pmstore.testing._files_describe import describe_failure, describe_tally
-from pmstore.testing._files_explore import Options, Tally, explore, shrink
-from pmstore.testing._files_judge import Judge
-from pmstore.testing._files_model import Model
-from pmstore.testing._files_record import record
+from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._files.describe import describe_failure, describe_tally
+from pmstore.testing._files.explore import Options, Tally, explore, shrink
+from pmstore.testing._files.judge import Judge
+from pmstore.testing._files.model import Model
+from pmstore.testing._files.record import record
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parent.parent / "docs" / "what-crashes-leave.md"
@@ -42,7 +42,7 @@ PATIENCE = 20  # seconds for one reader
 
 
 class Result(NamedTuple):
-    """What one saver leaves in one model."""
+    """The results of one saver in one model."""
 
     counts: Counter[str]
     tally: Tally
@@ -51,7 +51,7 @@ class Result(NamedTuple):
 
 
 def read(saver: Saver, directory: Path) -> tuple[str, str]:
-    """What a reader finds: ("version", k), or a word of NOT_WHOLE and the complaint."""
+    """The result of a reader: ("version", k), or a word of NOT_WHOLE and the complaint."""
     try:
         return "version", str(saver.load(directory))
     except WrongDataError as error:
@@ -94,10 +94,10 @@ def outcome(saver: Saver, directory: Path, said: bytes) -> tuple[str, str]:
 
 
 def survey(name: str, filesystem: str, budget: int) -> Result:
-    """Records a saver, and looks at what its crashes leave."""
+    """Records a saver, and reads the states that its crashes leave."""
     saver = SAVERS[name]
     with contextlib.suppress(ImportError):
-        importlib.import_module(PACKAGES.get(name.partition("-")[0], "pmstore"))  # once, not in each reader
+        importlib.import_module(PACKAGES.get(name.partition("-")[0], "pmstore"))  # imported once, not in each reader
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch) / "files"
         directory.mkdir()
@@ -125,7 +125,7 @@ def survey(name: str, filesystem: str, budget: int) -> Result:
 
 
 def example(saver: Saver, model: Model, options: Options, words: tuple[str, ...], number: int) -> str:
-    """The least crash that shows one of these outcomes, starting from the state of this number."""
+    """The smallest crash that shows one of these outcomes, starting from the state of this number."""
     seen = 0
 
     def is_it(image: Path, said: bytes) -> str | None:
@@ -147,7 +147,7 @@ def example(saver: Saver, model: Model, options: Options, words: tuple[str, ...]
 
 
 def cells(result: Result) -> tuple[str, str]:
-    """Old or new? Acknowledged kept?"""
+    """The two cells of a model: is the state old or new, and are acknowledged versions kept?"""
     wrong = [word for word in NOT_WHOLE if result.counts[word]]
     whole = "**no**: " + "; ".join(f"{word} ({result.counts[word]})" for word in wrong) if wrong else "yes"
     lost = result.counts["acknowledged lost"]
@@ -168,7 +168,7 @@ def table(results: dict[str, dict[str, Result]]) -> list[str]:
 
 
 def details(name: str, found: dict[str, Result]) -> list[str]:
-    """The command, and the least crash that shows each kind of failure."""
+    """The command, and the smallest crash that shows each kind of failure."""
     lines = [f"### {name}", "", "```text", f"python examples/crashes/survey.py {name}"]
     before: list[str] = []
     for model in MODELS:
@@ -183,7 +183,7 @@ def details(name: str, found: dict[str, Result]) -> list[str]:
 
 
 def versions() -> str:
-    """What was looked at."""
+    """The versions of the packages."""
     found = [f"Linux {platform.release().split('-')[0]}", f"Python {platform.python_version()}"]
     for package in ("numpy", *PACKAGES.values(), "pmstore"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

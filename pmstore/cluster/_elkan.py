@@ -1,9 +1,9 @@
-"""Elkan's algorithm: bounds on the distances to the centres save computing most of them.
+"""Elkan's algorithm: bounds on the distances to the centres save the computation of most distances.
 
-The bounds are stored, though they could be computed anew: those of a later iteration are looser than exact ones, and
-where two centres are equally near, whether a distance is computed decides which of them a sample goes to. Stored, the
-result is scikit-learn's by construction. A commit has one array of centres, the labels and the bounds: n (k + 1)
-numbers, which is k + 1 of the d columns of the data.
+The bounds are stored, though they could be computed anew. Those of a later iteration are looser than exact ones. If two
+centres are equally near, the sample's cluster depends on whether a distance is computed. With stored bounds, the result
+is scikit-learn's by construction. A commit contains one array of centres, the labels and the bounds: n (k + 1) numbers,
+which is k + 1 of the d columns of the data.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._state import Field
+from pmstore._resume.state import Field
 from pmstore.cluster import _sklearn
 from pmstore.cluster._runs import Array, Runs
 
 
 class Elkan(Runs):
-    """All runs of Elkan's algorithm for an estimator, of two clusters at least."""
+    """All runs of Elkan's algorithm for an estimator with at least two clusters."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,8 +31,8 @@ class Elkan(Runs):
         n, k, dtype = self.X.shape[0], self.estimator.n_clusters, self.X.dtype
         yield from super().fields()
         yield Field("labels", n, np.int32, "working")
-        yield Field("bounds/upper", n, dtype, "working")  # on the distance to the sample's own centre
-        yield Field("bounds/lower", (n, k), dtype, "working")  # on those to all centres
+        yield Field("bounds/upper", n, dtype, "working")  # of the distance to the sample's own centre
+        yield Field("bounds/lower", (n, k), dtype, "working")  # of the distances to all centres
 
     def start(self) -> None:
         """Centres of iteration 0, and bounds that are exact."""
@@ -57,7 +57,7 @@ class Elkan(Runs):
         self._measure(self.centers(self.state.iteration))
 
     def iterate(self, old: Array, new: Array, weight_in_clusters: Array, shift: Array) -> None:
-        """New labels, new centres, and how far each of them moved."""
+        """New labels, new centres, and how far each centre moved."""
         self._update(old, new, weight_in_clusters, shift)
         self._measure(new)
 
@@ -85,6 +85,6 @@ class Elkan(Runs):
         )
 
     def _measure(self, centers: Array) -> None:
-        """Half the distances between centres, and from each to the one that is next to it."""
+        """Half the distances between centres, and half the distance from each centre to the nearest other one."""
         self._half_distances = _sklearn.euclidean_distances(centers) / 2
         self._next_centers = np.partition(self._half_distances, kth=1, axis=0)[1]

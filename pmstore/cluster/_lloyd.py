@@ -1,7 +1,7 @@
 """Lloyd's algorithm. An iteration commits one array of centres and the record.
 
-The labels of the last iteration, which tell whether the next one changes anything, are derived: assigning the data to
-the older centres gives them again.
+The labels of the last iteration, which show whether the next one changes anything, are derived: assigning the data to
+the older centres restores them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pmstore import _sklearn as common
-from pmstore._state import Field
+from pmstore._resume import sklearn as common
+from pmstore._resume.state import Field
 from pmstore.cluster import _sklearn
 from pmstore.cluster._runs import Array, Runs
 
@@ -40,11 +40,12 @@ class Lloyd(Runs):
                 self.assign(self.centers(self.state.iteration - 1))
 
     def iterating(self) -> AbstractContextManager[None]:
-        """BLAS in the kernels' own threads would ask for too many, and sum in another order than scikit-learn."""
+        """BLAS in one thread: inside the kernels' own threads, it would start too many, and add in another order
+        than scikit-learn."""
         return common.one_blas_thread()
 
     def iterate(self, old: Array, new: Array, weight_in_clusters: Array, shift: Array) -> None:
-        """New labels, new centres, and how far each of them moved."""
+        """New labels, new centres, and how far each centre moved."""
         self._kernel(self.X, self.weights, old, new, weight_in_clusters, self.state.labels, shift, self.threads)
 
     def assign(self, centers: Array) -> None:

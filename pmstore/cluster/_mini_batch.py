@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pmstore import _sklearn as common
-from pmstore._estimators import StoreOrPath
-from pmstore._fit import CONSTRAINTS, Fit, InStore
-from pmstore._state import Field
+from pmstore._resume import sklearn as common
+from pmstore._resume.fit import CONSTRAINTS, Fit, InStore
+from pmstore._resume.fit_group import StoreOrPath
+from pmstore._resume.state import Field
 from pmstore.cluster import _sklearn
 
 Array = npt.NDArray[Any]
@@ -24,17 +24,17 @@ Array = npt.NDArray[Any]
 class Steps(Fit):
     """All steps for an estimator, each with a random batch of the samples.
 
-    Two arrays of centres are used by turns: a step reads centers/(i % 2), and scikit-learn's own step writes the other,
-    straight into the store, and updates the weights in place. What scikit-learn's tests of convergence remember is on
-    the estimator, and so on a copy of it that this loop has for itself.
+    Two arrays of centres alternate: step i reads centers/(i % 2), and scikit-learn's own step writes the other one,
+    directly in the store, and updates the weights in place. scikit-learn's tests of convergence keep their state on the
+    estimator. Therefore this loop has a copy of the estimator.
 
     Parameters
     ----------
     estimator : MiniBatchKMeans
-        Checked, with all that ``_check_params_vs_input`` sets, and ``_n_threads``.
+        The estimator, checked, with ``_n_threads`` and the attributes that ``_check_params_vs_input`` sets.
     X : ndarray or CSR matrix of shape (n, d), float32 or float64, in C order
     weights : ndarray of shape (n,)
-        Of the samples; weighted says whether they were given.
+        The weights of the samples; `weighted` tells whether they were given.
     init : str, callable or ndarray of shape (k, d)
     """
 
@@ -51,8 +51,8 @@ class Steps(Fit):
         """The table of the state."""
         (n, d), k, dtype = self.X.shape, self.estimator.n_clusters, self.X.dtype
         yield from super().fields()
-        yield Field("tolerance")  # of the centres' shift: relative to the variance of the data
-        yield Field("stopped", dtype=bool)  # a test of convergence said so
+        yield Field("tolerance")  # for the centres' shift: relative to the variance of the data
+        yield Field("stopped", dtype=bool)  # by a test of convergence
         yield Field("average")  # of the batches' inertia, weighted exponentially; NaN: none yet
         yield Field("lowest_average")
         yield Field("without_improvement", dtype=np.int64)  # steps
@@ -95,11 +95,11 @@ class Steps(Fit):
         state.average = state.lowest_average = math.nan
 
     def iterating(self) -> AbstractContextManager[None]:
-        """As scikit-learn does."""
+        """BLAS in one thread, as in scikit-learn."""
         return common.one_blas_thread()
 
-    def step(self) -> None:
-        """One batch."""
+    def step(self) -> Mapping[str, float]:
+        """One batch. The objective is the mean inertia of its samples around the centres before."""
         state, one, i = self.state, self.monitor, self.state.iteration
         old, new = state[f"centers/{i % 2}"], state[f"centers/{(i + 1) % 2}"]
         one._tol, one._counts, one._n_since_last_reassign = state.tolerance, state.weights, state.since_reassignment
@@ -124,9 +124,15 @@ class Steps(Fit):
 
         state.since_reassignment, state.without_improvement = one._n_since_last_reassign, one._no_improvement
         state.average, state.lowest_average = _or_nan(one._ewa_inertia), _or_nan(one._ewa_inertia_min)
+        return {"objective": inertia / self.batch, "shift": shift, "average": _or_nan(one._ewa_inertia)}
+
+    def fitted(self) -> dict[str, Any]:
+        """The newest centres."""
+        return {"cluster_centers_": np.array(self.state[f"centers/{(self.state.iteration + 1) % 2}"])}
 
     def _sample(self) -> tuple[Array, Array]:
-        """Rows of a batch, and their weights, which count once: since scikit-learn 1.9 by the rows' probability."""
+        """Rows of a batch, and their weights. Weights are used once: since scikit-learn 1.9 as the rows'
+        probabilities."""
         n = self.X.shape[0]
         if not _sklearn.SAMPLES_BY_WEIGHT:
             rows = self.random_state.randint(0, n, self.batch)
@@ -139,11 +145,11 @@ class Steps(Fit):
         return np.asarray(self.weights / np.sum(self.weights))
 
     def converged(self) -> bool:
-        """Whether the centres hardly move, or the average of the inertia has not become lower for a while."""
+        """Whether the centres hardly move, or the average of the inertia has not decreased for a while."""
         return bool(self.state.stopped)
 
     def finish(self) -> None:
-        """The last centres, and labels if they are wanted."""
+        """The last centres, and labels if they are requested."""
         state = self.state
         centers = state["centers/result"]
         centers[...] = state[f"centers/{state.iteration % 2}"]
@@ -164,10 +170,10 @@ def _or_nan(value: float | None) -> float:
 class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
     """scikit-learn's MiniBatchKMeans, with the state of the fit in a store.
 
-    ``fit`` commits after every step, that is, after every mini-batch, or as `commit_every` says. The same ``fit``
-    again, in another process if this one was killed, goes on after the last commit; when the fit had finished, it loads
+    ``fit`` commits after every step, that is, after every mini-batch, or as set by `commit_every`. The same ``fit``
+    again, in another process if this one was killed, continues after the last commit. If the fit was finished, it loads
     the result. The result is the same as that of scikit-learn's own MiniBatchKMeans, bit for bit, as for
-    :class:`pmstore.cluster.KMeans`. ``partial_fit`` is scikit-learn's own, and keeps nothing.
+    :class:`pmstore.cluster.KMeans`. ``partial_fit`` is scikit-learn's own, and does not use the store.
 
     Parameters
     ----------
@@ -187,21 +193,23 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
     feature_names_in_ : ndarray of shape (n_features_in_,)
         As in :class:`sklearn.cluster.MiniBatchKMeans`. Copies: they don't refer to the store.
     resumed_from_iter_ : int
-        How many steps of the fit that ``fit`` found in the store were done; 0 when it started afresh.
+        The number of steps that were done when ``fit`` found the fit in the store; 0 for a new start.
     resumed_from_run_ : int
         0: there is one run.
+    history_ : History
+        As in :class:`pmstore.cluster.KMeans`.
 
     Raises
     ------
     FingerprintMismatchError, TransactionError, StoreLockedError
         As :class:`pmstore.cluster.KMeans`.
     NotImplementedError
-        By ``fit`` with a store, if this version of scikit-learn lacks what its steps are made of.
+        By ``fit`` with a store, if this version of scikit-learn lacks the functions that the steps use.
 
     Notes
     -----
-    The store gains two arrays of (n_clusters, n_features), one of which changes per step, the weights of the clusters,
-    and the state of the random generator (2.5 kB), which changes too; at the end the centres and the labels.
+    The store holds two arrays of (n_clusters, n_features), one of which changes in each step, the weights of the
+    clusters, and the state of the random generator (2.5 kB), which changes too; at the end the centres and the labels.
 
     Examples
     --------
@@ -258,7 +266,7 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
 
     @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> MiniBatchKMeans:
-        """Compute the clusters, or go on computing them, or load them.
+        """Compute the clusters, continue computing them, or load them.
 
         Parameters
         ----------
@@ -271,7 +279,7 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
         MiniBatchKMeans
             The estimator.
         """
-        if self.store is None:
+        if self._is_theirs():
             self._started_afresh()
             super().fit(X, sample_weight=sample_weight)
             return self
@@ -282,7 +290,9 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
         self._n_threads = common.openmp_threads()
         self._check_mkl_vcomp(X, self._batch_size)
 
-        state = self._fit_in_store(Steps(self, X, weights, init, weighted=sample_weight is not None))
+        steps = Steps(self, X, weights, init, weighted=sample_weight is not None)
+        told = None if sample_weight is None else {"sample_weight": weights}
+        state = self._fit_in_store(steps, X=X, y=y, metadata=told)
         self._counts, self._tol = state.weights, state.tolerance
         self._ewa_inertia, self._ewa_inertia_min = _number(state.average), _number(state.lowest_average)
         self._no_improvement, self._n_since_last_reassign = state.without_improvement, state.since_reassignment
@@ -294,4 +304,5 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
             self.labels_, self.inertia_ = state.labels, state.inertia
         else:
             self.inertia_ = self._ewa_inertia * (np.sum(weights) if _sklearn.SAMPLES_BY_WEIGHT else X.shape[0])
+        steps.end_callbacks()
         return self

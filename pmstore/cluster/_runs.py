@@ -1,20 +1,20 @@
-"""What Lloyd's and Elkan's algorithms have in common: runs from different centres, of which the best is kept.
+"""The common part of Lloyd's and Elkan's algorithms: runs from different centres, of which the best is kept.
 
-A kernel of scikit-learn's reads one of two arrays of centres and writes the other, straight into the store, by turns.
+In alternation, a kernel of scikit-learn reads one of two arrays of centres and writes the other, directly in the store.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pmstore import _sklearn as common
-from pmstore._fit import Fit
-from pmstore._state import Field
+from pmstore._resume import sklearn as common
+from pmstore._resume.fit import Fit
+from pmstore._resume.state import Field
 from pmstore.cluster import _sklearn
 
 Array = npt.NDArray[Any]
@@ -26,17 +26,17 @@ class Runs(Fit):
     Parameters
     ----------
     estimator : KMeans
-        Checked, with ``_n_init`` and ``_n_threads`` set.
+        The estimator, checked, with ``_n_init`` and ``_n_threads`` set.
     X : ndarray or CSR matrix of shape (n, d), float32 or float64, in C order
     weights : ndarray of shape (n,)
-        Of the samples; weighted says whether they were given.
+        The weights of the samples; `weighted` tells whether they were given.
     init : str, callable or ndarray of shape (k, d)
     in_place : bool
-        Whether the data, if they are dense, are to be centred where they are. `put_data_back` undoes that.
+        Whether dense data are centred in place. `put_data_back` undoes that.
     """
 
     version = 3
-    full_stop = ""  # behind the inertia that verbose prints
+    full_stop = ""  # follows the inertia in verbose output
 
     def __init__(self, estimator: Any, X: Any, weights: Array, init: Any, *, weighted: bool, in_place: bool) -> None:
         super().__init__(estimator, X, weights if weighted else None, threads=estimator._n_threads)
@@ -44,30 +44,31 @@ class Runs(Fit):
         self.runs, self.max_iter, self.threads = estimator._n_init, estimator.max_iter, estimator._n_threads
         self.dense = isinstance(X, np.ndarray)
         self._in_place = in_place
-        self._mean: Any = None  # by which the data were centred
-        self._squared_norms: Any = None  # a pass over the data, which a resume may not need
+        self._mean: Any = None  # the mean that was subtracted from the data
+        self._squared_norms: Any = None  # needs a pass over the data, which a resumed fit may not need
+        self._around_zero: float | None = None  # the inertia of the data around the origin
         self._inertia_kernel = _sklearn.inertia_dense if self.dense else _sklearn.inertia_sparse
 
     def fields(self) -> Iterable[Field]:
-        """The table of the state, but for labels and what belongs to them."""
+        """The table of the state, without the labels and the fields that belong to them."""
         (n, d), k, dtype = self.X.shape, self.estimator.n_clusters, self.X.dtype
         yield from super().fields()
-        yield Field("tolerance")  # of the centres' shift: relative to the variance of the data
+        yield Field("tolerance")  # for the centres' shift: relative to the variance of the data
         yield Field("shift")  # of all centres in the last iteration, squared
         yield Field("strictly", dtype=bool)  # the last iteration changed no label
         yield Field("centers/0", (k, d), dtype, "working")  # iteration i reads centers/(i % 2) and writes the other
         yield Field("centers/1", (k, d), dtype, "working")
         if self.dense:
-            yield Field("mean", d, dtype, "working")  # by which the data are centred
+            yield Field("mean", d, dtype, "working")  # the mean that is subtracted from the data
         yield Field("best/centers", (k, d), dtype, "best")  # centred, until the fit is finished
         yield Field("best/labels", n, np.int32, "best")
         yield Field("best_inertia")
 
-    # ---- what the two differ in
+    # ---- the differences between the two
 
     @abstractmethod
     def iterate(self, old: Array, new: Array, weight_in_clusters: Array, shift: Array) -> None:
-        """New labels, new centres, and how far each of them moved."""
+        """New labels, new centres, and how far each centre moved."""
 
     @abstractmethod
     def assign(self, centers: Array) -> None:
@@ -84,8 +85,7 @@ class Runs(Fit):
             if self.dense:
                 state.mean = self.X.mean(axis=0)
             self.center()
-        if self._squared_norms is None:
-            self._squared_norms = _sklearn.row_norms(self.X, squared=True)
+        self._compute_norms()
         self.centers(0)[...] = self.estimator._init_centroids(
             self.X,
             x_squared_norms=self._squared_norms,
@@ -102,13 +102,14 @@ class Runs(Fit):
         self.center()
 
     def check_labels(self, name: str) -> None:
-        """Refuse labels that somebody changed to those of no cluster: the kernels would write elsewhere in memory."""
+        """Refuse labels that other code changed to a cluster that does not exist: the kernels would write elsewhere
+        in memory."""
         labels = self.state[name]
         if not 0 <= labels.min() <= labels.max() < self.estimator.n_clusters:
             raise self.changed(name)
 
-    def step(self) -> None:
-        """One iteration."""
+    def step(self) -> Mapping[str, float]:
+        """One iteration. The objective is the inertia around the new centres."""
         state, i = self.state, self.state.iteration
         old, new = self.centers(i), self.centers(i + 1)
         before = state.labels.copy()
@@ -122,9 +123,15 @@ class Runs(Fit):
                 print(f"Converged at iteration {i}: strict convergence.")
             elif self.converged():
                 print(f"Converged at iteration {i}: center shift {total} within tolerance {state.tolerance}.")
+        return {"objective": self._inertia_of_means(new, weight_in_clusters), "shift": total}
+
+    def fitted(self) -> dict[str, Any]:
+        """The newest centres, in the coordinates of the original data."""
+        centers = self.centers(self.state.iteration + 1)
+        return {"cluster_centers_": centers + self.state.mean if self.dense else centers.copy()}
 
     def converged(self) -> bool:
-        """Whether the last iteration changed no label, or moved the centres hardly at all."""
+        """Whether the last iteration changed no label, or hardly moved the centres."""
         return bool(self.state.strictly or self.state.shift <= self.state.tolerance)
 
     def end_run(self) -> None:
@@ -136,7 +143,7 @@ class Runs(Fit):
         self._ended = self.inertia(centers)
 
     def better(self) -> bool:
-        """Whether the run's inertia is lower, and its clusters aren't the same under other names."""
+        """Whether the run's inertia is lower, and its clusters aren't the same under other numbers."""
         state, k = self.state, self.estimator.n_clusters
         return self._ended < state.best_inertia and not _sklearn.is_same_clustering(
             state.labels, state["best/labels"], k
@@ -150,24 +157,36 @@ class Runs(Fit):
         state.best_inertia = self._ended
 
     def finish(self) -> None:
-        """Centres as they are among the data that were given."""
+        """Move the centres back to the coordinates of the original data."""
         if self.dense:
             best = self.state["best/centers"]
             best += self.state.mean
 
     def centers(self, iteration: int) -> Array:
-        """Those that an iteration starts from, which are those that the one before it made."""
+        """The centres that an iteration starts from, which the previous one made."""
         centers: Array = self.state[f"centers/{iteration % 2}"]
         return centers
 
     def inertia(self, centers: Array) -> float:
-        """Of the current labels and the centres."""
+        """The inertia of the current labels and the centres."""
         return float(self._inertia_kernel(self.X, self.weights, centers, self.state.labels, self.threads))
+
+    def _inertia_of_means(self, means: Array, weight_in_clusters: Array) -> float:
+        """The inertia, if the centres are the means of their clusters: without a pass over the data."""
+        if self._around_zero is None:
+            self._compute_norms()
+            self._around_zero = float(np.sum(self._squared_norms * self.weights, dtype=np.float64))
+        means = means.astype(np.float64, copy=False)
+        return max(0.0, self._around_zero - float(np.sum(np.einsum("ij,ij->i", means, means) * weight_in_clusters)))
+
+    def _compute_norms(self) -> None:
+        if self._squared_norms is None:
+            self._squared_norms = _sklearn.row_norms(self.X, squared=True)
 
     # ---- the data
 
     def center(self) -> None:
-        """Centre the data, which makes distances more accurate; initial centres too."""
+        """Centre the data, and initial centres too: this makes distances more accurate."""
         if self.dense:
             self._mean = np.array(self.state.mean)
             self.X = np.subtract(self.X, self._mean, out=self.X if self._in_place else None)
@@ -175,6 +194,6 @@ class Runs(Fit):
                 self.init -= self._mean
 
     def put_data_back(self) -> None:
-        """Undo what was done to the data in place."""
+        """Undo the changes of the data in place."""
         if self._in_place and self._mean is not None:
             self.X += self._mean

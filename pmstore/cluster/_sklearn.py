@@ -1,4 +1,4 @@
-"""The door to scikit-learn's clusterers: see pmstore._sklearn, which has what other families need too."""
+"""The adapter to scikit-learn's clusterers; pmstore._resume.sklearn is that for all families."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sklearn.cluster._kmeans import _tolerance as tolerance
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils.extmath import row_norms
 
-from pmstore import _sklearn as common
+from pmstore._resume import sklearn as common
 
 __all__ = [
     "SAMPLES_BY_WEIGHT",
@@ -55,15 +55,16 @@ __all__ = [
 ]
 
 SAMPLES_BY_WEIGHT = tuple(map(int, re.findall(r"\d+", common.version)[:2])) >= (1, 9)
-"""Whether MiniBatchKMeans draws batches with the samples' weights as probabilities; before, it weighted the samples."""
+"""Whether MiniBatchKMeans draws batches with the samples' weights as probabilities. Older versions weight the
+samples."""
 
-# What a step of MiniBatchKMeans is made of. KMeans does without.
+# Functions that a step of MiniBatchKMeans uses, and KMeans doesn't.
 mini_batch_step: Any = getattr(sklearn.cluster._kmeans, "_mini_batch_step", None)
 labels_inertia: Any = getattr(sklearn.cluster._kmeans, "_labels_inertia_threadpool_limit", None)
 
 
 def check_mini_batch_parts() -> None:
-    """Raise NotImplementedError if this scikit-learn lacks what a step of MiniBatchKMeans is made of."""
+    """Raise NotImplementedError if this scikit-learn lacks the functions that a step of MiniBatchKMeans uses."""
     methods = (getattr(SklearnMiniBatchKMeans, name, None) for name in ("_mini_batch_convergence", "_random_reassign"))
     if None in (mini_batch_step, labels_inertia, *methods):
         raise NotImplementedError(
@@ -73,7 +74,7 @@ def check_mini_batch_parts() -> None:
 
 
 def validated(estimator: Any, X: Any) -> Any:
-    """The data as scikit-learn's clusterers take them, not copied if they are so already."""
+    """The data in the form that scikit-learn's clusterers need; a copy is made only if necessary."""
     return common.validate_data(
         estimator,
         X,
@@ -86,8 +87,8 @@ def validated(estimator: Any, X: Any) -> Any:
 
 
 def checked_init(estimator: Any, X: Any) -> Any:
-    """`init`, an array as a copy; all parameters are checked against the data as scikit-learn does."""
-    # A stand-in for the data: finding the tolerance takes a pass over them, and its result is in the slot of a fit.
+    """`init`, as a copy if it is an array. Checks all parameters against the data as scikit-learn does."""
+    # A stand-in for the data: computing the tolerance needs a pass over them, and the fit group holds its result.
     estimator._check_params_vs_input(np.broadcast_to(X.dtype.type(0), (X.shape[0], 1)))
     if not common.is_arraylike(estimator.init):
         return estimator.init

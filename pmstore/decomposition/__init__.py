@@ -1,4 +1,4 @@
-"""scikit-learn's decompositions, with their state in a store: a fit that is killed goes on where it was."""
+"""scikit-learn's decompositions, with their state in a store: a fit that is killed continues after its last commit."""
 
 try:
     from pmstore.decomposition._incremental_pca import IncrementalPCA

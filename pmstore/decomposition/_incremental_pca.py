@@ -1,33 +1,34 @@
 """IncrementalPCA that survives a kill.
 
-A batch is scikit-learn's own ``partial_fit``. What that needs to go on is the components, their singular values, and
-mean and variance of the data; the explained variances follow from these, and are computed when the fit is finished.
+Each batch is one call of scikit-learn's own ``partial_fit``. To continue, it needs the components, their singular
+values, and mean and variance of the data. The explained variances follow from these, and are computed when the fit is
+finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from pmstore import _sklearn as common
-from pmstore._estimators import StoreOrPath
-from pmstore._fit import CONSTRAINTS, Fit, InStore
-from pmstore._state import Field
+from pmstore._resume import sklearn as common
+from pmstore._resume.fit import CONSTRAINTS, Fit, InStore
+from pmstore._resume.fit_group import StoreOrPath
+from pmstore._resume.state import Field
 from pmstore.decomposition import _sklearn
 
 __all__ = ["IncrementalPCA"]
 
 
-class Batches(Fit):
+class PCAFit(Fit):
     """The fit of an IncrementalPCA, batch after batch.
 
     Parameters
     ----------
     estimator : IncrementalPCA
-        Checked, with ``batch_size_`` set.
+        The estimator, checked, with ``batch_size_`` set.
     X : ndarray or sparse matrix of shape (n, d), float32 or float64
     """
 
@@ -42,7 +43,7 @@ class Batches(Fit):
         """The table of the state."""
         n, d = len(range(*self.batches[0].indices(self.X.shape[0]))), self.X.shape[1]
         k = min(n, d, self.estimator.n_components or d)
-        # The mean is of float64, and makes everything so in the second batch.
+        # The mean has dtype float64, and makes all other arrays float64 in the second batch.
         dtype = self.X.dtype if self.max_iter == 1 else np.float64
         yield from super().fields()
         yield Field("components", (k, d), dtype)
@@ -52,26 +53,27 @@ class Batches(Fit):
         yield Field("n_samples_seen", dtype=object)
         yield Field("noise_variance", dtype=object)
 
-    def start(self) -> None:
-        """The first batch, which shows whether there are as many components as are asked for."""
+    def start(self) -> Mapping[str, float]:
+        """The first batch, which shows whether there are as many components as requested."""
         super().start()
-        self.step()
+        figures = self.step()
         self.state.iteration = 1
+        return figures
 
     def derive(self) -> None:
-        """Nothing: there are no derived fields. But what was found is looked at."""
+        """Only check the resumed state: there are no derived fields."""
         self.check()
 
     def check(self) -> None:
-        """Refuse what the table of fields can't tell from the values that were stored."""
+        """Refuse stored values with errors that the table of fields can't detect."""
         for name in ("n_samples_seen", "noise_variance"):
             if isinstance(self.state[name], bool) or not isinstance(self.state[name], Real):
                 raise self.changed(name)
 
-    def step(self) -> None:
-        """One batch."""
+    def step(self) -> Mapping[str, float]:
+        """One batch. The objective is the part of the variance that the components explain."""
         state, batch = self.state, self.X[self.batches[self.state.iteration]]
-        batch = np.array(batch) if isinstance(batch, np.ndarray) else batch.toarray()  # partial_fit centres it in place
+        batch = np.array(batch) if isinstance(batch, np.ndarray) else batch.toarray()  # partial_fit centres in place
         pca = _sklearn.SklearnIncrementalPCA(self.estimator.n_components)
         pca.components_, pca.n_samples_seen_, pca.mean_, pca.var_ = None, 0, 0.0, 0.0
         if state.iteration:
@@ -79,29 +81,35 @@ class Batches(Fit):
             pca.components_, pca.singular_values_ = state.components.astype(dtype), state.singular_values.astype(dtype)
             pca.mean_, pca.var_, pca.n_samples_seen_ = state.mean, state.var, state.n_samples_seen
         pca.partial_fit(batch, check_input=False)
+        self._learned = vars(pca)
         state.components, state.singular_values = pca.components_, pca.singular_values_
         state.mean, state.var = pca.mean_, pca.var_
         state.n_samples_seen, state.noise_variance = pca.n_samples_seen_, pca.noise_variance_
+        return {"objective": pca.explained_variance_ratio_.sum(), "noise_variance": pca.noise_variance_}
+
+    def fitted(self) -> dict[str, Any]:
+        """All that the last batch left."""
+        return {name: value for name, value in self._learned.items() if name.endswith("_")}
 
 
 class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     """scikit-learn's IncrementalPCA, with the state of the fit in a store.
 
-    ``fit`` commits after every batch, or as `commit_every` says. The same ``fit`` again, in another process if this one
-    was killed, goes on after the last commit; when the fit had finished, it loads the result. The result is the same as
-    that of scikit-learn's own, bit for bit. ``partial_fit`` is scikit-learn's own, and knows nothing of the store:
-    :func:`pmstore.partial_fit` is for batches that come one by one.
+    ``fit`` commits after every batch, or as set by `commit_every`. The same ``fit`` again, in another process if this
+    one was killed, continues after the last commit. If the fit was finished, it loads the result. The result is the
+    same as that of scikit-learn's own class, bit for bit. ``partial_fit`` is scikit-learn's own, and does not use the
+    store: :func:`pmstore.partial_fit` is for batches that come one by one.
 
     Parameters
     ----------
     n_components, whiten, batch_size
         As in :class:`sklearn.decomposition.IncrementalPCA`.
     copy : bool, default=True
-        As in scikit-learn. With a store the data are left alone in either case, and only one batch is ever copied.
+        As in scikit-learn. With a store, the data are never changed, and only one batch at a time is copied.
     store : Store, str or path-like, default=None
     name : str, default=None
     commit_every : int or float, default=1
-        As in :class:`pmstore.cluster.KMeans`; what counts is batches.
+        As in :class:`pmstore.cluster.KMeans`, but counted in batches.
 
     Attributes
     ----------
@@ -114,7 +122,9 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     feature_names_in_ : ndarray of shape (n_features_in_,)
         As in :class:`sklearn.decomposition.IncrementalPCA`. Copies: they don't refer to the store.
     resumed_from_run_, resumed_from_iter_ : int
-        0, and how many batches were done when ``fit`` found them in the store.
+        0, and the number of batches that were done when ``fit`` found the fit in the store.
+    history_ : History
+        As in :class:`pmstore.cluster.KMeans`.
 
     Raises
     ------
@@ -123,7 +133,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
 
     Notes
     -----
-    The store gains (n_components_ + 2) × (n_features + 1) numbers or so, all of which change in every batch.
+    The store holds about (n_components_ + 2) × (n_features + 1) numbers, all of which change in every batch.
 
     Examples
     --------
@@ -159,7 +169,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
 
     @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None) -> IncrementalPCA:
-        """Compute the components batch by batch, or go on computing them, or load them.
+        """Compute the components batch by batch, continue computing them, or load them.
 
         Parameters
         ----------
@@ -171,7 +181,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         IncrementalPCA
             The estimator.
         """
-        if self.store is None:
+        if self._is_theirs():
             self._started_afresh()
             super().fit(X)
             return self
@@ -179,11 +189,11 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
             self, X, accept_sparse=["csr", "csc", "lil"], copy=False, dtype=[np.float64, np.float32]
         )
         self.batch_size_ = self.batch_size or 5 * X.shape[1]
-        batches = Batches(self, X)
-        state = self._fit_in_store(batches)
+        batches = PCAFit(self, X)
+        state = self._fit_in_store(batches, X=X, y=y)
         batches.check()
         self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
-        # As partial_fit lays them out, so that products with them are added in the same order.
+        # The memory order is that of partial_fit, so that products with the components are added in the same order.
         self.components_ = np.asarray(state.components, order=_sklearn.components_order())
         self.singular_values_ = state.singular_values
         self.mean_, self.var_ = state.mean, state.var
@@ -192,4 +202,5 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
             self.explained_variance_ = squares / (self.n_samples_seen_ - 1)
             self.explained_variance_ratio_ = squares / np.sum(self.var_ * self.n_samples_seen_)
         self.n_components_ = self.n_components or len(self.components_)
+        batches.end_callbacks()
         return self

@@ -1,4 +1,4 @@
-"""The door to scikit-learn's decompositions: see pmstore._sklearn, which has what other families need too."""
+"""The adapter to scikit-learn's decompositions; pmstore._resume.sklearn is that for all families."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ __all__ = ["SklearnIncrementalPCA", "components_order", "gen_batches"]
 
 
 def components_order() -> Literal["C", "F"]:
-    """How ``partial_fit`` lays out components: as SciPy's SVD leaves them, column by column before SciPy 1.18."""
+    """The memory order of ``partial_fit``'s components, which SciPy's SVD determines: by columns before SciPy 1.18."""
     components = linalg.svd(np.eye(2), full_matrices=False)[2]
     return "C" if components.flags.c_contiguous else "F"

@@ -1,4 +1,4 @@
-"""scikit-learn's mixtures, with their state in a store: a fit that is killed goes on where it was."""
+"""scikit-learn's mixtures, with their state in a store: a fit that is killed continues after its last commit."""
 
 try:
     from pmstore.mixture._mixtures import BayesianGaussianMixture, GaussianMixture

@@ -1,33 +1,34 @@
 """Expectation-maximisation, by scikit-learn's own steps.
 
-Each iteration makes new arrays, which a commit writes once, straight to their place. Their dtypes are those that
-scikit-learn gives them, which for float32 data, or where a caller gives the first parameters, aren't always the same in
-the first iteration as in the others: so they are values of the state, which keep the dtype.
+Each iteration makes new arrays, which a commit writes once, directly to their place. scikit-learn chooses their dtypes.
+For float32 data, or if the caller gives the first parameters, the dtypes of the first iteration may differ from later
+ones. Therefore the arrays are values of the state, which keep their dtype.
 
-``precisions_cholesky_``, as large as the covariances, follows from them, and so isn't stored. It doesn't where a caller
-gave the first precisions, or where an earlier fit left the start: there it is stored until the first iteration is done.
+``precisions_cholesky_`` is as large as the covariances and follows from them, so it isn't stored. If the caller gave
+the first precisions, or an earlier fit left the start, it does not follow from the covariances. Then it is stored until
+the first iteration is done.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pmstore import _sklearn as common
-from pmstore._fingerprint import Fingerprint
-from pmstore._fit import Fit
-from pmstore._state import Field
+from pmstore._resume import sklearn as common
+from pmstore._resume.fingerprint import Fingerprint
+from pmstore._resume.fit import Fit
+from pmstore._resume.state import Field
 from pmstore.mixture import _sklearn
 
 Array = npt.NDArray[Any]
 
 BOUND = np.dtype([("value", "<f8"), ("single", "?"), ("ndim", "u1")])
-"""A lower bound; whether it is a float32, as the difference of two of those is rounded to one; its axes: that of a
-Bayesian mixture with tied covariances is an array of one element."""
+"""A lower bound; whether it is a float32, because the difference of two float32 is rounded to one; its axes, because
+that of a Bayesian mixture with tied covariances is an array of one element."""
 
 
 class EM(Fit):
@@ -36,10 +37,11 @@ class EM(Fit):
     Parameters
     ----------
     estimator : GaussianMixture or BayesianGaussianMixture
-        Checked. It stays as it is: what iterates is a copy, so that a warm start that was interrupted can be repeated.
+        The estimator, checked. It is not changed: the iterations use a copy, so that an interrupted warm start can be
+        repeated.
     X : ndarray of shape (n, d), float32 or float64
     names : sequence of str
-        Attributes of the estimator that an iteration changes, but for precisions_cholesky_.
+        The attributes of the estimator that an iteration changes, except precisions_cholesky_.
     """
 
     version = 1
@@ -53,7 +55,7 @@ class EM(Fit):
         vars(self.model).update(vars(estimator))
 
     def fingerprint(self) -> Fingerprint:
-        """What every fit depends on; where it starts, and how the data lie in memory, which sums may depend on."""
+        """The fingerprint of every fit, the start, and the memory order of the data, which sums may depend on."""
         given = dict(super().fingerprint())
         if self.warm:
             start = (*self.names, "precisions_cholesky_", "lower_bound_")
@@ -69,7 +71,7 @@ class EM(Fit):
         covariances = {"full": (k, d, d), "tied": (d, d), "diag": (k, d), "spherical": (k,)}[kind]
         shapes: dict[str, tuple[int, ...]] = {
             "weights_": (k,),
-            "weight_concentration_": (),  # an array of (k,), or two in a tuple
+            "weight_concentration_": (),  # an array of (k,), or a tuple of two
             "mean_precision_": (k,),
             "means_": (k, d),
             "degrees_of_freedom_": () if kind == "tied" else (k,),
@@ -79,17 +81,17 @@ class EM(Fit):
         for prefix in ("",) if self.runs == 1 else ("", "best/"):
             for name in self.names:
                 yield Field(prefix + name, shapes[name], object, self._role(prefix))
-            yield Field(f"{prefix}lower_bounds", dtype=object, role=self._role(prefix))  # at [i]: after i iterations
-        yield Field("precisions_cholesky_", covariances, object, self._role(""))  # None: follows from the covariances
+            yield Field(f"{prefix}lower_bounds", dtype=object, role=self._role(prefix))  # [i]: after iteration i
+        yield Field("precisions_cholesky_", covariances, object, self._role(""))  # None: they follow, see above
 
     def _role(self, prefix: str) -> Any:
-        """Of the only run the state is the result."""
+        """The role of a field: the state of the only run is the result."""
         return "best" if prefix else "result" if self.runs == 1 else "working"
 
     # ---- the algorithm
 
     def start(self) -> None:
-        """Parameters of iteration 0: scikit-learn's, the caller's, or those of the fit before."""
+        """The parameters of iteration 0: scikit-learn's, the caller's, or those of the earlier fit."""
         super().start()
         model, state = self.model, self.state
         model._print_verbose_msg_init_beg(state.run)
@@ -103,8 +105,9 @@ class EM(Fit):
         self._put_bound(0, model.lower_bound_ if self.warm else -np.inf)
         self._put_parameters()
 
-    def step(self) -> None:
-        """Responsibilities of the components for the samples, and new parameters from those."""
+    def step(self) -> Mapping[str, float]:
+        """Responsibilities of the components for the samples, and new parameters from them. The objective is the lower
+        bound."""
         model, state, i = self.model, self.state, self.state.iteration + 1
         log_prob_norm, log_resp = model._e_step(self.X)
         model._m_step(self.X, log_resp)
@@ -112,28 +115,34 @@ class EM(Fit):
         self._put_parameters()
         if i == 1:
             state.precisions_cholesky_ = None
-        model._print_verbose_msg_iter_end(i, bound(state.lower_bounds, i) - bound(state.lower_bounds, i - 1))
+        change = bound(state.lower_bounds, i) - bound(state.lower_bounds, i - 1)
+        model._print_verbose_msg_iter_end(i, change)
+        return {"objective": state.lower_bounds[i]["value"], "change": np.asarray(change).item()}
+
+    def fitted(self) -> dict[str, Any]:
+        """The newest parameters."""
+        return {name: getattr(self.model, name) for name in (*self.names, "precisions_cholesky_")}
 
     def converged(self) -> bool:
-        """Whether the last iteration changed the lower bound hardly at all."""
+        """Whether the last iteration hardly changed the lower bound."""
         return has_converged(self.state.lower_bounds, self.state.iteration, self.estimator.tol)
 
     def derive(self) -> None:
-        """The model as the last commit left it."""
+        """The model as of the last commit."""
         model, state = self.model, self.state
         self._check("", state.iteration)
-        model._init_prev_time = model._iter_prev_time = time.time()  # of its messages
+        model._init_prev_time = model._iter_prev_time = time.time()  # for its messages
         for name in self.names:
             setattr(model, name, state[name])
         model.precisions_cholesky_ = self._precisions_cholesky(state.covariances_, state.precisions_cholesky_)
 
     def end_run(self) -> None:
-        """Say how it ended, as scikit-learn does."""
+        """Print the end of the run, as scikit-learn does."""
         if i := self.state.iteration:
             self.model._print_verbose_msg_init_end(bound(self.state.lower_bounds, i), self.converged())
 
     def better(self) -> bool:
-        """Whether the run's lower bound is higher; without iterations there is none yet, and the last run counts."""
+        """Whether the run's lower bound is higher. Without iterations there is no bound, and the last run is kept."""
         state = self.state
         best = bound(state["best/lower_bounds"], state.best_iterations)
         return bool(bound(state.lower_bounds, state.iteration) > best or best == -np.inf)
@@ -144,10 +153,10 @@ class EM(Fit):
             for name in (*self.names, "lower_bounds"):
                 self.state[f"best/{name}"] = self.state[name]
 
-    # ---- what comes of it
+    # ---- the result
 
     def result(self) -> tuple[tuple[Any, ...], Array]:
-        """Parameters of the best run, as ``_set_parameters`` takes them, and its lower bounds before the first and
+        """Parameters of the best run, in the form of ``_set_parameters``, and its lower bounds before the first and
         after every iteration."""
         prefix = "best/" if self.runs > 1 else ""
         self._check(prefix, self.state.best_iterations)
@@ -161,18 +170,18 @@ class EM(Fit):
             return stored
         try:
             return _sklearn.compute_precisions_cholesky(covariances, self.estimator.covariance_type)
-        except (ValueError, AttributeError) as error:  # not positive definite; None
+        except (ValueError, AttributeError) as error:  # not positive definite, or None
             raise self.changed("covariances_") from error
 
     def _check(self, prefix: str, iterations: int) -> None:
-        """Refuse what the table of fields can't tell from the values that were stored."""
+        """Refuse stored values with errors that the table of fields can't detect."""
         bounds = self.state[f"{prefix}lower_bounds"]
         if getattr(bounds, "dtype", None) != BOUND or bounds.ndim != 1 or len(bounds) <= iterations:
             raise self.changed("lower_bounds")
         for name in self.names:
             value = self.state[prefix + name]
             if value is None and name == "covariances_" and not iterations:
-                continue  # precisions were given instead
+                continue  # the caller gave precisions instead
             if any(np.asarray(part).dtype.kind != "f" for part in (value if isinstance(value, tuple) else (value,))):
                 raise self.changed(name)
         if "weight_concentration_" in self.names:
@@ -201,5 +210,5 @@ def bound(bounds: Array, i: int) -> Any:
 
 
 def has_converged(bounds: Array, iterations: int, tolerance: float) -> bool:
-    """Whether the last iteration changed the lower bound hardly at all."""
+    """Whether the last iteration hardly changed the lower bound."""
     return iterations > 0 and bool(abs(bound(bounds, iterations) - bound(bounds, iterations - 1)) < tolerance)

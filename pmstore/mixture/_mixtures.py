@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pmstore import _sklearn as common
-from pmstore._estimators import StoreOrPath
-from pmstore._fit import CONSTRAINTS, InStore
+from pmstore._resume import sklearn as common
+from pmstore._resume.fit import CONSTRAINTS, InStore
+from pmstore._resume.fit_group import StoreOrPath
 from pmstore.mixture import _sklearn
 from pmstore.mixture._em import EM, bound, has_converged
 
@@ -18,14 +18,14 @@ Array = npt.NDArray[Any]
 
 
 class _Mixture(InStore):
-    """What the two have in common: `_parameters`, the attributes that an iteration changes, in the order of
-    scikit-learn's own ``_set_parameters``, but for ``precisions_cholesky_``, which comes last there."""
+    """The common part of both mixtures. `_parameters` are the attributes that an iteration changes, in the order of
+    scikit-learn's own ``_set_parameters``, without ``precisions_cholesky_``, which is last there."""
 
     _parameters: tuple[str, ...]
 
     @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None) -> Any:
-        """Estimate the parameters, or go on estimating them, or load them.
+        """Estimate the parameters, continue estimating them, or load them.
 
         Parameters
         ----------
@@ -37,14 +37,14 @@ class _Mixture(InStore):
         object
             The estimator.
         """
-        if self.store is None:
+        if self._is_theirs():
             return super().fit(X)  # type: ignore[misc]
-        self._fit(X)
+        self._fit(X, y)
         return self
 
     @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit_predict(self, X: Any, y: Any = None) -> Array:
-        """As `fit`, and the most probable component of every sample.
+        """Fit as `fit` does, and return the most probable component of every sample.
 
         Parameters
         ----------
@@ -56,16 +56,16 @@ class _Mixture(InStore):
         ndarray of shape (n_samples,), int64
         """
         labels: Array
-        if self.store is None:
+        if self._is_theirs():
             self._started_afresh()
             labels = super().fit_predict(X)  # type: ignore[misc]
             return labels
-        _, log_resp = self._e_step(self._fit(X))  # type: ignore[attr-defined]
+        _, log_resp = self._e_step(self._fit(X, y))  # type: ignore[attr-defined]
         labels = np.argmax(log_resp, axis=1)
         return labels
 
-    def _fit(self: Any, X: Any) -> Any:
-        """Fit in the store; returns the data as they were checked."""
+    def _fit(self: Any, X: Any, y: Any) -> Any:
+        """Fit in the store; returns the checked data."""
         X = common.validate_data(self, X, dtype=[np.float64, np.float32], ensure_min_samples=2)
         if X.shape[0] < self.n_components:
             raise ValueError(
@@ -76,13 +76,14 @@ class _Mixture(InStore):
         em = EM(self, X, self._parameters)
         if not (em.max_iter or em.warm) and getattr(self, "precisions_init", None) is not None:
             raise ValueError("max_iter=0 with precisions_init leaves no covariances: use max_iter=1 or more")
-        state = self._fit_in_store(em)
+        state = self._fit_in_store(em, X=X, y=y)
         parameters, bounds = em.result()
         self._set_parameters(parameters)
         self.n_iter_ = n = state.best_iterations
         self.converged_ = has_converged(bounds, n, self.tol)
         self.lower_bounds_ = [bound(bounds, i) for i in range(1, n + 1)]
         self.lower_bound_ = self.lower_bounds_[-1] if n else -np.inf
+        em.end_callbacks()
         if n and not self.converged_:
             warnings.warn(
                 "Best performing initialization did not converge. Try different init parameters, or increase "
@@ -96,10 +97,10 @@ class _Mixture(InStore):
 class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
     """scikit-learn's GaussianMixture, with the state of the fit in a store.
 
-    ``fit`` and ``fit_predict`` commit after every iteration, or as `commit_every` says. The same again, in another
-    process if this one was killed, goes on after the last commit; when the fit had finished, it loads the result. The
-    result is the same as that of scikit-learn's own GaussianMixture with the same parameters and the same number of
-    threads, bit for bit.
+    ``fit`` and ``fit_predict`` commit after every iteration, or as set by `commit_every`. The same call again, in
+    another process if this one was killed, continues after the last commit. If the fit was finished, it loads the
+    result. The result is the same as that of scikit-learn's own GaussianMixture with the same parameters and the same
+    number of threads, bit for bit.
 
     Parameters
     ----------
@@ -108,9 +109,9 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
         As in :class:`sklearn.mixture.GaussianMixture`. With a store and ``random_state=None`` a seed is drawn once and
         kept there, so that ``fit`` again gives the same result.
 
-        With ``warm_start=True`` a second ``fit`` of the same estimator starts where the first one ended. That start is
-        a part of what the fit depends on: with ``name=None`` each of them has a slot of its own, and a program that
-        is run again after a kill loads the first and goes on with the second. A `name` holds one of them only.
+        With ``warm_start=True``, a second ``fit`` of the same estimator starts where the first one ended, and depends
+        on that start. With ``name=None``, each fit has its own group in the store. A program that runs again after a
+        kill loads the first fit and continues the second. A group with a `name` can hold only one of them.
     store, name, commit_every
         As in :class:`pmstore.cluster.KMeans`.
 
@@ -125,13 +126,15 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
     n_iter_ : int
     lower_bound_ : float
     lower_bounds_ : list of float, of length n_iter_
-        Of the mean log-likelihood of a sample, after each iteration of the best run.
+        Lower bounds of the mean log-likelihood of a sample, after each iteration of the best run.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features_in_,)
         All as in :class:`sklearn.mixture.GaussianMixture`. Copies: they don't refer to the store.
     resumed_from_run_, resumed_from_iter_ : int
-        The run (of ``n_init``, from 0) that ``fit`` found in the store, and how many iterations of that run were done.
-        0 and 0 when it started afresh.
+        The run (of ``n_init``, from 0) that ``fit`` found in the store, and the number of its iterations that were
+        done. 0 and 0 for a new start.
+    history_ : History
+        As in :class:`pmstore.cluster.KMeans`.
 
     Raises
     ------
@@ -140,10 +143,10 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
 
     Notes
     -----
-    The store gains ``weights_``, ``means_`` and ``covariances_``; with ``n_init`` > 1 those of the best run, too.
-    ``precisions_cholesky_``, as large as the covariances, is computed from them when a fit is resumed or loaded: the
-    same bits, by the same function. In float64, that leaves n_components × n_features² × 8 bytes per iteration for
-    "full". ``fit`` doesn't compute the labels that scikit-learn's throws away.
+    The store holds ``weights_``, ``means_`` and ``covariances_``; with ``n_init`` > 1 those of the best run, too.
+    ``precisions_cholesky_`` is as large as the covariances. When a fit is resumed or loaded, the same function computes
+    the same bits from them. In float64, an iteration then writes n_components × n_features² × 8 bytes for "full".
+    ``fit`` doesn't compute the labels that scikit-learn's ``fit`` discards.
 
     Examples
     --------
@@ -207,7 +210,7 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
 class BayesianGaussianMixture(_Mixture, _sklearn.SklearnBayesianGaussianMixture):
     """scikit-learn's BayesianGaussianMixture, with the state of the fit in a store.
 
-    All that :class:`GaussianMixture` promises holds here as well.
+    Commits, resuming and results are as for :class:`GaussianMixture`.
 
     Parameters
     ----------
@@ -236,8 +239,8 @@ class BayesianGaussianMixture(_Mixture, _sklearn.SklearnBayesianGaussianMixture)
 
     Notes
     -----
-    The store gains ``weight_concentration_``, ``mean_precision_``, ``means_``, ``degrees_of_freedom_`` and
-    ``covariances_``. The priors are computed from the data whenever ``fit`` is called.
+    The store holds ``weight_concentration_``, ``mean_precision_``, ``means_``, ``degrees_of_freedom_`` and
+    ``covariances_``. Every call of ``fit`` computes the priors from the data.
 
     Examples
     --------

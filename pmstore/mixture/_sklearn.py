@@ -1,4 +1,4 @@
-"""The door to scikit-learn's mixtures: see pmstore._sklearn, which has what other families need too."""
+"""The adapter to scikit-learn's mixtures; pmstore._resume.sklearn is that for all families."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = [
 
 
 def check_parameters(mixture: Any, X: Any) -> None:
-    """Check a mixture's parameters against the data; what its priors come to be become attributes of it."""
+    """Check a mixture's parameters against the data. The resulting priors become attributes of the mixture."""
     check = mixture._check_parameters
-    if "xp" in inspect.signature(check).parameters:  # from 1.8 on, and there it can't do without
+    if "xp" in inspect.signature(check).parameters:  # a required argument from 1.8 on
         check(X, xp=get_namespace(X)[0])
     else:
         check(X)

@@ -1,4 +1,5 @@
-"""Crash tests: record what a program does to a store, build what a crash could leave of it, recover and judge that.
+"""Crash tests: record a program's operations on a store, build the states that a crash could leave, recover and judge
+them.
 
 >>> import pmstore.testing
 >>> def conserved(store):
@@ -14,16 +15,16 @@ docs/crash-testing.md is the tutorial. In pytest there are the fixtures ``crash_
 options ``--crash-budget`` and ``--crash-seed``; on the command line ``python -m pmstore crash run|replay|open``.
 """
 
-from pmstore.testing._check import Crash
-from pmstore.testing._coverage import CrashReport
-from pmstore.testing._damage import Damage, DamageReport, explore_damage
+from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._decorator import crash_test
-from pmstore.testing._errors import CrashFailure, CrashTestError
 from pmstore.testing._explorer import CrashExplorer
-from pmstore.testing._failure import Failure, load_failure
-from pmstore.testing._fault import Fault, FaultReport
-from pmstore.testing._faults import explore_faults
-from pmstore.testing._files_fixture import CrashFiles
+from pmstore.testing._faults.damage import Damage, DamageReport, explore_damage
+from pmstore.testing._faults.explore import explore_faults
+from pmstore.testing._faults.fault import Fault, FaultReport
+from pmstore.testing._files.fixture import CrashFiles
+from pmstore.testing._store.check import Crash
+from pmstore.testing._store.coverage import CrashReport
+from pmstore.testing._store.failure import Failure, load_failure
 
 __all__ = [
     "crash_test",

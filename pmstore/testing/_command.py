@@ -1,6 +1,7 @@
-"""``python -m pmstore crash run|replay|open``: crash tests of what is no test, and a look at the crashes found.
+"""``python -m pmstore crash run|replay|open``: crash tests of code outside a test suite, and access to the crashes
+found.
 
-Light to import: the explorer is loaded by the commands.
+The module is quick to import: the commands load the explorer.
 """
 
 from __future__ import annotations
@@ -50,14 +51,12 @@ examples:
 
 """
 
-# Options of `run` that the files of any program don't have.
-STORE_ONLY = ("--depth", "--media", "--eadr", "--kinds")
-
 
 def add_parser(commands: Any, words: Sequence[str]) -> None:
-    """The ``crash`` command and its own, for the parser of ``_cli``.
+    """The ``crash`` command and its subcommands, for the parser of ``_cli``.
 
-    words: the arguments; ``run`` is two commands, and with ``--files`` among its options that for any program's files.
+    words: the arguments; they decide which of the two forms of ``run`` is added. With ``--files`` among its options, it
+    is the form for any program's files.
     """
     text = "find the crashes that a program does not survive"
     crash = commands.add_parser(
@@ -70,13 +69,12 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
     inner = crash.add_subparsers(title="commands", required=True, metavar="COMMAND")
     own = words[: words.index("--")] if "--" in words else words
     given = {word.partition("=")[0] for word in own}
-    if "--files" in given and _has_files():
-        files: Any = importlib.import_module("pmstore.testing._files_command")
+    if "--files" in given:
+        from pmstore.testing._files import command as files
+
         text = "record what a program does to files, and explore its crashes"
         run = _add(inner, "run", files.run_files, text, RUN_STATUS)
         files.add_arguments(run)
-        if own[1:2] == ["run"]:
-            _refuse_of_stores(run, given)
     else:
         _add_run(inner)
     replay = _add(inner, "replay", _replay, "judge a crash that was found before, again", REPLAY_STATUS)
@@ -93,14 +91,6 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
     )
     moment.add_argument("--events", action="store_true", help="list the moments between which the run can be crashed")
     look.add_argument("--export", metavar="OUT", help="write the store there too, over a store if one is there")
-
-
-def _refuse_of_stores(parser: argparse.ArgumentParser, given: set[str]) -> None:
-    if "--store" in given:
-        parser.error("--store and --files exclude each other: a store has an explorer of its own")
-    for option in STORE_ONLY:
-        if option in given:
-            parser.error(f"{option} is only for stores, not for --files")
 
 
 def _add(commands: Any, name: str, command: Callable[..., int], text: str, epilog: str) -> argparse.ArgumentParser:
@@ -134,12 +124,11 @@ def _add_run(commands: Any) -> None:
         metavar="PATH",
         help="record what the command after -- does to the store at PATH ({store} in it): it runs once, for real",
     )
-    if _has_files():
-        run.add_argument(
-            "--files",
-            metavar="DIR",
-            help="of any program's files, without a store: the options are others, which --files DIR --help shows",
-        )
+    run.add_argument(
+        "--files",
+        metavar="DIR",
+        help="of any program's files, without a store: the options are others, which --files DIR --help shows",
+    )
     run.add_argument("--budget", type=int, metavar="N", help="crash states to judge on each medium (2000)")
     run.add_argument("--seed", type=int, metavar="N", help="of the random choices (1)")
     run.add_argument(
@@ -152,24 +141,20 @@ def _add_run(commands: Any) -> None:
     run.add_argument("program", metavar="-- COMMAND …", nargs=argparse.REMAINDER, help="with --store: what to run")
 
 
-def _has_files() -> bool:
-    return (Path(__file__).parent / "_files_command.py").is_file()
-
-
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, for what has to be undone and removed before the process ends."""
+    """SIGTERM, as an exception, so that everything is undone and removed before the process ends."""
 
 
 def _terminate(number: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process as it is
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
     raise _Terminated
 
 
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """What is told to the user in a few lines, instead of a traceback."""
+    """Prints errors in a few lines, instead of a traceback."""
 
     def guarded(chosen: argparse.Namespace) -> int:
-        from pmstore.testing._errors import CrashFailure, CrashTestError
+        from pmstore.testing._base.errors import CrashFailure, CrashTestError
 
         before: Any = None
         if threading.current_thread() is threading.main_thread():
@@ -195,7 +180,7 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from pmstore.testing._errors import CrashTestError
+    from pmstore.testing._base.errors import CrashTestError
 
     program = _program(chosen)
     if chosen.store is not None:
@@ -211,7 +196,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _program(chosen: argparse.Namespace) -> list[str]:
-    """The command after --, of which argparse takes the first word for the workload."""
+    """The command after --. argparse takes its first word for the workload."""
     words = list(chosen.program)
     if chosen.store is not None and chosen.workload is not None:
         words.insert(0, chosen.workload)
@@ -219,13 +204,13 @@ def _program(chosen: argparse.Namespace) -> list[str]:
 
 
 def _run_workload(chosen: argparse.Namespace) -> int:
-    from pmstore.testing import _session
+    from pmstore.testing._base import session
     from pmstore.testing._explorer import CrashExplorer
 
     workload = _function(chosen.workload, "the workload")
     place, _, function = chosen.workload.rpartition(":")
     scripted = place.endswith(".py")
-    name = _session.path_name(place, f"::{function}") if scripted else _session.test_name(f"{place}.{function}")
+    name = session.path_name(place, f"::{function}") if scripted else session.test_name(f"{place}.{function}")
     with CrashExplorer(name) as explorer:
         report = explorer.run(workload, check=_check(chosen.check), **_options(chosen))
     print(report)
@@ -233,11 +218,11 @@ def _run_workload(chosen: argparse.Namespace) -> int:
 
 
 def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
-    from pmstore.testing import _session
-    from pmstore.testing._errors import CrashFailure, CrashTestError
+    from pmstore.testing._base import session
+    from pmstore.testing._base.errors import CrashFailure, CrashTestError
+    from pmstore.testing._base.scratch import Scratch
     from pmstore.testing._explorer import CrashExplorer, plan
-    from pmstore.testing._recording import Recording
-    from pmstore.testing._scratch import Scratch
+    from pmstore.testing._store.recording import Recording
 
     check = _check(chosen.check)
     options = _options(chosen)
@@ -258,7 +243,7 @@ def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
         if status:
             other = "" if opened else f"; until then it did not open {chosen.store}, which --store names: another path?"
             raise CrashTestError(
-                f"the command ended with status {status}, without any crash: mend it first, or let it end with 0{other}"
+                f"the command ended with status {status}, without any crash: fix it first, or let it end with 0{other}"
             )
         if not opened:
             raise CrashTestError(
@@ -266,7 +251,7 @@ def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
             )
         recording = Recording.load(output)
     chosen_plan = plan(check=check, media=media, **{"budget": None, "seed": None, **options})
-    with CrashExplorer(_session.path_name(chosen.store).removesuffix(".pm")) as explorer:
+    with CrashExplorer(session.path_name(chosen.store).removesuffix(".pm")) as explorer:
         try:
             report = explorer.explore(recording, chosen_plan)
         except (CrashFailure, CrashTestError) as error:
@@ -281,7 +266,7 @@ def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
 
 
 def _sequence(path: str) -> int | None:
-    """The commit that a store is at; None if there is no store to read."""
+    """The sequence number of a store's last commit; None if there is no store to read."""
     import pmstore
 
     try:
@@ -292,7 +277,7 @@ def _sequence(path: str) -> int | None:
 
 
 def _medium(store: str) -> str:
-    from pmstore.testing._describe import MEMORY
+    from pmstore.testing._store.describe import MEMORY
 
     return "memory" if Path(os.path.realpath(store)).is_relative_to(MEMORY) else "file"
 
@@ -312,9 +297,9 @@ def _options(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _function(text: str, what: str) -> Any:
-    """What ``script.py:function`` or ``module:function`` names."""
-    from pmstore.testing._errors import CrashTestError
-    from pmstore.testing._failure import load_script
+    """The function with the name ``script.py:function`` or ``module:function``."""
+    from pmstore.testing._base.errors import CrashTestError
+    from pmstore.testing._store.failure import load_script
 
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -334,13 +319,13 @@ def _function(text: str, what: str) -> Any:
         raise
     except AttributeError as error:
         raise CrashTestError(f"{what}: {error}") from error
-    except (Exception, SystemExit) as error:  # a script's own code runs
+    except (Exception, SystemExit) as error:  # code of a script runs
         raise CrashTestError(f"{what} {text} can't be loaded: {type(error).__name__}: {error}") from error
     return found
 
 
 def _check(text: str | None) -> Any:
-    from pmstore.testing._failure import CheckPlace, command_check
+    from pmstore.testing._store.failure import CheckPlace, command_check
 
     if text is None:
         return None
@@ -348,7 +333,7 @@ def _check(text: str | None) -> Any:
         return command_check(text)
     check = _function(text, "the check")
     place, _, name = text.rpartition(":")
-    if place.endswith(".py") and hasattr(check, "__dict__"):  # found again by the file, not by a made-up module
+    if place.endswith(".py") and hasattr(check, "__dict__"):  # a replay finds it by the file, not by an invented module
         check.crash_check_place = CheckPlace("", name, os.path.abspath(place))
     return check
 
@@ -356,25 +341,19 @@ def _check(text: str | None) -> Any:
 # ---- replay
 
 
-def _is_of_files(file: str) -> bool:
-    """Whether a failure is one of `run --files`."""
-    if not _has_files():
-        return False
-    files: Any = importlib.import_module("pmstore.testing._files_run")
-    return bool(files.is_files_replay(Path(file)))
-
-
 def _replay(chosen: argparse.Namespace) -> int:
-    from pmstore.testing._check import CheckRunner
-    from pmstore.testing._describe import Workshop
-    from pmstore.testing._engine import Found
-    from pmstore.testing._errors import CrashTestError
-    from pmstore.testing._failure import load_failure
-    from pmstore.testing._message import AGAIN, describe
+    from pmstore.testing._base.errors import CrashTestError
+    from pmstore.testing._files.keep import is_files_replay
+    from pmstore.testing._store.check import CheckRunner
+    from pmstore.testing._store.describe import Sandbox
+    from pmstore.testing._store.engine import Found
+    from pmstore.testing._store.failure import load_failure
+    from pmstore.testing._store.message import AGAIN, describe
 
-    if _is_of_files(chosen.file):
-        files: Any = importlib.import_module("pmstore.testing._files_command")
-        return int(files.replay_files(Path(chosen.file), chosen.check))
+    if is_files_replay(Path(chosen.file)):
+        from pmstore.testing._files.command import replay_files
+
+        return replay_files(Path(chosen.file), chosen.check)
     failure = load_failure(chosen.file)
     check, note = None, ""
     if chosen.check is not None:
@@ -388,12 +367,12 @@ def _replay(chosen: argparse.Namespace) -> int:
             note = f"{error}; judged by recovery alone"
     elif failure.checked:
         note = "its check is no function that can be imported; judged by recovery alone. --check names another one"
-    with Workshop() as workshop:
-        runner = None if check is None else CheckRunner(check, failure.recording.medium, workshop)
+    with Sandbox() as sandbox:
+        runner = None if check is None else CheckRunner(check, failure.recording.medium, sandbox)
         verdict = failure.judge(runner)
         if verdict is not None:
             found = Found(failure.schedule, verdict)
-            print("\n".join(describe(failure.recording, found, failure.options, workshop, runner)))
+            print("\n".join(describe(failure.recording, found, failure.options, sandbox, runner)))
     if note:
         print(f"note: {note}", file=sys.stderr)
     if verdict is not None:
@@ -414,17 +393,17 @@ def _replay(chosen: argparse.Namespace) -> int:
 
 def _open(chosen: argparse.Namespace) -> int:
     import pmstore
-    from pmstore.testing import _describe, _engine
-    from pmstore.testing._engine import Schedule
-    from pmstore.testing._errors import CrashTestError
-    from pmstore.testing._failure import load_failure
+    from pmstore.testing._base.errors import CrashTestError
+    from pmstore.testing._files.keep import is_files_replay
+    from pmstore.testing._store import describe as _describe
+    from pmstore.testing._store import engine
+    from pmstore.testing._store.engine import Schedule
+    from pmstore.testing._store.failure import load_failure
 
-    if _is_of_files(chosen.file):
-        folder = Path(chosen.file) if os.path.isdir(chosen.file) else Path(chosen.file).parent
-        raise CrashTestError(
-            f"{chosen.file} is a failure of files, and holds no store: what the crash left is in {folder / 'image'}; "
-            "crash run --files DIR --list -- COMMAND shows the events"
-        )
+    if is_files_replay(Path(chosen.file)):
+        from pmstore.testing._files.command import refuse_open
+
+        refuse_open(Path(chosen.file))
     failure = load_failure(chosen.file)
     recording, schedule = failure.recording, failure.schedule
     if chosen.events:
@@ -440,13 +419,13 @@ def _open(chosen: argparse.Namespace) -> int:
     if event is not None:
         _describe.require_event(recording, event)
         schedule = Schedule(event, "all")
-    image = _engine.image(recording, schedule, failure.options)
+    image = engine.image(recording, schedule, failure.options)
     if chosen.export is not None:
         _export(image, Path(chosen.export))
     print(f"{_describe.when_text(recording, schedule, None)} (event {schedule.event} of {len(recording)})")
-    with _describe.Workshop() as workshop:
+    with _describe.Sandbox() as sandbox:
         try:
-            with workshop.store(image, recording.medium) as store:
+            with sandbox.store(image, recording.medium) as store:
                 print(f"  the store is at commit {store.sequence}")
                 for name, value in _describe.contents(store).items():
                     print(f"  {_describe.name_text(name)} = {_describe.shortened(value)}")
@@ -460,8 +439,8 @@ def _open(chosen: argparse.Namespace) -> int:
 
 
 def _export(image: bytes, out: Path) -> None:
-    from pmstore.testing._errors import CrashTestError
-    from pmstore.testing._failure import replace
+    from pmstore.testing._base.errors import CrashTestError
+    from pmstore.testing._store.failure import replace
 
     try:
         if out.exists():

@@ -1,4 +1,4 @@
-"""`crash_test`: a function of an open store becomes a test of its crashes."""
+"""`crash_test`: turns a function of an open store into a test of its crashes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import pmstore
-from pmstore.testing import _session
-from pmstore.testing._check import Check, callable_text, require_check
-from pmstore.testing._errors import CrashTestError
+from pmstore.testing._base import session
+from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._explorer import MEDIA, CrashExplorer, plan
+from pmstore.testing._store.check import Check, callable_text, require_check
 
 __all__ = ["crash_test"]
 
@@ -45,8 +45,8 @@ def crash_test(
     eadr: bool = False,
     kinds: Iterable[str] | None = None,
 ) -> Any:
-    """A decorator for a function whose first parameter is `store`: calling it, without that parameter, explores the
-    crashes of what it does::
+    """A decorator for a function whose first parameter is `store`. The decorated function is called without that
+    parameter, and explores the crashes of the function::
 
         def conserved(store):
             assert store.get("a", 100) + store.get("b", 0) == 100
@@ -57,12 +57,12 @@ def crash_test(
                 store["a"] = 70
                 store["b"] = 30
 
-    Further parameters stay what they were: fixtures of pytest, arguments of hypothesis (whose ``@given`` stands above
-    ``@crash_test``, and then shrinks the workload). Methods of test classes work too. The function runs several times,
-    on a new store each time, and has to do the same each time.
+    Other parameters keep their meaning: fixtures of pytest, arguments of hypothesis. ``@given`` must be above
+    ``@crash_test``, and then shrinks the workload. Methods of test classes work too. The function runs several times,
+    each time on a new store, and must do the same each time.
 
     The parameters are those of `CrashExplorer.run`, and so are the errors: CrashFailure for a crash that loses data,
-    CrashTestError for a test that can't be run as it stands.
+    CrashTestError for a test that is impossible in this form.
     """
 
     def decorate(function: Any) -> Any:
@@ -77,8 +77,8 @@ def crash_test(
                 function(*before, store, *after, **named)
 
             workload.__qualname__ = callable_text(function)
-            identity = _session.test_id()
-            name = _session.test_name(identity) if identity else _session.function_name(function)
+            identity = session.test_id()
+            name = session.test_name(identity) if identity else session.function_name(function)
             with CrashExplorer(name) as explorer:
                 explorer.run(
                     workload,
@@ -93,7 +93,7 @@ def crash_test(
                 )
 
         explored: Any = functools.wraps(function)(_in_place_of(function, explore))
-        # pytest and hypothesis ask for the parameters, and unwrap what has __wrapped__.
+        # pytest and hypothesis read the parameters of the function in __wrapped__, if there is one.
         signature = inspect.signature(function)
         left = [p for p in signature.parameters.values() if p.name != "store"]
         explored.__signature__ = signature.replace(parameters=left, return_annotation=None)
@@ -105,12 +105,12 @@ def crash_test(
         if not callable(function):
             raise CrashTestError(f"crash_test takes its arguments by name, as check=…, not {function!r:.60}")
         return decorate(function)
-    plan(check, budget, seed, media, depth, sector, eadr, kinds)  # what is wrong is said where it stands
+    plan(check, budget, seed, media, depth, sector, eadr, kinds)  # reports wrong arguments at the decorator's line
     return decorate
 
 
 def _in_place_of(function: Any, call: Callable[..., None]) -> Any:
-    """A function that makes a call, where another one stands: tracebacks show that one's lines."""
+    """A function that makes a call in place of another function: tracebacks show the other function's lines."""
     code, names = function.__code__, {"call": call}
     lines = "\n" * (code.co_firstlineno - 1) + "def explored(*arguments, **named): return call(*arguments, **named)"
     exec(compile(lines, code.co_filename, "exec"), names)
@@ -118,7 +118,7 @@ def _in_place_of(function: Any, call: Callable[..., None]) -> Any:
 
 
 def _require_workload(function: Any) -> bool:
-    """Whether the function is a method. CrashTestError if it can't be a workload."""
+    """Whether the function is a method. Raises CrashTestError if it can't be a workload."""
     if not inspect.isfunction(function):
         raise CrashTestError(f"crash_test is for functions, not for {function!r:.80}")
     name = callable_text(function)

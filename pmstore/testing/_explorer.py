@@ -1,4 +1,4 @@
-"""`CrashExplorer`: records a workload, explores its crashes, and says what is wrong in the user's terms."""
+"""`CrashExplorer`: records a workload, explores its crashes, and describes failures in the user's terms."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
-from pmstore import _store
-from pmstore.testing import _describe, _engine, _session
-from pmstore.testing._check import Check, CheckRunner
-from pmstore.testing._coverage import CrashReport
-from pmstore.testing._damage import DamageReport, explore_damage
-from pmstore.testing._describe import MEMORY, Workshop
-from pmstore.testing._engine import Found, Options, Schedule, Tally, Verdict
-from pmstore.testing._errors import CrashFailure, CrashTestError
-from pmstore.testing._failure import SUFFIX, Failure, place_of, save
-from pmstore.testing._fault import FaultReport
-from pmstore.testing._faults import explore_faults
-from pmstore.testing._message import commands, describe
-from pmstore.testing._plan import MEDIA, Plan, one_medium, plan
-from pmstore.testing._progress import Counted, terminal
-from pmstore.testing._recording import Recorder, Recording
-from pmstore.testing._same import require_same
-from pmstore.testing._scratch import Scratch
-from pmstore.testing._shrink import shrink
-from pmstore.testing._workload import passes, raised, require_change, require_commits, require_lives
+from pmstore._store import hooks
+from pmstore.testing._base import session
+from pmstore.testing._base.errors import CrashFailure, CrashTestError
+from pmstore.testing._base.progress import Counted, terminal
+from pmstore.testing._base.scratch import Scratch
+from pmstore.testing._faults.damage import DamageReport, explore_damage
+from pmstore.testing._faults.explore import explore_faults
+from pmstore.testing._faults.fault import FaultReport
+from pmstore.testing._store import describe as _describe
+from pmstore.testing._store import engine
+from pmstore.testing._store.check import Check, CheckRunner
+from pmstore.testing._store.coverage import CrashReport
+from pmstore.testing._store.describe import MEMORY, Sandbox
+from pmstore.testing._store.engine import Found, Options, Schedule, Tally, Verdict
+from pmstore.testing._store.failure import SUFFIX, Failure, place_of, save
+from pmstore.testing._store.message import commands, describe
+from pmstore.testing._store.plan import MEDIA, Plan, one_medium, plan
+from pmstore.testing._store.recording import Recorder, Recording
+from pmstore.testing._store.same import require_same
+from pmstore.testing._store.shrink import shrink
+from pmstore.testing._store.workload import passes, raised, require_change, require_commits, require_lives
 
 __all__ = ["MEDIA", "CrashExplorer", "Plan", "plan"]
 
 Life = Callable[[pmstore.Store], Any]
 ProgressCall = Callable[[int, int], None]
 
-_busy = threading.Lock()  # the recording of opened stores is the process's, not an explorer's
+_busy = threading.Lock()  # stores are recorded for the whole process, not for one explorer
 
 
 class _Hidden(contextlib.AbstractContextManager[str]):
-    """A context manager whose crash failures and errors of use come from the with statement: in pytest, what the user
-    wrote is the traceback.
+    """A context manager. Its crash failures and errors of use are raised from the with statement, so that pytest's
+    traceback shows only the user's code.
     """
 
     def __init__(self, inner: contextlib.AbstractContextManager[str]) -> None:
@@ -66,16 +68,16 @@ class _Hidden(contextlib.AbstractContextManager[str]):
 
 
 class CrashExplorer:
-    """Runs code that uses a store, and crashes it in every way that its medium allows.
+    """Runs code that uses a store, and crashes it in the ways that its medium allows.
 
-    The pytest fixture ``crash_explorer`` is one of these; it can be used without pytest too, in a with statement.
+    The pytest fixture ``crash_explorer`` is a CrashExplorer. Without pytest, use one in a with statement.
 
     Parameters
     ----------
     name : str
-        For failure files and messages.
+        The name in failure files and messages.
     directory : path, optional
-        Where failure files go; ``.pmstore-crash`` unless given.
+        The place for failure files; by default ``.pmstore-crash``.
     """
 
     def __init__(self, name: str = "crash", *, directory: str | os.PathLike[str] | None = None) -> None:
@@ -120,40 +122,40 @@ class CrashExplorer:
         kinds: Iterable[str] | None = None,
         progress: ProgressCall | None = None,
     ) -> CrashReport:
-        """Record the lives of a store, twice, and explore what crashes could leave of it.
+        """Record the runs of a store, twice, and explore the states that crashes could leave.
 
         Parameters
         ----------
         *lives : callable
-            Functions of the open store. Each is a process's life: the store is opened for it (recovered, if need be),
-            and unless the function closes it, the process is taken to be killed at the function's end. The next life
-            opens the same file. They run several times, and have to do the same each time.
+            Functions of the open store. Each is one run of a process: the store is opened for it (and recovered, if
+            necessary). Unless the function closes the store, the process counts as killed at the function's end. The
+            next run opens the same file. The functions are called several times, and must do the same each time.
         check : callable, optional
             check(store) or check(store, crash), called with the store recovered from each crash, open for writing. It
-            raises if something is wrong (AssertionError or anything). Without it, the explorer judges only what it
-            knows itself: a whole commit, none lost, and nothing damaged.
+            raises AssertionError, or any other exception, if something is wrong. Without it, the explorer verifies only
+            that the store is at a whole commit, that no acknowledged commit is lost, and that nothing is damaged.
         budget : int, optional
-            How many crash states to judge on each medium; of pytest's ``--crash-budget`` unless given, which is 2000.
+            The number of crash states to judge on each medium; by default that of pytest's ``--crash-budget``, which is
+            2000.
         seed : int, optional
-            Of all random choices; ``--crash-seed`` unless given, which is 1.
+            The seed of all random choices; by default that of ``--crash-seed``, which is 1.
         media : sequence of {"memory", "file"}
             Models of media: lines of persistent memory, and sectors of a disk.
         depth : int
-            How many crashes may follow one another: inside recovery, or after it.
+            The number of crashes that may follow the first one: inside recovery, or after it.
         sector : {512, 4096}
-            Bytes that a disk writes as one.
+            The number of bytes that a disk writes atomically.
         eadr : bool
-            Whether the memory's caches survive a power cut too.
+            Whether the processor's caches survive a power cut too.
         kinds : iterable of str, optional
             Only these kinds of states.
         progress : callable, optional
-            Called with the number of states judged, and how many there are to be. Unless given, progress shows on a
-            terminal.
+            Called with the number of states judged, and the total. By default, a terminal shows the progress.
 
         Returns
         -------
         CrashReport
-            What was covered.
+            The coverage.
 
         Raises
         ------
@@ -161,9 +163,9 @@ class CrashExplorer:
             An AssertionError: a crash was found that loses or mixes data, or that the check refuses. It was shrunk,
             written to a failure file, and the message has the command that replays it.
         CrashTestError
-            The test can't be run as it stands: the message says what to change.
+            The test is impossible in this form: the message has a remedy.
         """
-        __tracebackhide__ = True  # in pytest, what the user wrote is the traceback
+        __tracebackhide__ = True  # pytest's traceback ends at the user's code
         chosen = plan(check, budget, seed, media, depth, sector, eadr, kinds)
         require_lives(lives)
         with self._alone():
@@ -188,14 +190,14 @@ class CrashExplorer:
         kinds: Iterable[str] | None = None,
         progress: ProgressCall | None = None,
     ) -> contextlib.AbstractContextManager[str]:
-        """For code that opens the store itself: a with statement that gives the path to open it at, records what it
-        does, and explores it at the end::
+        """For code that opens the store itself: a with statement that provides the path to open, records the
+        operations, and explores them at the end::
 
             with crash_explorer.recording(check) as path:
                 KMeans(n_clusters=3, n_init=1, random_state=0, store=path).fit(X)
 
-        The parameters are those of `run`, on one medium, "file" unless given (as media or as medium). The code runs
-        once, so that nobody notices if it would do something else the next time.
+        The parameters are those of `run`, for one medium, by default "file" (given as media or as medium). The code
+        runs once, so that the explorer can't detect whether it is deterministic.
         """
         __tracebackhide__ = True
         chosen = plan(check, budget, seed, one_medium(media, medium), depth, sector, eadr, kinds)
@@ -217,7 +219,7 @@ class CrashExplorer:
         self._reported(chosen, tallies, count)
 
     def explore(self, recording: Recording, chosen: Plan, progress: ProgressCall | None = None) -> CrashReport:
-        """Explore what was recorded elsewhere, as by a process of its own."""
+        """Explore a recording that was made elsewhere, for example by another process."""
         __tracebackhide__ = True
         with self._alone():
             tallies: dict[str, Tally] = {}
@@ -236,11 +238,11 @@ class CrashExplorer:
         media: Sequence[str] | str = MEDIA,
         progress: ProgressCall | None = None,
     ) -> dict[str, FaultReport]:
-        """Run the lives of a store once for each call to the system that can fail in them, and each way that it can: a
-        write, a sync, growth, a mapping; no space, an error of the disk, half of a write, an interrupt.
+        """Run the functions once for each of their system calls that can fail, and for each way to fail. The calls are
+        writes, syncs, growth and mappings; the failures are no space, a disk error, half of a write, and an interrupt.
 
-        The parameters are those of `run`; budget says how many cases to try on each medium, all unless given. Returns a
-        report for each medium, and raises CrashFailure if something is lost, mixed or silently wrong.
+        The parameters are those of `run`; budget is the number of cases to try on each medium, by default all. Returns
+        a report for each medium. Raises CrashFailure if something is lost, mixed or silently wrong.
         """
         __tracebackhide__ = True
         chosen = plan(check, None, seed, media, 0, 512, False, None)
@@ -252,7 +254,7 @@ class CrashExplorer:
                         lives, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown
                     )
         for report in reports.values():
-            _session.keep_report(str(report))
+            session.keep_report(str(report))
         return reports
 
     def damage(
@@ -267,11 +269,11 @@ class CrashExplorer:
         older: bytes | None = None,
         progress: ProgressCall | None = None,
     ) -> DamageReport:
-        """Damage the file of a store in one place after the other, and see that nobody takes it for sound.
+        """Damage the file of a store in one place after the other, and test that no damage goes unnoticed.
 
-        source: its path, or its bytes. older: an earlier version, sectors of which stand for writes that were lost. The
-        other parameters are those of `run`, on one medium, "file" unless given (as media or as medium). Raises
-        CrashFailure if damage is passed over.
+        source: its path, or its bytes. older: an earlier version, whose sectors stand for lost writes. The other
+        parameters are those of `run`, for one medium, by default "file" (given as media or as medium). Raises
+        CrashFailure if damage is not noticed.
         """
         __tracebackhide__ = True
         medium = one_medium(media, medium)
@@ -279,7 +281,7 @@ class CrashExplorer:
         with self._alone(), self._shown(f"damage, {medium}", progress) as shown:
             budget, seed = chosen.options.budget, chosen.options.seed
             report = explore_damage(source, check, medium=medium, budget=budget, seed=seed, older=older, progress=shown)
-        _session.keep_report(str(report))
+        session.keep_report(str(report))
         return report
 
     @contextlib.contextmanager
@@ -311,13 +313,13 @@ class CrashExplorer:
         if not report.judged:
             kinds = f"kinds={','.join(sorted(chosen.options.kinds))} has none here" if chosen.options.kinds else "none"
             raise CrashTestError(f"no crash was judged: {kinds} within a budget of {chosen.options.budget}")
-        _session.keep_report(str(report))
+        session.keep_report(str(report))
         return report
 
     # ---- recording
 
     def _fresh(self, medium: str) -> str:
-        """A path for a store on a medium where nothing is yet: the same path each time."""
+        """A path without a file, for a store on a medium: the same path each time."""
         __tracebackhide__ = True
         if medium not in self._places:
             base = None
@@ -339,15 +341,15 @@ class CrashExplorer:
     def _recorded(self, path: str, medium: str, seed: int) -> Iterator[Recorder]:
         __tracebackhide__ = True
         recorder = Recorder(path, medium, seed)
-        others = {store: store.sequence for store in list(_store._open_stores) if store._turn.usable}
+        others = {store: store.sequence for store in hooks.usable_stores()}
         with recorder:
             try:
                 yield recorder
             except BaseException:
                 self._drop_left_open(path)
                 raise
-        for store, sequence in others.items():
-            if store._turn.usable and store.sequence != sequence:
+        for store in hooks.usable_stores():
+            if store.sequence != others.get(store, store.sequence):
                 raise CrashTestError(
                     f"the workload committed to the store {store.path!r}, which was opened outside the explorer, and "
                     "nothing of that was recorded: use the store that the workload is given"
@@ -355,17 +357,18 @@ class CrashExplorer:
 
     @staticmethod
     def _drop_left_open(path: str) -> None:
-        """The process is killed: what it left open is gone, and what it didn't commit too."""
-        for store in list(_store._open_stores):
-            if store.path == path and not store.closed:
-                store._drop(discard=True)
+        """Drop the stores that the workload left open, with their uncommitted changes, as a kill of the process
+        does."""
+        for store in hooks.usable_stores():
+            if store.path == path:
+                hooks.kill(store)
 
     def _record(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
         __tracebackhide__ = True
         path = self._fresh(medium)
         with self._recorded(path, medium, options.seed) as recorder:
             for number, life in enumerate(lives):
-                store = pmstore.open(path)  # held, as the end of an open store would checkpoint
+                store = pmstore.open(path)  # keep the store open: closing it would make a checkpoint
                 sequence = store.sequence
                 life(store)
                 if number:
@@ -389,8 +392,8 @@ class CrashExplorer:
                 f"the workload is not deterministic: its second run raised {type(error).__name__}: {error}; the first "
                 "did not. A workload runs twice, each time on a new store: what it keeps elsewhere has to be made anew"
             ) from error
-        with Workshop() as workshop:
-            require_same(first, second, options, workshop)
+        with Sandbox() as sandbox:
+            require_same(first, second, options, sandbox)
         return first
 
     # ---- exploring
@@ -404,12 +407,12 @@ class CrashExplorer:
         count = len(_describe.commits(recording))
         shown = None if progress is not None else terminal(f"{self.name}, {medium}")
         counted = Counted(progress or shown)
-        with Workshop() as workshop:
-            runner = None if chosen.check is None else CheckRunner(chosen.check, medium, workshop)
+        with Sandbox() as sandbox:
+            runner = None if chosen.check is None else CheckRunner(chosen.check, medium, sandbox)
             if runner is not None:
                 self._require_check_passes(recording, options, runner)
             try:
-                tally, found = _engine.explore(recording, options, runner, counted)
+                tally, found = engine.explore(recording, options, runner, counted)
             except KeyboardInterrupt:
                 where = f"{self.name}, {medium}"
                 print(f"\n{where}: interrupted after {counted.done:,} states; none failed so far", file=sys.stderr)
@@ -421,14 +424,14 @@ class CrashExplorer:
             if found is not None:
                 untried = chosen.media[chosen.media.index(medium) + 1 :]
                 report = CrashReport(dict(tallies), count, runner is not None, options.seed, medium, untried)
-                self._fail(recording, chosen, found, report, runner, workshop)
+                self._fail(recording, chosen, found, report, runner, sandbox)
         return count
 
     def _require_check_passes(self, recording: Recording, options: Options, runner: CheckRunner) -> None:
         __tracebackhide__ = True
         last = max(recording.states)
         schedule = Schedule(len(recording), "all")
-        text = runner(_engine.image(recording, schedule, options), last, last)
+        text = runner(engine.image(recording, schedule, options), last, last)
         if text is not None:
             raise CrashTestError(
                 "the check fails without any crash, on what the workload leaves at its end: so the check is wrong, or "
@@ -442,25 +445,25 @@ class CrashExplorer:
         found: Found,
         report: CrashReport,
         runner: CheckRunner | None,
-        workshop: Workshop,
+        sandbox: Sandbox,
     ) -> None:
         __tracebackhide__ = True
 
         def judge(schedule: Schedule) -> Verdict | None:
             try:
-                return _engine.judge(recording, schedule, chosen.options, runner)
+                return engine.judge(recording, schedule, chosen.options, runner)
             except CrashTestError:  # a schedule that this recording doesn't have
                 return None
 
-        # A check that refuses what a commit leaves is best told by that commit.
+        # If the check refuses the state of a whole commit, that commit is the clearest description.
         whole = []
         if found.verdict.problem == "check":
             event = recording.ends().get(found.verdict.sequence or 0)
             whole = [Schedule(event, "all")] if event is not None else []
         found = shrink(found, judge, whole)
         again = judge(found.schedule)  # for the check's exception
-        file = (self._directory or _session.directory()) / f"{self.name}{SUFFIX}"
-        text = describe(recording, found, chosen.options, workshop, runner)
+        file = (self._directory or session.directory()) / f"{self.name}{SUFFIX}"
+        text = describe(recording, found, chosen.options, sandbox, runner)
         if again is None:
             text.append("  note: judged once more, this state passed: the check is not deterministic")
         covered = [f"  {line}" for line in str(report).splitlines()]

@@ -55,7 +55,7 @@ def install(packages: list[str]) -> None:
 
 
 def try_one(name: str) -> None:
-    """Unusable if a file system can't be mounted here: some containers allow all but that."""
+    """Raises Unusable if a file system can't be mounted here: some containers allow everything else."""
     one = BY_NAME[name]
     try:
         with system.scratch() as folder:
@@ -94,7 +94,7 @@ def details(tallies: dict[str, run.Tally]) -> None:
 
 
 def cut_all(chosen: argparse.Namespace, systems: list[str], workloads: list[str]) -> bool:
-    """Whether there was no failure."""
+    """Cut all workloads; whether there was no failure."""
     todo = run.tasks(systems, workloads, chosen.cuts, chosen.seed, nested=not chosen.brief)
     tallies = {name: run.Tally() for name in systems}
     for n, (task, tally) in enumerate(run.perform_all(todo, chosen.jobs), 1):
@@ -107,7 +107,7 @@ def cut_all(chosen: argparse.Namespace, systems: list[str], workloads: list[str]
 
 
 def controls(chosen: argparse.Namespace, folder: Path) -> bool:
-    """Whether each planted mistake was noticed."""
+    """Whether each mutant was noticed."""
     liar = folder / "liar.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(liar), "-ldl"], check=True)
     names = ["every sync is left out"] if chosen.brief else list(run.CONTROLS)

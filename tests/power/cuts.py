@@ -1,12 +1,12 @@
-"""What a power cut may leave on the disk.
+"""The states that a power cut may leave on the disk.
 
-A disk with a volatile cache. A write is durable from the moment on at which a flush has ended that was asked for after
-the write was done, or, with FUA, when it is done itself. A write that asks for a flush before it (PREFLUSH) is begun
-when that flush has ended. Of all other writes any sectors may be lost: each of them has, after the cut, the bytes of
-any write since its last durable one, or of that one. So writes overtake each other and are torn at every sector, those
-on their way included. A sector is written whole or not at all.
+The disk has a volatile cache. A write is done when the disk reports it. It is durable when a flush has ended that was
+requested after the write was done; with FUA, it is durable when it is done. A write that requests a flush before it
+(PREFLUSH) begins when that flush has ended. Of all other writes, any sectors may be lost: after the cut, each sector
+has the bytes of any write since its last durable one, or of that one. So writes overtake each other and are torn at
+every sector, those in flight included. A sector is written whole or not at all.
 
-docs/power.md says the same, and what it leaves out.
+docs/power.md has the same rules, and the limits of the model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from .requests import SECTOR, Recording, Request, sectors_of
 
 KINDS = ("all", "nothing", "lost-one", "kept-one", "random", "prefix", "torn", "torn-one")
-"""Which of the writes that are not durable a cut keeps. all, nothing; lost-one, kept-one: but one, only one; random:
-few, half or most of them; prefix: the first ones. In these whole writes are lost or kept. torn: few, half or most of
-the sectors; torn-one: all, or none, of the others, and some sectors of one write."""
+"""The writes that are not durable and that a cut keeps. all, nothing; lost-one, kept-one: all except one, only one;
+random: few, half or most of them; prefix: the first ones. These kinds lose or keep whole writes. torn: few, half or
+most of the sectors; torn-one: all, or none, of the other writes, and some sectors of one write."""
 
 
 class Cut(NamedTuple):
-    """at: a place in the trace, before which everything has happened. seed: of all that is left to chance."""
+    """at: a place in the trace; everything before it has happened. seed: of all random choices."""
 
     at: int
     kind: str
@@ -34,8 +34,8 @@ class Cut(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known of a recording's writes at a place, as indices of requests. durable; open: the others, whose
-    sectors may be kept or lost; needs: of some of those, the place where the flush that comes before them was queued.
+    """The writes of a recording at a place, as indices of requests. durable: durable ones; open: the others, whose
+    sectors may be kept or lost; needs: for some of those, the place where the flush before them was queued.
     """
 
     durable: list[int]
@@ -44,8 +44,8 @@ class State(NamedTuple):
 
 
 def state(recording: Recording, at: int, honest: bool = True) -> State:
-    """honest: whether the disk does what a flush, and FUA, ask for."""
-    flushed = 0  # what was done before this place is durable
+    """honest: whether the disk obeys flushes and FUA."""
+    flushed = 0  # writes done before this place are durable
     for request in recording.requests:
         if request.done < at and (request.preflush or not request.sectors):
             flushed = max(flushed, request.queued)
@@ -65,7 +65,7 @@ def state(recording: Recording, at: int, honest: bool = True) -> State:
 
 
 def choose(recording: Recording, now: State, cut: Cut) -> dict[int, np.ndarray]:
-    """For each write that is not durable, which of its sectors are kept, as booleans."""
+    """For each write that is not durable, the sectors that are kept, as booleans."""
     rng = random.Random(cut.seed)
     requests = recording.requests
     share = rng.choice((0.1, 0.5, 0.9))
@@ -88,7 +88,7 @@ def choose(recording: Recording, now: State, cut: Cut) -> dict[int, np.ndarray]:
         else:
             keep = others if cut.kind == "torn-one" else whole[cut.kind](n, i)
             kept[i] = np.full(sectors, keep)
-    # A write behind its own flush: if any of it is there, so is all that was done before it was queued.
+    # A write after its own flush: if any part of it is kept, so is everything that was done before it was queued.
     needed = max((queued for i, queued in now.needs.items() if kept[i].any()), default=0)
     for i in now.open:
         if requests[i].done < needed:
@@ -97,19 +97,19 @@ def choose(recording: Recording, now: State, cut: Cut) -> dict[int, np.ndarray]:
 
 
 class Images:
-    """Images of the disk after cuts of a recording, made in the order of the cuts' places.
+    """Images of the disk after cuts of a recording, in the order of the cuts' places.
 
-    base: the disk before the recording; it is changed, and holds what is durable.
+    base: the disk before the recording. It is changed, and holds the durable state.
     """
 
     def __init__(self, recording: Recording, base: np.ndarray, honest: bool = True) -> None:
         self.recording, self.honest = recording, honest
         self.disk = base.reshape(-1, SECTOR)
-        self.last = np.full(len(self.disk), -1, np.int64)  # the write that each sector has its bytes from
+        self.last = np.full(len(self.disk), -1, np.int64)  # the write that the bytes of each sector come from
         self.put: set[int] = set()
 
     def _write(self, i: int, keep: np.ndarray | None, disk: np.ndarray) -> None:
-        """Write a request's sectors, as far as they are kept and no later ones are durable there."""
+        """Write the kept sectors of a request, except where later ones are durable."""
         request = self.recording.requests[i]
         mine = self.last[request.sector : request.end] < i
         if keep is not None:
@@ -125,7 +125,7 @@ class Images:
                 self.put.add(i)
 
     def patches(self, cut: Cut) -> Iterator[tuple[int, bytes]]:
-        """What to write over `disk`, offset and bytes, for the image of a cut. Cuts come in the order of places."""
+        """The changes to `disk`, as offset and bytes, for the image of a cut. Cuts come in the order of places."""
         now = state(self.recording, cut.at, self.honest)
         self.advance(now)
         for i, keep in choose(self.recording, now, cut).items():
@@ -136,7 +136,7 @@ class Images:
                 yield (request.sector + begin) * SECTOR, rows[begin:end].tobytes()
 
     def image(self, cut: Cut) -> np.ndarray:
-        """All of it, as bytes."""
+        """The whole image, as bytes."""
         patches = list(self.patches(cut))
         made = self.disk.reshape(-1).copy()
         for offset, contents in patches:
@@ -153,9 +153,9 @@ def _runs(flags: np.ndarray) -> Iterator[tuple[int, int]]:
 def plan(recording: Recording, count: int, seed: int, since: int = 0) -> list[Cut]:
     """Cuts of a recording, in the order of their places, from a place on.
 
-    A quarter are where a flush, or a write that is durable by itself, is about to end: most is on its way there. A
-    quarter are soon after a write was queued, a quarter right behind something that the workload has said, which must
-    not be lost. The others are anywhere.
+    A quarter are where a flush, or a write that is durable by itself, is about to end: most writes are in flight there.
+    A quarter are soon after a write was queued. A quarter are directly after a line of the workload, whose
+    acknowledgement must not be lost. The others are anywhere.
     """
     rng = random.Random(seed)
     flushing = [r for r in recording.requests if r.preflush or r.fua or not r.sectors or r.durable_at < recording.end]

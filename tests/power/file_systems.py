@@ -1,4 +1,4 @@
-"""The file systems: how each is made, mounted, and checked after its power was cut."""
+"""The file systems: how each is made, mounted, and checked after a power cut."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PACKAGES = {"mkfs.ext4": "e2fsprogs", "e2fsck": "e2fsprogs", "mkfs.xfs": "xfspro
 
 
 class FileSystem(NamedTuple):
-    """name: as the command line calls it. kind, options: of mount. make: a command that gets the image's path.
+    """name: on the command line. kind, options: of mount. make: a command; the image's path is appended.
 
-    size: of the image, in bytes. journal: whether the kernel repairs it when it is mounted; without one, or where the
-    kernel refuses, only its check can.
+    size: of the image, in bytes. journal: whether the kernel repairs the file system when it is mounted. Without a
+    journal, or if the kernel refuses, only its check can repair it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class FileSystem(NamedTuple):
         subprocess.run([*self.make.split(), str(image)], check=True, capture_output=True)
 
     def needs(self) -> list[str]:
-        """Programs."""
+        """The programs that are needed."""
         return [self.make.split()[0], *(["e2fsck"] if self.kind == "ext4" else [])]
 
 
@@ -41,14 +41,14 @@ ALL = [
     FileSystem("ext4-ordered", "ext4", f"{EXT4} -J size=4", "data=ordered"),
     FileSystem("ext4-journal", "ext4", f"{EXT4} -J size=8", "data=journal"),
     FileSystem("ext4-nojournal", "ext4", f"{EXT4} -O ^has_journal", journal=False),
-    # --unsupported: smaller than mkfs.xfs wants it, for cuts by the thousand.
+    # --unsupported: smaller than the minimum of mkfs.xfs, so that thousands of cuts are quick.
     FileSystem("xfs", "xfs", "mkfs.xfs -q -f -K --unsupported -d agcount=1 -l size=8m"),
 ]
 BY_NAME = {one.name: one for one in ALL}
 
 
 def missing(systems: list[FileSystem]) -> list[str]:
-    """Debian packages of programs that are not here."""
+    """Debian packages of programs that are missing here."""
     return sorted({PACKAGES[name] for one in systems for name in one.needs() if not shutil.which(name)})
 
 
@@ -57,8 +57,8 @@ HARMLESS = "could be shorter"
 
 
 class Checked(NamedTuple):
-    """failed: what the check said, if it could not repair the file system. lost: the first place in a file's own map of
-    blocks that it had to give up: what the file had there is gone, whatever the program has synced.
+    """failed: the output of the check, if it could not repair the file system. lost: the first place in a file's own
+    map of blocks that the check gave up. The file's contents there are gone, whatever the program has synced.
     """
 
     failed: str = ""
@@ -66,14 +66,14 @@ class Checked(NamedTuple):
 
 
 def lost_blocks(said: str) -> str:
-    """What e2fsck says of the map of a file's blocks, if it gave up a part of it."""
+    """The message of e2fsck about the map of a file's blocks, if it gave up a part of it."""
     return next((found[0] for found in LOST.finditer(said) if HARMLESS not in found[0]), "")
 
 
 def check(system: FileSystem, image: Path) -> Checked:
-    """Have the file system's check repair an image."""
+    """Let the file system's check repair an image."""
     commands = ["xfs_repair -L"] if system.kind == "xfs" else ["e2fsck -fy", "e2fsck -fy -B 4096 -b 8192"]
-    for command in commands:  # of ext4 with the other superblock, too
+    for command in commands:  # for ext4, also with the other superblock
         done = subprocess.run([*command.split(), str(image)], capture_output=True, text=True, check=False)
         if done.returncode in (0, 1, 2):
             return Checked(lost=lost_blocks(done.stdout))

@@ -1,8 +1,8 @@
-"""One file, served through the kernel's FUSE protocol: the file is the device, and each write to it is kept.
+"""One file, served through the kernel's FUSE protocol. The file is the device, and each write to it is recorded.
 
-The root of the file system is the file itself, so that only a handful of operations exist. It is opened past the page
-cache (FOPEN_DIRECT_IO) and without asynchronous direct I/O: each request of a loop device arrives by itself and whole.
-A file of this server is never durable; what a power cut leaves of it is decided later, from the recording.
+The root of the file system is the file itself, so that few operations exist. It is opened without page cache
+(FOPEN_DIRECT_IO) and without asynchronous direct I/O, so that each request of a loop device arrives separately and
+whole. A file of this server is never durable; a power cut is computed later, from the recording.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ Reply = tuple[int, bytes]
 
 
 class Server:
-    """Answers requests about one file. image: its bytes; writes: where `WRITTEN` goes; data: where their bytes go."""
+    """Answers requests about one file. image: its bytes; writes: the file for `WRITTEN`; data: the file for the
+    written bytes."""
 
     def __init__(self, image: int, writes: int, data: int) -> None:
         self.image, self.writes, self.data = image, writes, data
         self.size = os.fstat(image).st_size
 
     def serve(self, device: int) -> None:
-        """Until the file system is unmounted."""
+        """Answer requests until the file system is unmounted."""
         while True:
             try:
                 request = os.read(device, LARGEST + (1 << 16))
@@ -57,10 +58,10 @@ class Server:
             try:
                 os.writev(device, [REPLY.pack(REPLY.size + len(body), -failed, unique), body])
             except FileNotFoundError:
-                pass  # whoever asked has gone
+                pass  # the requesting process is gone
 
     def answer(self, operation: int, request: bytes) -> Reply:
-        """errno, or 0 and what follows the header of the reply."""
+        """errno; or 0 and the bytes after the header of the reply."""
         if operation == INIT:
             return 0, struct.pack(
                 "<IIIIHHIIHHI28x", MAJOR, MINOR, 0, BIG_WRITES | MAX_PAGES, 12, 9, LARGEST, 1, LARGEST // 4096, 0, 0
@@ -88,8 +89,8 @@ class Server:
 
 
 def main() -> None:
-    """python -m tests.power.fuse DEVICE FOLDER: the descriptor of /dev/fuse, and where the recording goes."""
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: with its parent gone, nobody wants the recording
+    """python -m tests.power.fuse DEVICE FOLDER: the descriptor of /dev/fuse, and the folder for the recording."""
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: without its parent, the recording is useless
     device, folder = int(sys.argv[1]), Path(sys.argv[2])
     descriptors = [os.open(folder / name, os.O_RDWR | os.O_CREAT) for name in ("image", "writes", "data")]
     Server(*descriptors).serve(device)

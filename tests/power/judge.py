@@ -1,4 +1,4 @@
-"""The disk after a power cut: mounted, the store recovered and compared with what was acknowledged."""
+"""The disk after a power cut: mounted, and the store recovered and compared with the acknowledged states."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CHUNK = 1 << 16
 
 
 class Verdict(NamedTuple):
-    """What a cut left. refused: why the kernel did not mount it as it was, empty if it did. mounted: whether it was
-    mounted in the end. lost: what the file system's check gave up of a file's blocks. failure: what is wrong with the
-    store, empty if nothing is. found: the state it is in, or -1.
+    """The results of a cut. refused: why the kernel did not mount the file system as it was, empty if it did.
+    mounted: whether it was mounted in the end. lost: the blocks of a file that the file system's check gave up.
+    failure: the problem of the store, empty if there is none. found: its state, or -1.
     """
 
     refused: str
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 
 class Disk:
-    """A file that becomes one image after another."""
+    """A file that holds one image after another."""
 
     def __init__(self, path: Path, recorded: Recorded, honest: bool = True) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Disk:
         self.chunks = np.flatnonzero(used)
 
     def become(self, cut: Cut) -> None:
-        """The image that a cut leaves; cuts in the order of their places."""
+        """Write the image of a cut; cuts come in the order of their places."""
         patches = list(self.images.patches(cut))
         disk = self.images.disk.reshape(-1, CHUNK)
         with open(self.path, "wb", buffering=0) as file:
@@ -58,7 +58,7 @@ class Disk:
 
 
 def judge(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
-    """Mount an image at a point, recover the store. Without a journal the file system's check comes first."""
+    """Mount an image at a point, and recover the store. Without a journal the file system's check comes first."""
     system = BY_NAME[recorded.system]
     refused = ""
     if system.journal:
@@ -76,7 +76,7 @@ def judge(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
 
 
 def _mounted(system: FileSystem, recorded: Recorded, cut: Cut, image: Path, point: Path) -> tuple[str, int]:
-    """OSError if it can't be mounted."""
+    """Raises OSError if the image can't be mounted."""
     with loop(image) as device, mounted(device, point, system.kind, system.options):
         failure, found = examine(point / STORE, recorded.states, *recorded.bounds(cut.at))
         gc.collect()
@@ -84,7 +84,7 @@ def _mounted(system: FileSystem, recorded: Recorded, cut: Cut, image: Path, poin
 
 
 def examine(path: Path, states: list[str], least: int, most: int) -> tuple[str, int]:
-    """What is wrong with a store, which has to be in one of the states from least to most; and the one it is in."""
+    """The problem of a store, which must be in one of the states from least to most; and the state that it is in."""
     if not path.exists():
         return (f"the file is missing, and state {least} was acknowledged" if least >= 0 else ""), -1
     try:

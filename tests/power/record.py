@@ -19,7 +19,7 @@ STORE = "store.pm"
 
 
 class WorkloadFailed(Exception):
-    """It stopped, though no power was cut."""
+    """The workload stopped, though no power was cut."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Recorded:
     """system: the name of a file system. recording: its requests; base: the disk before. states: digests.
 
     acknowledged: the last state that must not be lost from the beginning on, -1 if there need not be a store.
-    committed: the last one but one that may be there then.
+    committed: the last committed state then; one more may exist.
     """
 
     system: str
@@ -39,7 +39,7 @@ class Recorded:
     committed: int = -1
 
     def bounds(self, at: int) -> tuple[int, int]:
-        """The last state that must not be lost by a cut at a place, and the last one that may be there."""
+        """The last state that a cut at a place must not lose, and the last one that may exist."""
         least, most = self.acknowledged, self.committed
         for place, said in self.recording.said:
             if place >= at:
@@ -59,7 +59,7 @@ def record(
     before: list[str] | None = None,
     preload: str = "",
 ) -> Recorded:
-    """Run a workload on a new file system, or on one that is there (base), in a folder for the recording.
+    """Run a workload on a new file system, or on an existing one (base), in a folder for the recording.
 
     before: with the workload "recover", states that the store may be in. preload: a library for the workload's process.
     """
@@ -108,12 +108,12 @@ def load(folder: Path) -> Recorded:
 
 
 def keep(folder: Path, target: Path) -> None:
-    """Copy what `load` needs."""
+    """Copy the files that `load` needs."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("known", "trace", "base", "writes", "data"):
         copy(folder / name, target / name)
 
 
 def copy(source: Path, target: Path) -> None:
-    """A file, without its zeros."""
+    """Copy a file as a sparse one."""
     subprocess.run(["cp", "--sparse=always", str(source), str(target)], check=True)

@@ -1,8 +1,8 @@
-"""The requests of a recording: when each was queued and done, what it asked for, which bytes it wrote.
+"""The requests of a recording: when each was queued and done, its flags, and the bytes that it wrote.
 
-Times are places in the kernel's trace, which holds the requests and what the workload has said in one order. The bytes
-come from the device: a sector's writes arrive there in the order in which they were queued, for no file system has two
-on their way at once.
+Times are places in the kernel's trace, which holds the requests and the workload's lines in one order. The bytes come
+from the device. A sector's writes arrive there in the order in which they were queued, because no file system has two
+of them in flight at once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _DONE = re.compile(r"^\d+,\d+ (\S+) \(.*?\) (\d+) \+ (\d+) .*\[(-?\d+)\]$")
 
 @dataclass
 class Request:
-    """A write or a flush, as the file system asked for it. Sectors are of 512 bytes; a flush by itself has none.
+    """A write or a flush, as the file system requested it. Sectors are of 512 bytes; a separate flush has none.
 
-    queued, done: when. preflush: what was done before it was queued is durable before it is begun. durable_at: when it
-    is durable by itself, as with FUA. data: its bytes.
+    queued, done: the places of both. preflush: everything done before it was queued is durable before it begins.
+    durable_at: the place where it is durable by itself, as with FUA. data: its bytes.
     """
 
     queued: int
@@ -60,9 +60,10 @@ class Direct:
 
 @dataclass
 class Recording:
-    """requests: in the order in which they were queued. said: place and words of what the workload said.
+    """requests: in the order in which they were queued. said: places and lines of the workload.
 
-    end: the place behind everything. single: writes that a disk makes durable by FUA, where this kernel had to flush.
+    end: the place behind everything. single: writes that a disk makes durable by FUA, and that this kernel made durable
+    by a flush.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -115,7 +116,8 @@ def _queued(made: Recording, on_their_way: list[Request], process: int, rest: st
 
 
 def _completed(at: int, on_their_way: list[Request], rest: str) -> None:
-    """What asks for a flush is told as done twice: when its bytes were taken and, with no sectors, when all is done."""
+    """A request for a flush is reported as done twice: when its bytes were taken and, with no sectors, when all is
+    done."""
     match = _DONE.match(rest)
     assert match, rest
     asked, sector, sectors, failed = match[1], int(match[2]), int(match[3]), int(match[4])
@@ -140,8 +142,8 @@ def _completed(at: int, on_their_way: list[Request], rest: str) -> None:
 
 
 def _take_flushes_for_fua(made: Recording, direct: list[Direct]) -> None:
-    """A loop device knows no FUA, so the kernel writes and then flushes. A disk that knows it makes that write durable,
-    and nothing else: the flush covers only the write. If the journal was written meanwhile, such a disk is flushed too.
+    """A loop device has no FUA, so the kernel writes and then flushes. A disk that has FUA makes only that write
+    durable, so the flush covers only the write. If the journal was written meanwhile, such a disk is flushed too.
     """
     for write in direct:
         meanwhile = [request for request in made.requests if write.begun < request.queued < write.ended]
@@ -169,7 +171,7 @@ def written(folder: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def fill(made: Recording, writes: Iterator[tuple[int, bytes]]) -> None:
-    """Give each request its bytes. ValueError if the device has seen other writes than the trace."""
+    """Give each request its bytes. Raises ValueError if the device has seen other writes than the trace."""
     arrived: dict[int, list[memoryview]] = defaultdict(list)
     for offset, contents in writes:
         view = memoryview(contents)
@@ -190,5 +192,5 @@ def fill(made: Recording, writes: Iterator[tuple[int, bytes]]) -> None:
 
 
 def sectors_of(data: bytes) -> np.ndarray:
-    """Its sectors, a row each."""
+    """Its sectors, one per row."""
     return np.frombuffer(data, np.uint8).reshape(-1, SECTOR)

@@ -24,12 +24,12 @@ from .workloads import WORKLOADS
 KEPT = ROOT / "build" / "power"
 NESTED = 8  # cuts of a recovery
 BRIEF = ("rows", "whole", "growth", "async")  # workloads
-MOST_KEPT = 3  # recordings with failures, of each workload
+MOST_KEPT = 3  # recordings with failures that are kept for each workload
 
 
 @dataclass
 class Task:
-    """So many cuts of a workload on a file system. lies: what the workload's process is prevented from doing."""
+    """So many cuts of a workload on a file system. lies: the calls of the workload's process that are prevented."""
 
     system: str
     workload: str
@@ -41,17 +41,18 @@ class Task:
     lies: str = ""
 
     def seed_of(self, what: str) -> int:
-        """Of one of its choices."""
+        """The seed of one of its choices."""
         text = f"{self.seed} {self.system} {self.workload} {what}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little")
 
 
 @dataclass
 class Tally:
-    """Counts. open: cuts at which writes could be lost. refused: reasons of the kernel. mounted: after the file
-    system's check, too, where it comes first or the kernel refused. gave_up: where that check gave up blocks of a file.
-    lost: where it did, or the kernel refused, stores without what was acknowledged: the file system's own loss.
-    single: writes taken for FUA. requests: recorded.
+    """Counts. open: cuts at which writes could be lost. refused: the kernel's reasons. mounted: includes file
+    systems that were mounted after their check, because they have no journal or the kernel refused. gave_up: cuts
+    where that check gave up blocks of a file. lost: stores without an acknowledged state where the check gave up
+    blocks or the kernel refused, which is the file system's own loss. single: writes taken for FUA. requests:
+    recorded ones.
     """
 
     cuts: int = 0
@@ -78,7 +79,7 @@ class Tally:
 
 
 def perform(task: Task) -> Tally:
-    """Record, cut, judge; in a process of its own, which leaves nothing behind."""
+    """Record, cut, judge; in a process of its own, which removes its temporary files."""
     tally = Tally()
     if task.lies:
         os.environ["PMSTORE_LIES"] = task.lies
@@ -99,7 +100,7 @@ def perform(task: Task) -> Tally:
 
 
 def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cut], inside: Cut | None) -> None:
-    """inside: the cut after which recovery is recorded, and cut in its turn."""
+    """inside: the cut after which recovery is recorded, and cut as well."""
     image, point = life / "cut", life / "left"
     point.mkdir()
     disk = Disk(image, recorded, task.honest)
@@ -127,7 +128,7 @@ def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cu
 
 
 def _failure(task: Task, recorded: Recorded, cut: Cut, failure: str, life: Path, keeping: bool) -> str:
-    """A text with the command that shows it again, from a recording that is kept."""
+    """A text with the command that reproduces the failure, from a recording that is kept."""
     text = f"{task.system}, {recorded.workload}, seed {task.seed}, {cut.kind} at {cut.at}: {failure}"
     if not keeping or task.lies or not task.honest:
         return text
@@ -138,7 +139,7 @@ def _failure(task: Task, recorded: Recorded, cut: Cut, failure: str, life: Path,
 
 
 def _nest(task: Task, tally: Tally, recorded: Recorded, cut: Cut, image: Path, life: Path) -> None:
-    """Record the recovery of an image, the kernel's of its journal included, and cut it."""
+    """Record the recovery of an image, including the kernel's recovery of its journal, and cut it."""
     least, most = recorded.bounds(cut.at)
     system = BY_NAME[task.system]
     if least < 0 or not system.journal:
@@ -148,7 +149,7 @@ def _nest(task: Task, tally: Tally, recorded: Recorded, cut: Cut, image: Path, l
     try:
         again = record(system, "recover", nested, base=image, before=before)
     except (WorkloadFailed, OSError):
-        return  # what is wrong with this image, its own verdict says
+        return  # the image's own verdict reports its problem
     inner = Tally()
     cuts = plan(again.recording, NESTED, task.seed_of("inside"))
     _cut(task, inner, again, nested, cuts, None)
@@ -158,7 +159,7 @@ def _nest(task: Task, tally: Tally, recorded: Recorded, cut: Cut, image: Path, l
 
 
 def replay(folder: Path, cut: Cut, target: Path) -> tuple[Recorded, Path]:
-    """A kept recording, and the image that a cut of it leaves, in a folder."""
+    """Load a kept recording, and build the image that a cut of it leaves, in a folder."""
     from .record import load
 
     recorded = load(folder)
@@ -171,7 +172,7 @@ def replay(folder: Path, cut: Cut, target: Path) -> tuple[Recorded, Path]:
 
 
 def tasks(systems: list[str], workloads: list[str], cuts: int, seed: int, nested: bool) -> list[Task]:
-    """So many cuts, over all of them, more than that by less than one each."""
+    """Tasks with so many cuts in total, rounded up by less than one each."""
     each = -(-cuts // (len(systems) * len(workloads)))
     return [Task(system, name, each, seed, nested) for name in workloads for system in systems]
 
@@ -183,11 +184,11 @@ CONTROLS = {
     "fdatasync is left out": {"lies": "fdatasync"},
     "sync_file_range is left out": {"lies": "sync_file_range"},
 }
-"""What has to be noticed: the harness would be of no use if it weren't."""
+"""Mistakes that must be noticed: the harness would be useless otherwise."""
 
 
 def control_tasks(name: str, cuts: int, seed: int, liar: str, brief: bool) -> list[Task]:
-    """On the two file systems that pmstore knows best, workloads whose commits go all ways. brief: one workload."""
+    """On the two main file systems of pmstore, workloads whose commits use all ways. brief: one workload."""
     how = CONTROLS[name]
     preload = liar if "lies" in how else ""
     return [
@@ -198,7 +199,7 @@ def control_tasks(name: str, cuts: int, seed: int, liar: str, brief: bool) -> li
 
 
 def perform_all(todo: list[Task], jobs: int) -> Iterator[tuple[Task, Tally]]:
-    """Each with its tally, as they end."""
+    """Each task with its tally, in the order in which they end."""
     with ProcessPoolExecutor(jobs, initializer=_until_told_to_end) as pool:
         running = {pool.submit(_perform, task): task for task in todo}
         try:
@@ -211,7 +212,7 @@ def perform_all(todo: list[Task], jobs: int) -> Iterator[tuple[Task, Tally]]:
 
 
 def _perform(task: Task) -> Tally:
-    """Ends this process if it is told to: the pool would go on with the next task."""
+    """Ends this process on request: the pool would continue with the next task."""
     try:
         return perform(task)
     except KeyboardInterrupt:
@@ -219,14 +220,14 @@ def _perform(task: Task) -> Tally:
 
 
 def _until_told_to_end() -> None:
-    """An interrupt is for the process that started this one to handle. If that dies, this one ends, and cleans up."""
+    """The process that started this one handles interrupts. If that process dies, this one ends, and cleans up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def names(given: list[str] | None, known: dict[str, object], what: str) -> list[str]:
-    """Those that were chosen; ValueError if one isn't known."""
+    """The chosen names. Raises ValueError if one isn't known."""
     for name in given or []:
         if name not in known:
             raise ValueError(f"no {what} is called {name!r}: {', '.join(known)}")

@@ -1,8 +1,8 @@
-"""What needs root: a mount namespace of our own, mounts, loop devices, the kernel's trace.
+"""The parts that need root: a mount namespace of our own, mounts, loop devices, the kernel's trace.
 
-Everything is mounted in a private namespace and every loop device clears itself when nothing uses it any more, so the
-kernel cleans up after a process however it ends. A directory in /dev/shm and one of the trace are left by a process
-that was killed; `sweep` removes those whose process is gone.
+Everything is mounted in a private namespace, and every loop device clears itself when it is no longer used, so that the
+kernel cleans up after a process however it ends. A process that was killed leaves a directory in /dev/shm and one of
+the trace; `sweep` removes those whose process is gone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Unusable(Exception):
-    """This machine doesn't allow what is needed; the text says what."""
+    """This machine doesn't allow something that is needed; the text names it."""
 
 
 def mount(source: str, target: Path | str, kind: str | None, flags: int = 0, options: str = "") -> None:
-    """mount(2). OSError if it fails."""
+    """Call mount(2). Raises OSError if it fails."""
     kind_ = kind.encode() if kind else None
     if libc.mount(source.encode(), os.fsencode(target), kind_, ctypes.c_ulong(flags), options.encode()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(target))
@@ -65,7 +65,7 @@ def mounted(source: str, target: Path, kind: str, options: str = "") -> Iterator
 
 
 def missing() -> str:
-    """Why power can't be cut here; empty if it can."""
+    """The reason why power can't be cut here; empty if it can."""
     if os.geteuid():
         return "it needs root, for mounts and loop devices"
     for needed in ("/dev/fuse", "/dev/loop-control"):
@@ -77,7 +77,7 @@ def missing() -> str:
 
 
 def prepare() -> None:
-    """A mount namespace of our own, with the kernel's trace in it. Unusable if that is refused."""
+    """Make a mount namespace of our own, with the kernel's trace in it. Raises Unusable if that is refused."""
     if libc.unshare(CLONE_NEWNS):
         raise Unusable(f"mounts are not allowed: {os.strerror(ctypes.get_errno())}")
     try:
@@ -97,7 +97,7 @@ def _alive(owner: str) -> bool:
 
 
 def sweep() -> None:
-    """Remove what earlier processes left that are gone."""
+    """Remove the files of earlier processes that are gone."""
     for left in (TRACING / "instances").glob(f"{NAME}*"):
         if not _alive(left.name.removeprefix(NAME)):
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def loop(file: Path) -> Iterator[str]:
-    """The path of a loop device on a file, which is there until nothing uses it any more."""
+    """The path of a loop device on a file. The device exists until it is no longer used."""
     backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
         device, fd = _configured(backing)
@@ -139,7 +139,7 @@ def _configured(backing: int) -> tuple[str, int]:
     info = struct.pack("<QQQQQIIII64s64s32sQQ", 0, 0, 0, 0, 0, 0, 0, 0, AUTOCLEAR, NAME.encode(), b"", b"", 0, 0)
     configuration = struct.pack("<II", backing, 512) + info + bytes(64)
     with open("/dev/loop-control", "rb+", buffering=0) as control:
-        for _ in range(100):  # others take devices at the same time
+        for _ in range(100):  # other processes take devices at the same time
             device = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
             fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -174,7 +174,7 @@ def recorded(folder: Path) -> Iterator[str]:
 
 
 def _retry_unmount(target: Path) -> None:
-    """A loop device lets go of its file a moment after it was closed."""
+    """Retry: a loop device releases its file a moment after it was closed."""
     for _ in range(200):
         try:
             return unmount(target)
@@ -189,9 +189,9 @@ def _retry_unmount(target: Path) -> None:
 
 
 class KernelTrace:
-    """An instance of the kernel's trace that holds the requests to one device, and what is written to `marker`.
+    """An instance of the kernel's trace that holds the requests to one device, and the lines written to `marker`.
 
-    Its clock is a counter, so that all of it is in one order.
+    Its clock is a counter, so that all events are in one order.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class KernelTrace:
         (self.folder / name).write_text(value)
 
     def begin(self, device: str) -> None:
-        """From now on, for a device."""
+        """Start tracing a device."""
         number = os.stat(device).st_rdev
         kernel = os.major(number) << 20 | os.minor(number)
         self._set("trace", "")
@@ -223,7 +223,7 @@ class KernelTrace:
         self._set("tracing_on", "1")
 
     def end(self) -> str:
-        """All of it. RuntimeError if events were lost."""
+        """The whole trace. Raises RuntimeError if events were lost."""
         self._set("tracing_on", "0")
         for event in EVENTS:
             self._set(f"events/{event}/enable", "0")

@@ -1,8 +1,8 @@
-"""What programs do with a store while their disk is recorded, and a program that does it.
+"""Workloads that use a store while their disk is recorded, and a program that runs them.
 
 `python -m tests.power.workloads NAME STORE MARKER` runs one. After each commit that returned it writes to MARKER, the
-kernel's trace, which of its states is now acknowledged ("ack 7"), or only committed ("state 7", with commits that are
-durable later). What it prints is JSON: a digest of each state.
+kernel's trace, which of its states is now acknowledged ("ack 7"), or only committed ("state 7", with commits that
+become durable later). It prints JSON: a digest of each state.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import pmstore
-from pmstore._array import layout
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.names import key_of
 from pmstore._core import Entry
-from pmstore._kinds import ARRAY
-from pmstore._names import key_of
-from tests import crashes, crashes_async, crashes_slots
+from pmstore._values.array import layout
+from tests.support import crashes, crashes_async, crashes_slots
 
 Life = Callable[[Any], None]
 
 
 class Workload(NamedTuple):
-    """Lives of a store: each opens it; it ends as by a kill, if it does not close the store."""
+    """Runs of a store: each opens it, and ends as by a kill, unless it closes the store."""
 
     lives: tuple[Life, ...]
     options: Mapping[str, Any] = MappingProxyType({})
 
 
 def digest(store: Any) -> str:
-    """Of everything in a store, by which two states are told apart."""
+    """A digest of all values in a store, which differs between states."""
     hashed = hashlib.blake2b(digest_size=16)
     for name in sorted(store):
         value = store[name]
@@ -50,7 +50,7 @@ def digest(store: Any) -> str:
 
 
 class Witness:
-    """A store that tells what of it is acknowledged. say: writes to the trace; states: gets digests."""
+    """A store that reports which of its states is acknowledged. say: writes to the trace; states: receives digests."""
 
     def __init__(self, store: pmstore.Store, say: Callable[[str], None], states: list[str], later: bool) -> None:
         self._store, self._say, self._states, self._later = store, say, states, later
@@ -92,7 +92,7 @@ class Witness:
         self._say(f"ack {len(self._states) - 1}")
 
     def close(self) -> None:
-        """What is pending is committed, too."""
+        """Commit the pending changes, too, and close."""
         last = digest(self._store)
         self._store.close()
         self._say(f"ack {len(self._states)}")
@@ -100,7 +100,7 @@ class Witness:
 
 
 def small(store: Any) -> None:
-    """Commits of a few bytes each, one behind the other."""
+    """Commits of a few bytes each, in sequence."""
     x = store.create_array("x", 5, "f8")
     y = store.create_array("y", 300, "f8")
     store.commit()
@@ -113,7 +113,7 @@ def small(store: Any) -> None:
 
 
 def rows(store: Any) -> None:
-    """Rows of a larger array: one, some, and so many that their record leaves in parts (D15)."""
+    """Rows of a larger array: one, some, and so many that their record is written in parts (D15)."""
     x = store.create_array("x", (6000, 100), "f8")
     store.commit()
     rng = np.random.default_rng(1)
@@ -127,7 +127,7 @@ def rows(store: Any) -> None:
 
 
 def new(store: Any) -> None:
-    """New arrays that go straight to their place, changed there in the next commit, and deleted."""
+    """New arrays that go directly to their place, are changed there in the next commit, and are deleted."""
     for i in range(8):
         store[f"new{i}"] = np.full(9000 * (1 + i % 4), float(i))
         store[f"small{i}"] = np.full(40, -1.0 * i)
@@ -140,7 +140,8 @@ def new(store: Any) -> None:
 
 
 def sparse(store: Any) -> None:
-    """Reserved space that is written here and there: the file system keeps more extents than the inode has room for."""
+    """Reserved space that is written in separate places: the file system keeps more extents than the inode has room
+    for."""
     described = layout(1_500_000, "f8", "C", True)
     core = store._catalog.core
     core.put(key_of("x"), Entry(core.alloc(described.length), described.length, ARRAY, 0, described.meta))
@@ -166,7 +167,7 @@ def lazy_growth(store: Any) -> None:
 
 
 def opened_again(store: Any) -> None:
-    """Changes what is there, and closes."""
+    """Change the existing values, and close."""
     for value in [store[name] for name in store]:
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
             value += 1
@@ -196,7 +197,7 @@ WORKLOADS = {
 
 
 def run(workload: Workload, path: Path, say: Callable[[str], None]) -> list[str]:
-    """All lives; digests of the states."""
+    """Execute all runs; returns digests of the states."""
     states: list[str] = []
     later = workload.options.get("durability") == "async"
     for life in workload.lives:
@@ -213,7 +214,7 @@ def run(workload: Workload, path: Path, say: Callable[[str], None]) -> list[str]
 
 
 def recover(path: Path, before: list[str], say: Callable[[str], None]) -> list[str]:
-    """A store that a power cut left is opened, changed and closed. before: the states that it may be in."""
+    """Open the store that a power cut left, change it and close it. before: the states that it may be in."""
     states = list(before)
     store = pmstore.open(path, "r+", verify=True)
     witness = Witness(store, say, states, later=False)

@@ -1,0 +1,141 @@
+#define _GNU_SOURCE
+#include "commit/readers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The bytes behind those of pmstore/_store/held.py, and before those of space/region_fork.c. */
+#define WAITING_BYTE ((INT64_C(1) << 62) + (INT64_C(1) << 60) + 1)
+#define BEGUN_BYTE (WAITING_BYTE + 1)
+/* A request for a pause is on the byte of its millisecond, so that one of a reader that was stopped is soon old. */
+#define ASKING_BYTES (WAITING_BYTE + 15)
+
+#define MILLISECOND UINT64_C(1000000)
+#define LOOK (10 * MILLISECOND)
+#define PAUSE_MOST (2 * MILLISECOND)
+#define IGNORED_FIRST (250 * MILLISECOND)
+#define IGNORED_MOST (1000 * MILLISECOND)
+enum { NAP = 100000, ASKED_MOST = 5000 /* milliseconds; readers ask no longer than this */ };
+
+static uint64_t now(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (uint64_t)time.tv_sec * 1000 * MILLISECOND + (uint64_t)time.tv_nsec;
+}
+
+static bool is_locked(int fd, int64_t first, int64_t last)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = last - first + 1};
+    return !fcntl(fd, F_OFD_GETLK, &lock) && lock.l_type != F_UNLCK;
+}
+
+static void set_lock(int fd, int64_t byte)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    (void)fcntl(fd, F_OFD_SETLK, &lock);
+}
+
+static int64_t asking_byte(void)
+{
+    return ASKING_BYTES + (int64_t)(now(CLOCK_MONOTONIC) / MILLISECOND);
+}
+
+uint64_t pm_readers_time(void)
+{
+    return now(CLOCK_MONOTONIC);
+}
+
+void pm_readers_nap(void)
+{
+    const struct timespec nap = {.tv_nsec = NAP};
+    nanosleep(&nap, NULL);
+}
+
+/* ---- the process that writes ---------------------------------------------------------------------------------- */
+
+static bool is_asked(int fd)
+{
+    int64_t last = asking_byte(), first = last - ASKED_MOST;
+    return is_locked(fd, first < ASKING_BYTES ? ASKING_BYTES : first, last);
+}
+
+/* Waits for readers that have asked for it. */
+static void pause_for(pm_readers *readers, int fd)
+{
+    uint64_t begun = now(CLOCK_MONOTONIC);
+    if (begun < readers->ignored_until) return;
+    bool asked = true;
+    while (asked && now(CLOCK_MONOTONIC) - begun < PAUSE_MOST) {
+        pm_readers_nap();
+        asked = is_asked(fd);
+    }
+    if (!asked) {
+        readers->ignored_for = 0;
+        return;
+    }
+    readers->ignored_for = readers->ignored_for ? 2 * readers->ignored_for : IGNORED_FIRST;
+    if (readers->ignored_for > IGNORED_MOST) readers->ignored_for = IGNORED_MOST;
+    readers->ignored_until = now(CLOCK_MONOTONIC) + readers->ignored_for;
+}
+
+void pm_readers_look(pm_store *store)
+{
+    pm_readers *readers = &store->readers;
+    if (store->media.trace) return;
+    uint64_t time = now(CLOCK_MONOTONIC_COARSE);
+    uint64_t looked = atomic_load_explicit(&readers->looked, memory_order_relaxed);
+    if (time - looked < LOOK) return;
+    /* Of several threads, one looks. */
+    if (!atomic_compare_exchange_strong(&readers->looked, &looked, time)) return;
+    int fd = store->media.fd;
+    atomic_store_explicit(&readers->waiting, is_locked(fd, WAITING_BYTE, WAITING_BYTE), memory_order_relaxed);
+    if (is_asked(fd)) pause_for(readers, fd);
+}
+
+void pm_readers_begin(pm_store *store)
+{
+    store->region.told = store->log.sequence;
+    if (!store->media.trace && !store->media.read_only) set_lock(store->media.fd, BEGUN_BYTE);
+}
+
+bool pm_readers_begun(int fd)
+{
+    return is_locked(fd, BEGUN_BYTE, BEGUN_BYTE);
+}
+
+void pm_readers_told(pm_store *store, uint64_t sequence)
+{
+    store->region.told = sequence;
+    if (!atomic_load_explicit(&store->readers.waiting, memory_order_relaxed)) return;
+    syscall(SYS_futex, store->media.view + PM_DURABLE_MARKER_PLACE, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ---- readers ---------------------------------------------------------------------------------------------------- */
+
+void pm_readers_ask(int fd, bool pause)
+{
+    struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = ASKING_BYTES, .l_len = INT64_C(1) << 59};
+    if (pause) set_lock(fd, asking_byte());
+    else (void)fcntl(fd, F_OFD_SETLK, &all);
+}
+
+bool pm_readers_wait(int fd, uint32_t seen, uint64_t nanoseconds)
+{
+    void *page = mmap(NULL, PM_PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) return false;
+    const struct timespec time = {.tv_sec = (time_t)(nanoseconds / (1000 * MILLISECOND)),
+                                  .tv_nsec = (long)(nanoseconds % (1000 * MILLISECOND))};
+    set_lock(fd, WAITING_BYTE);
+    /* Only the kernel touches the page, so that a file that was cut short is an error. */
+    long result = syscall(SYS_futex, (uint8_t *)page + PM_DURABLE_MARKER_PLACE, FUTEX_WAIT, seen, &time, NULL, 0);
+    bool possible = !result || errno != EFAULT;
+    munmap(page, PM_PAGE);
+    return possible;
+}

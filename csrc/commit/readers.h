@@ -1,0 +1,37 @@
+/*
+ * Readers in other processes (reader/snapshot.h) and the process that writes. A reader needs no permission to write, so
+ * the two know of each other by locks on bytes of the file that data never reach.
+ *
+ * I21  A commit never waits for a reader, but for one that has asked for a pause, because commits change what it copies
+ *      as quickly as it copies. Such a pause is at most PAUSE_MOST, at most one in LOOK, and if a reader does not end
+ *      it, the next ones come ever more rarely, and soon none: a request counts for ASKED_MOST.
+ *
+ * The writer looks for locks once in LOOK, before a commit. So the locks cost a commit one look at a clock.
+ */
+#ifndef PM_READERS_H
+#define PM_READERS_H
+
+#include "commit/store_state.h"
+
+/* ---- the process that writes ---- */
+
+void pm_readers_look(pm_store *store); /* before a commit, without the store's mutex */
+
+/* The durable marker names this commit now. Wakes those that wait for a commit. Under the store's mutex. */
+void pm_readers_told(pm_store *store, uint64_t sequence);
+
+/* The store is recovered. Before that, readers adopt what recovery adopts. */
+void pm_readers_begin(pm_store *store);
+bool pm_readers_begun(int fd); /* for readers */
+
+/* ---- readers ---- */
+
+void pm_readers_ask(int fd, bool pause); /* asks for a pause, or ends it */
+void pm_readers_nap(void);               /* a tenth of a millisecond */
+uint64_t pm_readers_time(void);          /* nanoseconds */
+
+/* Waits until the low half of the durable marker's sequence number is no longer `seen`, or for so many nanoseconds.
+ * False if the file can't be waited for. */
+bool pm_readers_wait(int fd, uint32_t seen, uint64_t nanoseconds);
+
+#endif

@@ -1,0 +1,158 @@
+/* Code that all media share: which medium a file is on, and the shared view of the file. */
+#define _GNU_SOURCE
+#include "media/media.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/address.h"
+#include "media/again.h"
+
+enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20, STAGE_SCHEDULED = 12 * PM_PAGE };
+
+/* Parts of half or twice this size were slower. Under a schedule, parts are small. */
+enum { PART_FILE = 256 << 10, PART_SCHEDULED = 2 * PM_PAGE };
+
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
+{
+    pm_schedule *schedule = trace ? pm_trace_schedule(trace) : NULL;
+    *media = (pm_media){.fd = fd, .read_only = read_only, .trace = trace};
+    pm_direct_io_init(&media->dio, -1, 0);
+    if (trace) {
+        pm_trace_keep(trace);
+        pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
+    }
+    struct stat file;
+    struct statfs fs;
+    if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
+    if (!S_ISREG(file.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
+    bool tmpfs = fs.f_type == TMPFS_MAGIC;
+    if (kind == PM_MEDIA_AUTO) kind = tmpfs ? PM_MEDIA_MEMORY : PM_MEDIA_FILE;
+    if (kind == PM_MEDIA_MEMORY && !tmpfs)
+        return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
+                                   "this one is on a disk: use media 'file' or 'auto'");
+    if (kind != PM_MEDIA_MEMORY && kind != PM_MEDIA_FILE) return pm_fail(PM_INVALID, "there is no such medium");
+    media->kind = kind;
+    media->size = (uint64_t)file.st_size;
+    if (kind == PM_MEDIA_MEMORY) {
+        media->operations = &pm_media_memory;
+        media->byte_addressable = true;
+        media->log_unit = PM_LINE;
+        media->stage = STAGE_MEMORY;
+        pm_media_memory_choose(media);
+    } else {
+        media->operations = &pm_media_file;
+        media->log_unit = PM_PAGE;
+        media->stage = STAGE_FILE;
+        media->part = schedule ? PART_SCHEDULED : PART_FILE;
+        if (!read_only) media->fs = pm_file_system_of(fd, &file, &fs);
+        media->durable_range = media->fs.ranges;
+        if (media->durable_range) pm_direct_io_init(&media->dio, fd, media->fs.synced);
+        if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
+        if (schedule && !read_only) pm_media_file_schedule(media, schedule);
+    }
+    if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;
+    if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
+    return pm_media_map(media);
+}
+
+pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
+{
+    int result;
+    pm_again again = {0};
+    do {
+        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
+        result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
+    } while (pm_again_make(&again, result));
+    if (result) return pm_fail_errno("cannot reserve space for the file");
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
+    return PM_OK;
+}
+
+void pm_media_begin_new(pm_media *media)
+{
+    if (media->fs.reflinks) pm_file_system_write_in_place(media->fd);
+    media->dio.file = -1; /* while a store is created, no second descriptor of the file may be closed (direct_io.h) */
+}
+
+pm_status pm_media_own_space(pm_media *media, uint64_t size)
+{
+    if (media->fs.reflinks) pm_file_system_unshare(media->fd, size);
+    struct stat file;
+    if (fstat(media->fd, &file)) return pm_fail_errno("cannot look at the file");
+    if ((uint64_t)file.st_blocks * 512 >= size) return PM_OK;
+    pm_status status = pm_media_reserve(media, 0, size);
+    return pm_media_cannot_reserve(status) ? PM_OK : status;
+}
+
+pm_status pm_media_map(pm_media *media)
+{
+    uint64_t size = pm_round_up(media->size, PM_PAGE);
+    if (size <= media->mapped) return PM_OK;
+    if (media->lent) return pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
+    if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");
+    int access = PROT_READ | (media->byte_addressable && !media->read_only ? PROT_WRITE : 0);
+    void *view = media->view ? pm_address_resize(media->view, media->mapped, size)
+                             : mmap(NULL, size, access, MAP_SHARED, media->fd, 0);
+    if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
+    /* A forked child must not reach the file; it has its copy of the private pages. */
+    madvise(view, size, MADV_DONTFORK);
+    media->view = view;
+    media->mapped = size;
+    return PM_OK;
+}
+
+void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)
+{
+#ifdef MADV_POPULATE_WRITE
+    from = from / PM_PAGE * PM_PAGE;
+    /* An old kernel refuses: then each first store is a fault */
+    if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE);
+#else
+    (void)media, (void)from, (void)to;
+#endif
+}
+
+pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to)
+{
+    enum { AT_ONCE = 1 << 20 };
+    void *zeros = calloc(1, AT_ONCE);
+    if (!zeros) return pm_fail(PM_NO_MEMORY, "no memory to write zeros");
+    pm_status status = PM_OK;
+    while (status == PM_OK && from < to) {
+        uint64_t next = to - from < AT_ONCE ? to : from + AT_ONCE;
+        status = pm_media_write(media, from, zeros, next - from, PM_WRITE_STREAM);
+        from = next;
+    }
+    free(zeros);
+    return status;
+}
+
+void pm_media_close(pm_media *media)
+{
+    if (media->view && !media->lent) munmap(media->view, media->mapped);
+    media->view = NULL;
+    pm_schedule *schedule = media->dio.schedule;
+    pm_direct_io_close(&media->dio);
+    if (schedule) pm_schedule_remove(schedule, &media->dio_work);
+    free(media->copy);
+    media->copy = NULL;
+    if (media->fd >= 0) close(media->fd);
+    media->fd = -1;
+    if (media->trace) pm_trace_free(media->trace);
+    media->trace = NULL;
+}
+
+void pm_media_forked(pm_media *media)
+{
+    media->view = NULL; /* it is not mapped in the child, and its addresses may soon belong to another mapping */
+    pm_direct_io_forked(&media->dio);
+    if (media->fd >= 0) close(media->fd);
+    media->fd = -1;
+}

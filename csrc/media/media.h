@@ -1,0 +1,185 @@
+/*
+ * Durable bytes. Nothing else in pmstore writes to the file: every write and sync comes through pm_media_operations, so
+ * the trace sees all of them.
+ *
+ *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence
+ *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
+ *
+ * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h).
+ */
+#ifndef PM_MEDIA_H
+#define PM_MEDIA_H
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/format.h"
+#include "media/direct_io.h"
+#include "media/file_system.h"
+#include "base/status.h"
+#include "media/trace.h"
+
+typedef struct pm_media pm_media;
+
+typedef enum {
+    PM_WRITE_CACHED, /* memory: durable at the next fence after a flush. File: durable at the next fence */
+    /* Durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
+    PM_WRITE_STREAM,
+    /* The same, for bytes that do not change before that, or before settle: the disk may fetch them from memory */
+    PM_WRITE_BEGIN
+} pm_write_how;
+
+/* Pages of a file, [from, to), that were streamed; the kernel was asked to write back those before `begun`. */
+typedef struct {
+    uint64_t from, begun, to;
+} pm_streamed;
+enum { PM_STREAMED = 64 };
+
+/*
+ * What a medium does. `view` and every private mapping of `fd` show at once what was written (I2). A commit becomes
+ * durable by write_through, a checkpoint and a new store by fence, and a commit in the background by sync (D11).
+ */
+typedef struct {
+    /* Two calls may run at once only if both are PM_WRITE_CACHED: a commit's, and the durable marker of a background
+     * sync. PM_WRITE_BEGIN is used only if `part` is not 0. */
+    pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
+    /* Writes whole pages, which a program may be changing: each byte is loaded once, and the loaded bytes are written
+     * and hashed (I6). Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. */
+    pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
+                              uint64_t *hashes);
+    /* Memory: these lines, written as PM_WRITE_CACHED, are durable at the next fence. It cannot fail; a medium whose
+     * flush can fail notes the range here and does the work in fence. Called on memory only. */
+    void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
+    /* File: begins to write back this range, so that a fence has less to wait for. It is a hint. Another thread may
+     * call it beside other operations. */
+    pm_status (*write_back)(pm_media *media, uint64_t offset, uint64_t length);
+    /* Makes durable what was streamed or flushed (memory), or written (file). */
+    pm_status (*fence)(pm_media *media);
+    /* Writes these bytes, and makes them and what was streamed before durable. */
+    pm_status (*write_through)(pm_media *media, uint64_t offset, const void *source, size_t length);
+    /* Makes the file `size` bytes long and reserves space for them, both durably. */
+    pm_status (*grow)(pm_media *media, uint64_t size);
+    /* Waits until the disk fetches no bytes from memory any more. It makes nothing durable. */
+    pm_status (*settle)(pm_media *media);
+    /* As fence, for everything that was written before the call. Another thread may call it beside all operations but
+     * grow. */
+    pm_status (*sync)(pm_media *media);
+} pm_media_operations;
+
+struct pm_media {
+    const pm_media_operations *operations;
+    pm_media_kind kind; /* its name; what follows from it are the next fields */
+    /* Programs' stores reach it: lines become durable by flush and fence. Otherwise pages do, by writes and syncs */
+    bool byte_addressable;
+    int fd;
+    bool read_only;
+    /* Dirty ranges consist of these: PM_LINE (a torn line), or PM_PAGE (a torn sector), which sets `pages` in each
+     * record. The last one may end where its extent does */
+    uint64_t log_unit;
+    size_t stage;       /* so many bytes of a record are gathered before the first write */
+    /* So many bytes of a record get a request of their own while the rest is gathered; 0: none do */
+    size_t part;
+    uint64_t size;      /* of the file */
+    bool lent;          /* the view is the trace's */
+    uint64_t mapped;    /* bytes of the view */
+    /* The file, mapped shared: for reading; only media/memory.c writes through it. Moves when the file grows */
+    uint8_t *view;
+    /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Threads that write back read it,
+     * too */
+    atomic_bool durable_range;
+    pm_streamed streamed[PM_STREAMED]; /* if durable_range: since the last ordering point */
+    unsigned streamed_count;           /* more than PM_STREAMED: some are not listed */
+    pm_fs fs; /* file, open for writing */
+    bool past_cache; /* the last synced write went past the page cache */
+    bool refused;    /* the trace made the last write fail, not a sync */
+    pm_dio dio;
+    pm_scheduled_work dio_work;
+    uint8_t *copy; /* file: write_hashed copies pages into it; allocated at the first use */
+    /* Bytes of the pages that were written in another way since the last fence; threads that sync use it, too */
+    atomic_ullong lazy;
+    uint64_t fences, syncs;
+    /* memory: copies with non-temporal stores */
+    void (*stream)(pm_media *media, void *destination, const void *source, size_t length);
+    void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);
+    pm_trace *trace;    /* the caller's; NULL: there is none */
+};
+
+/* Takes fd over, and maps the file. kind AUTO: the file system decides. */
+pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace);
+void pm_media_close(pm_media *media);
+void pm_media_forked(pm_media *media); /* in a forked child: lets the file and its lock go */
+
+/* False if the trace makes mapping the file fail, with errno. */
+static inline bool pm_media_may_map(pm_media *media)
+{
+    return !media->trace || pm_trace_allows(media->trace, PM_OPERATION_MAP);
+}
+
+/* False if the file can't become as large as that, because its view is lent and smaller. */
+static inline bool pm_media_may_have(const pm_media *media, uint64_t size)
+{
+    return !media->lent || size <= media->mapped;
+}
+
+/* Maps the file up to its current size; the view may move. */
+pm_status pm_media_map(pm_media *media);
+
+extern const pm_media_operations pm_media_memory, pm_media_file;
+void pm_media_memory_choose(pm_media *media);
+/* Files: the schedule decides when writes past the page cache are done. */
+void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);
+
+static inline pm_status pm_media_write(pm_media *media, uint64_t offset, const void *source, size_t length,
+                                       pm_write_how how)
+{
+    return media->operations->write(media, offset, source, length, how);
+}
+
+static inline pm_status pm_media_write_hashed(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
+                                              uint64_t *hashes)
+{
+    return media->operations->write_hashed(media, offset, source, pages, hashes);
+}
+
+/* Reserves blocks for [from, to) of the file, so that writing there can't fail for lack of space (D8). */
+pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to);
+/* True if that failed because the file system has no such operation. */
+static inline bool pm_media_cannot_reserve(pm_status status)
+{
+    return status == PM_IO && (pm_errno() == EOPNOTSUPP || pm_errno() == ENOSYS);
+}
+
+/* Prepares a new file, before anything is reserved. */
+void pm_media_begin_new(pm_media *media);
+/* Prepares a copy of a store. Holes, where there were zeros, get blocks: on a full tmpfs, a store into a hole would
+ * be SIGBUS. Shared blocks are copied, as far as that can be done, so that writing in place does not need new ones
+ * (D8). */
+pm_status pm_media_own_space(pm_media *media, uint64_t size);
+
+/* Finds the first offset of a range that can't be read without a signal, where the file is mapped at `at`; UINT64_MAX:
+ * all of it can (media/read.c). If there is one, the failure is remembered: "cannot read WHAT: …". privately: the
+ * mapping is private, and its pages become private. */
+uint64_t pm_media_find_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
+                                  bool privately, const char *what);
+
+static inline uint64_t pm_media_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
+                                           const char *what)
+{
+    if (media->byte_addressable || media->lent || !length) return UINT64_MAX;
+    return pm_media_find_unreadable(media, at, offset, length, false, what);
+}
+
+/* The same for the shared view, as a status. */
+static inline pm_status pm_media_readable(const pm_media *media, uint64_t offset, uint64_t length, const char *what)
+{
+    return pm_media_unreadable(media, media->view + offset, offset, length, what) == UINT64_MAX ? PM_OK : PM_UNREADABLE;
+}
+
+/* Memory: brings the pages of [from, to) into the page table, so that the first store to each does not cost a fault. */
+void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);
+
+/* Writes zeros to [from, to). */
+pm_status pm_media_write_zeros(pm_media *media, uint64_t from, uint64_t to);
+
+#endif

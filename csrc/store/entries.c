@@ -1,0 +1,101 @@
+#include "store/entries.h"
+
+#include "commit/checkpoint.h"
+#include "commit/uncommitted.h"
+
+static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
+{
+    return key.length >= length && (!length || !memcmp(key.bytes, prefix, length));
+}
+
+/* Keeps the contents of an entry that is about to go for readers that may map them. */
+static pm_status leave_to_readers(pm_store *store, const pm_entry *old)
+{
+    bool mapped = old->offset && old->flags & PM_ENTRY_FIXED && !pm_extent_is_small(old->length)
+                  && pm_region_holds(&store->region, old->offset, old->length);
+    if (!mapped || pm_uncommitted_find(store, old->offset)) return PM_OK;
+    return pm_region_leave_to_readers(&store->region, store, old->offset, old->length, store->log.sequence);
+}
+
+/* Frees the extent of an entry that is gone already. If it can't be freed, it is damaged, or its neighbour in a list
+ * is: its space stays taken, which check() reports together with the damage. */
+static void free_replaced(pm_store *store, const pm_entry *old)
+{
+    if (old->offset) (void)pm_uncommitted_free(store, old->offset, old->length);
+}
+
+pm_status pm_entries_delete_prefix(pm_store *store, const uint8_t *prefix, size_t length)
+{
+    pm_found found;
+    pm_status status = length ? PM_OK : PM_NOT_FOUND;
+    while (status == PM_OK) {
+        status = pm_catalog_seek(&store->region, (pm_key){prefix, length}, false, &found);
+        if (status != PM_OK || !starts_with(found.key, prefix, length)) break;
+        uint8_t bytes[PM_KEY_MAX];
+        pm_key key = {bytes, found.key.length};
+        pm_entry old = found.entry;
+        memcpy(bytes, found.key.bytes, found.key.length);
+        PM_TRY(leave_to_readers(store, &old));
+        status = pm_catalog_delete(&store->region, key);
+        if (status == PM_OK) free_replaced(store, &old);
+    }
+    return status == PM_NOT_FOUND ? PM_OK : status;
+}
+
+pm_status pm_entries_put(pm_store *store, pm_key key, const pm_entry *entry, const uint8_t *meta)
+{
+    pm_found found;
+    pm_entry old = {0};
+    pm_status status = pm_catalog_get(&store->region, key, &found);
+    if (status == PM_OK) old = found.entry;
+    else if (status != PM_NOT_FOUND) return status;
+    bool owned = entry->offset && entry->offset == old.offset;
+    if (owned && entry->length != old.length) return pm_fail(PM_INVALID, "an extent keeps its length");
+    pm_uncommitted *uncommitted = pm_uncommitted_find(store, entry->offset);
+    if (entry->offset && !owned && (!uncommitted || uncommitted->owned || uncommitted->length != entry->length))
+        return pm_fail(PM_INVALID, "an entry takes a fresh extent that has no owner, or the one that it has");
+    if (!owned) PM_TRY(leave_to_readers(store, &old));
+    PM_WITH_SPACE(store, PM_TREE_HEIGHT + 1, status, pm_catalog_put(&store->region, key, entry, meta));
+    PM_TRY(status);
+    if (uncommitted) uncommitted->owned = true;
+    if (!owned) free_replaced(store, &old);
+    return PM_OK;
+}
+
+pm_status pm_entries_delete(pm_store *store, pm_key key)
+{
+    pm_found found;
+    PM_TRY(pm_catalog_get(&store->region, key, &found));
+    pm_entry old = found.entry;
+    PM_TRY(leave_to_readers(store, &old));
+    PM_TRY(pm_catalog_delete(&store->region, key));
+    free_replaced(store, &old);
+    return PM_OK;
+}
+
+pm_status pm_entries_scan(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length,
+                          uint8_t *rows, size_t capacity, size_t *used)
+{
+    uint8_t last[PM_KEY_MAX];
+    for (;;) {
+        pm_found found;
+        pm_status status = pm_catalog_seek(&store->region, from, after, &found);
+        if (status == PM_NOT_FOUND) return PM_OK;
+        PM_TRY(status);
+        if (!starts_with(found.key, prefix, prefix_length)) return PM_OK;
+        if (!pm_catalog_row(&found, rows, capacity, used)) return PM_OK;
+        memcpy(last, found.key.bytes, found.key.length);
+        from = (pm_key){last, found.key.length};
+        after = true;
+    }
+}
+
+pm_status pm_entries_before(pm_store *store, pm_key end, const uint8_t *prefix, size_t prefix_length, uint8_t *rows)
+{
+    pm_found found;
+    pm_status status = pm_catalog_before(&store->region, end, &found);
+    if (status == PM_OK && !starts_with(found.key, prefix, prefix_length)) status = PM_NOT_FOUND;
+    size_t used = 0;
+    if (status == PM_OK) PM_CHECK(pm_catalog_row(&found, rows, PM_PAGE, &used));
+    return status;
+}

@@ -1,0 +1,1 @@
+"""Names, and the values that the core's entries hold under them."""

@@ -1,0 +1,538 @@
+"""Names and their values, on top of the core. This package knows no files, no locks between processes, no
+transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pmstore._catalog import names as _names
+from pmstore._catalog.declaration import Declaration
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
+from pmstore._catalog.lists import PersistentList
+from pmstore._catalog.lost_updates import Watch
+from pmstore._catalog.names import DERIVED_PREFIX, LIST_PREFIX, NAME_PREFIX, key_of, name_of
+from pmstore._core import FIXED, META_MAX, Core, Entry
+from pmstore._display import value_text
+from pmstore._errors import (
+    UNSOUND,
+    CorruptStoreError,
+    Error,
+    ForkedStoreError,
+    NameConflictError,
+    OutOfSpaceError,
+    ReadOnlyStoreError,
+    StaleSnapshotError,
+    StoreIOError,
+    UnknownNameError,
+    of,
+)
+from pmstore._values.array import Array, Layout, chunks, layout, live_array, order_of, read_layout
+from pmstore._values.dtypes import require_lengths
+from pmstore._values.values import decode, encode, has_containers, type_name
+
+if TYPE_CHECKING:
+    from pmstore._display import Row
+    from pmstore._locks import Lock
+
+__all__ = ["COMPUTED", "MISSING", "Catalog"]
+
+MISSING = object()
+COMPUTED = object()
+
+_DIRECT_FROM = 1 << 18  # bytes; for a smaller array, the saving is not worth a second place in the file
+
+
+class Catalog:
+    """The names of one open store. Thread-safe: every method holds the core's lock."""
+
+    __slots__ = (
+        "__weakref__",
+        "_live",
+        "_next_list",
+        "_shadowed",
+        "core",
+        "inherited",
+        "list_names",
+        "lock",
+        "read_only",
+        "watch",
+    )
+
+    def __init__(self, core: Core, read_only: bool) -> None:
+        self.core = core
+        self.lock = core.lock
+        self.read_only = read_only
+        self.inherited = False  # in a fork of the process that wrote the store
+        self.watch = Watch(self._stored)
+        # By offset of the extent. A detached array whose place has a new owner has a key below 0, see new_extent.
+        self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+        self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
+        self.list_names: dict[int, dict[str, None]] = {}  # by id of a list that was renamed, the names that it had
+        self._next_list = 0  # the next id; ids whose creation was rolled back are not used again
+
+    # ---- reading
+
+    def get(self, name: str) -> Any:
+        """The value, or MISSING. COMPUTED for a derived array: `DerivedArrays` has its value."""
+        key = key_of(name)
+        with self.lock:
+            entry = self.core.get(key)
+            if entry is None:
+                return MISSING
+            return COMPUTED if entry.kind == DERIVED else self.value(key, name, entry)
+
+    def declaration(self, name: str, entry: Entry) -> Declaration:
+        """The declaration in the entry of a derived array."""
+        try:
+            return Declaration.decode(self.encoded(entry))
+        except UNSOUND as error:
+            raise of(name, error) from error
+
+    def value(self, key: bytes, what: str, entry: Entry) -> Any:
+        """The value of an entry; `what` names it in messages."""
+        try:
+            if entry.kind == ARRAY:
+                return self._array(entry, read_layout(self.core, entry))
+            if entry.kind == LIST:
+                return PersistentList(self, what, self.list_id(entry))
+            encoded = self.encoded(entry)
+            value = decode(encoded)
+        except UNSOUND as error:
+            raise of(what, error) from error
+        except StaleSnapshotError as error:
+            raise StaleSnapshotError(
+                f"{what!r}: {error}; refresh() goes to the newest commit, and read() copies several arrays of one"
+            ) from None
+        if not self.read_only and has_containers(value):
+            self.watch.handed_out(key, what, value, encoded)
+        return value
+
+    def encoded(self, entry: Entry) -> bytes:
+        """The encoding of an inline value, a blob or a declaration, verified."""
+        if entry.kind == INLINE or (entry.kind == DERIVED and not entry.offset):
+            return entry.meta
+        if entry.kind == DERIVED:
+            return self.core.read(entry.offset, entry.length)
+        if entry.kind == BLOB:
+            return self.core.read(entry.offset, entry.length) if entry.offset else b""  # no value is b""
+        raise CorruptStoreError(f"an entry of the unknown kind {entry.kind}")
+
+    def list_id(self, entry: Entry) -> int:
+        if len(entry.meta) != 8:
+            raise CorruptStoreError("a damaged list")
+        return int.from_bytes(entry.meta, "little")
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """Names that start with prefix, in order, without the prefix. Names changed during the iteration may appear
+        or not."""
+        for row in self.core.scan(NAME_PREFIX + prefix.encode()):
+            yield name_of(row.key)[len(prefix) :]
+
+    def count(self, prefix: str = "") -> int:
+        """The number of names that start with prefix."""
+        if not prefix:
+            with contextlib.suppress(*UNSOUND), self.lock:
+                keys = self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+                if self.core.first(DERIVED_PREFIX) is not None:
+                    keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
+                if (elements := self._elements(keys // 8)) is not None:
+                    return max(0, keys - elements)
+        return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
+
+    def _elements(self, most: int) -> int | None:
+        """The number of elements of each list, from its first and last key; None if there are more lists than
+        `most`."""
+        elements = 0
+        row = self.core.first(LIST_PREFIX)
+        while row is not None:
+            place = _names.split_element(row.key)
+            if place is None:
+                raise CorruptStoreError("a damaged list")
+            if not most:
+                return None
+            most -= 1
+            elements += self.list_length(place[0])
+            row = self.core.first(LIST_PREFIX, after=_names.element_key(place[0], _names.INDEX_MAX))
+        return elements
+
+    def rows(self, prefix: str = "") -> Iterator[Row]:
+        """The rows of a listing: the names of `names`, with kind, shape, dtype, bytes and type, without reading
+        contents."""
+        for row in self.core.scan(NAME_PREFIX + prefix.encode()):
+            name, entry = name_of(row.key)[len(prefix) :], row.entry
+            try:
+                with self.lock:
+                    about = self._row(row.key, entry)
+            except UNSOUND as error:
+                why = "unreadable" if isinstance(error, StoreIOError) else "damaged"
+                about = "value", None, None, entry.length or len(entry.meta), why, ""
+            yield name, *about
+
+    def _row(self, key: bytes, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str, str]:
+        if entry.kind == ARRAY:
+            described = read_layout(self.core, entry)
+            return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray", ""
+        if entry.kind == LIST:
+            length = self.list_length(self.list_id(entry))
+            return "list", (length,), None, 0, f"list of {length:,}", ""
+        if entry.kind == DERIVED:
+            text = str(Declaration.decode(self.encoded(entry)))
+            stored = self.core.get(_names.value_key(key))
+            if stored is None:
+                return "derived", None, None, 0, f"{text}, not stored", ""
+            described = read_layout(self.core, stored)
+            return "derived", described.shape, described.dtype, described.nbytes, f"{text}, stored", ""
+        if entry.kind == BLOB:
+            return "value", None, None, entry.length, entry.meta.decode("utf-8", "replace"), ""
+        value = decode(self.encoded(entry))
+        return "value", None, None, len(entry.meta), type_name(value), value_text(value)
+
+    def _array(self, entry: Entry, described: Layout) -> Array:
+        writeable = described.writeable and not self.read_only
+        if not entry.offset:
+            return live_array(bytearray(), described, writeable)
+        array = self._live.get(entry.offset)
+        if array is None or not described.fits(array):
+            if array is not None:
+                self._shadowed.add(entry.offset)
+            array = self._fresh(entry, described)
+            self._live[entry.offset] = array
+        return array
+
+    def _fresh(self, entry: Entry, described: Layout) -> Array:
+        writeable = described.writeable and not self.read_only
+        fixed = not described.writeable and bool(entry.flags & FIXED)
+        buffer = self.core.buffer(entry.offset, entry.length, writeable, fixed)
+        return live_array(buffer, described, writeable)
+
+    def _stored(self, key: bytes) -> bytes | None:
+        entry = self.core.get(key)
+        return None if entry is None or entry.kind not in (INLINE, BLOB) else self.encoded(entry)
+
+    # ---- writing
+
+    def set(self, name: str, value: Any) -> None:
+        """Copies the value into the store: into the existing array if shape, dtype and order are the same."""
+        key = key_of(name)
+        if type(value) is np.ndarray or type(value) is np.memmap:
+            with self.lock:
+                self._set_array(key, name, value)
+            return
+        if isinstance(value, PersistentList):
+            with self.lock:
+                self.writable()
+                entry = self.core.get(key)
+                if entry is not None and entry.kind == LIST and value.is_stored_as(self, self.list_id(entry)):
+                    return  # the statement store["l"] += [...]
+            raise TypeError("a persistent list can't be assigned: create another and extend it, or store list(it)")
+        encoded = encode(value)
+        with self.lock:
+            existing = self._existing(key, name)
+            self.put_encoded(key, encoded, type_name(value), self._belongings(key, existing))
+            if self.watch:
+                self.watch.assigned(value, encoded)
+
+    def put_encoded(self, key: bytes, encoded: bytes, kind: str, gone: bytes = b"") -> None:
+        """Stores an encoded value under a catalog key. gone: prefix of the keys that are deleted with the old value."""
+        if len(encoded) <= META_MAX:
+            self.core.put(key, Entry(0, 0, INLINE, 0, encoded), gone)
+        else:
+            self._put_long(key, encoded, BLOB, kind.encode(), gone)
+
+    def put_declaration(self, key: bytes, declared: Declaration, gone: bytes = b"") -> None:
+        """Stores a derived array's declaration. gone: as for put_encoded."""
+        encoded = declared.encode()
+        if len(encoded) <= META_MAX:
+            self.core.put(key, Entry(0, 0, DERIVED, 0, encoded), gone)
+        else:
+            self._put_long(key, encoded, DERIVED, b"", gone)
+
+    def _put_long(self, key: bytes, encoded: bytes, kind: int, meta: bytes, gone: bytes) -> None:
+        with self.new_extent(key, len(encoded)) as offset:
+            self.core.write(offset, 0, encoded, len(encoded))
+            self.core.put(key, Entry(offset, len(encoded), kind, 0, meta), gone)
+
+    def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+        """See Store.create_array."""
+        key = key_of(name)
+        described = layout(shape, dtype, order, writeable)
+        require_lengths(described.dtype)
+        source = _filling(fill_value, described)
+        with self.lock:
+            self.writable()
+            if self.core.get(key) is not None:
+                raise NameConflictError(f"the name {name!r} is taken; require_array gives the existing array")
+            self.refuse_conflict(name, key)
+            entry = self.put_array(key, described, source)
+            return self._array(entry, described)
+
+    def require_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+        """See Store.require_array."""
+        key = key_of(name)
+        with self.lock:
+            entry = self.core.get(key)
+            if entry is None:
+                return self.create_array(name, shape, dtype, order, fill_value, writeable)
+            wanted = layout(shape, dtype, order, writeable)
+            text = f"an array of shape {wanted.shape} and dtype {wanted.dtype} is asked for, and {name!r} is "
+            if entry.kind != ARRAY:
+                raise NameConflictError(f"{text}{self._what(key, entry)}")
+            described = read_layout(self.core, entry)
+            if (described.shape, described.dtype) != (wanted.shape, wanted.dtype):
+                raise NameConflictError(f"{text}one of shape {described.shape} and dtype {described.dtype}")
+            if described.writeable and not wanted.writeable:
+                raise NameConflictError(f"an array with writeable=False is asked for, and {name!r} can be written")
+            return self._array(entry, described)
+
+    def create_list(self, name: str) -> PersistentList:
+        """See Store.create_list."""
+        key = key_of(name)
+        with self.lock:
+            self.writable()
+            if self.core.get(key) is not None:
+                raise NameConflictError(f"the name {name!r} is taken")
+            self.refuse_conflict(name, key)
+            counter = self.core.get(_names.LIST_ID_KEY)
+            list_id = max(self._next_list, 1 if counter is None else int.from_bytes(counter.meta, "little"))
+            self._next_list = list_id + 1
+            self.core.put(_names.LIST_ID_KEY, Entry(0, 0, INLINE, 0, self._next_list.to_bytes(8, "little")))
+            self.core.put(key, Entry(0, 0, LIST, 0, list_id.to_bytes(8, "little")))
+            return PersistentList(self, name, list_id)
+
+    def delete(self, name: str) -> bool:
+        """Deletes a name, with a list's elements or a derived array's value. Returns False if there is no such name."""
+        key = key_of(name)
+        with self.lock:
+            self.writable()
+            entry = self.core.get(key)
+            if entry is None:
+                return False
+            return self.core.delete(key, self._belongings(key, entry))
+
+    def release(self, names: tuple[str, ...]) -> None:
+        """See Store.release."""
+        for name in names or list(self.names()):
+            with self.lock:
+                entry = self.core.get(key_of(name))
+                if entry is None:
+                    if names:
+                        raise self.unknown(name)
+                elif entry.kind != ARRAY:
+                    if names:
+                        raise TypeError(f"{name!r} is not an array but {self._what(key_of(name), entry)}")
+                elif entry.offset:
+                    self.core.release(entry.offset, entry.length)
+
+    def list_length(self, list_id: int) -> int:
+        """The number of elements of a list."""
+        last = self.core.last(_names.element_prefix(list_id))
+        if last is None:
+            return 0
+        place = _names.split_element(last.key)
+        # A valid list has a key for each element. A damaged length must not make callers allocate memory for more
+        # elements.
+        if place is None or (place[1] >= 1 << 16 and place[1] >= self.core.stats()["keys"]):
+            raise CorruptStoreError("a damaged list")
+        return place[1] + 1
+
+    def rollback(self) -> None:
+        """Take arrays and names back to the last commit."""
+        with self.lock:
+            self.core.rollback()
+            self.watch.clear()
+
+    def show(self, core: Core) -> None:
+        """Show another snapshot. Arrays of the old one keep its bytes."""
+        with self.lock:
+            core.lock = self.lock
+            self.core = core  # the old one is closed when no iteration uses it any more
+            self._live.clear()
+            self._shadowed.clear()
+
+    def leave(self, lock: Lock, successor: Callable[[], Any]) -> None:
+        """In a forked process: arrays that were handed out stay as they are, and the catalog is one of a snapshot that
+        `successor` returns when the catalog is first used. lock: another thread of the parent may have the old one.
+        """
+        self.core.leave(successor)
+        self.core.lock = self.lock = lock
+        self.inherited |= not self.read_only
+        self.read_only = True
+        self.watch.clear()
+        self._live = weakref.WeakValueDictionary()
+        self._shadowed = set()
+
+    def close(self, *, discard: bool = False, exiting: bool = False) -> None:
+        """Close the core. Live arrays become read-only, and keep their bytes. After OutOfMemoryError the core is
+        open."""
+        with self.lock:
+            arrays = list(self._live.values())
+            try:
+                self.core.close(discard=discard, exiting=exiting)
+            finally:
+                if self.core.gone:
+                    self.watch.clear()
+                    for array in arrays:
+                        array.flags.writeable = False
+
+    # ---- errors
+
+    def writable(self) -> None:
+        """Raises ClosedStoreError, ForkedStoreError or ReadOnlyStoreError unless the store can be changed."""
+        if self.inherited and not self.core.gone:
+            raise ForkedStoreError(
+                "this process is a fork of the one that opened the store, and only reads it. When no other process "
+                "has it open for writing, pmstore.open(path) opens it anew here"
+            )
+        self.core.require_open()
+        if self.read_only:
+            raise ReadOnlyStoreError('the store is open for reading only; mode="r+" or "a" opens it for writing')
+
+    def unknown(self, name: str, group: str = "") -> UnknownNameError:
+        """The error for a name that does not exist."""
+        return UnknownNameError(name, lambda: self._near(group, name), group[:-1])
+
+    def _near(self, group: str, name: str) -> str:
+        import difflib
+        import itertools
+
+        full = group + name
+        with self.lock:
+            if next(self.names(full + "/"), None) is not None:
+                return f": it is a group, group({name!r}) gives it"
+        near = difflib.get_close_matches(name, itertools.islice(self.names(group), 5000), 3)
+        return f"; near it: {', '.join(map(repr, near))}" if near else ""
+
+    def _existing(self, key: bytes, name: str) -> Entry | None:
+        """The entry that is about to be replaced, if there is one. Otherwise checks that the name is free."""
+        self.writable()
+        entry = self.core.get(key)
+        if entry is None:
+            self.refuse_conflict(name, key)
+        elif entry.kind == DERIVED:
+            raise NameConflictError(
+                f"{name!r} is {self._what(key, entry)}: its handle's set() gives it a value, del makes the name free"
+            )
+        return entry
+
+    def refuse_conflict(self, name: str, key: bytes) -> None:
+        for group in _names.parents(name):
+            if self.core.get(key_of(group)) is not None:
+                raise NameConflictError(f"{name!r} can't be stored: {group!r} is a value, and so no group")
+        if len(key) < 1 + _names.NAME_MAX and self.core.last(key + b"/") is not None:
+            raise NameConflictError(f"{name!r} can't be stored: it is a group; there are names below it")
+
+    # ---- helpers
+
+    def _set_array(self, key: bytes, name: str, value: Array) -> None:
+        existing = self._existing(key, name)
+        writeable = True
+        if (
+            existing is not None
+            and existing.kind == ARRAY
+            and (described := self._layout_if_sound(existing)) is not None
+        ):
+            writeable = described.writeable
+            either = not (value.flags.c_contiguous or value.flags.f_contiguous)
+            if (
+                writeable
+                and (value.shape, value.dtype) == (described.shape, described.dtype)
+                and (either or described.fits(value))
+            ):
+                if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
+                    # No live array shows the difference. Writing once, to another place, is faster and needs no memory.
+                    with contextlib.suppress(OutOfSpaceError):
+                        self.put_array(key, described, value)
+                        return
+                if (target := self._array_if_sound(existing, described)) is not None:
+                    if target is not value:
+                        np.copyto(target, value)
+                        self.core.mark(existing.offset, existing.length)
+                    return
+        described = layout(value.shape, value.dtype, order_of(value), writeable)
+        self.put_array(key, described, value, self._belongings(key, existing))
+
+    # A value that is damaged, or that the disk can't read, can be replaced.
+
+    def _layout_if_sound(self, entry: Entry) -> Layout | None:
+        with contextlib.suppress(*UNSOUND):
+            return read_layout(self.core, entry)
+        return None
+
+    def _array_if_sound(self, entry: Entry, described: Layout) -> Array | None:
+        """The array under an entry, to be written to; None if it is damaged."""
+        with contextlib.suppress(*UNSOUND):
+            array = self._array(entry, described)
+            return array if array.flags.writeable else self._fresh(entry, described)  # any caller can set that flag
+        return None
+
+    def _may_live(self, entry: Entry) -> bool:
+        """Whether an array, or a view of one, may be alive over the entry's extent."""
+        return entry.offset in self._shadowed or self._live.get(entry.offset) is not None
+
+    def put_array(self, key: bytes, described: Layout, source: Array | bytes, gone: bytes = b"") -> Entry:
+        """Writes an array into a new extent of the key's. source: the elements, or the bytes that all elements have.
+        gone: as for put_encoded.
+        """
+        if not described.length:
+            entry = Entry(0, 0, ARRAY, 0, described.meta)
+            self.core.put(key, entry, gone)
+            return entry
+        with self.new_extent(key, described.length) as offset:
+            if isinstance(source, bytes):
+                self.core.fill(offset, described.nbytes, source)
+            else:
+                at = 0
+                for piece in chunks(source, described.order):
+                    self.core.write(offset, at, piece.__array_interface__["data"][0], piece.nbytes)
+                    at += piece.nbytes
+            if described.tail:
+                behind = bytes(described.length - described.nbytes - len(described.tail)) + described.tail
+                self.core.write(offset, described.nbytes, behind, len(behind))
+            entry = Entry(offset, described.length, ARRAY, 0 if described.writeable else FIXED, described.meta)
+            self.core.put(key, entry, gone)
+        return entry
+
+    @contextlib.contextmanager
+    def new_extent(self, key: bytes, length: int) -> Iterator[int]:
+        """A new extent, which the with block gives to the key. If that fails, the extent is freed and the old value
+        stays."""
+        offset = self.core.alloc(length)
+        try:
+            # The memory of a live buffer is not reused (I9), but that of an array with two slots may lie over its other
+            # slot.
+            detached = self._live.pop(offset, None)
+            if detached is not None:
+                self._live[-id(detached)] = detached  # close() still has to find it
+            yield offset
+        except BaseException:
+            with contextlib.suppress(Error):
+                entry = self.core.get(key)
+                if entry is None or entry.offset != offset:  # a signal may interrupt after the put
+                    self.core.free(offset, length)
+            raise
+
+    def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
+        """The prefix of the keys that belong to an entry: a list's elements, a derived array's value; b"" for
+        others."""
+        if entry is not None and entry.kind == LIST:
+            return _names.element_prefix(self.list_id(entry))
+        return _names.derived_prefix(key) if entry is not None and entry.kind == DERIVED else b""
+
+    def _what(self, key: bytes, entry: Entry) -> str:
+        kind, *_, text, _ = self._row(key, entry)
+        return text if kind == "derived" else f"a {text}"
+
+
+def _filling(fill_value: Any, described: Layout) -> Array | bytes:
+    if isinstance(fill_value, np.ndarray) and fill_value.ndim:
+        return np.broadcast_to(fill_value.astype(described.dtype, copy=False), described.shape)
+    if type(fill_value) is int and fill_value == 0:  # as np.zeros does: "" and not "0" for a str dtype
+        return bytes(max(described.dtype.itemsize, 1))
+    cell = np.empty((), described.dtype)
+    cell[()] = fill_value
+    return cell.tobytes()

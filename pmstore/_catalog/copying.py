@@ -1,0 +1,165 @@
+"""Copies of entries: within a store (rename and copy of names), and into another store (compact, salvage).
+
+A new extent gets new hashes. Contents are therefore verified against their hashes at rest before they are copied:
+otherwise the copy of a damaged array would count as sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
+
+from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.declaration import Declaration
+from pmstore._catalog.kinds import DERIVED, LIST
+from pmstore._catalog.names import element_key, element_prefix, key_of, split_element, stamp_key, value_key
+from pmstore._core import Core, Entry, pointer_to
+from pmstore._errors import UNSOUND, CorruptStoreError, Error, NameConflictError, of
+
+__all__ = ["Contents", "checked", "copy", "put_copy", "rename", "verified"]
+
+_PIECE = 16 << 20  # bytes; more are not copied through memory at once
+
+Contents = Generator[Any, None, None]  # of an extent, in pieces: buffers
+Check = Callable[[str, Declaration], None]
+Names = dict[str, str]  # the new name of each old one
+
+
+def verified(core: Core, entry: Entry) -> Contents:
+    """The contents of an entry's extent, in memory of their own, verified against their hashes at rest."""
+    yield core.contents(entry.offset, entry.length)
+
+
+def checked(core: Core, entry: Entry) -> Contents:
+    """The same, for an entry in which `Core.check` has found no damage: large contents come in pieces, from the file's
+    own pages.
+    """
+    if entry.length <= _PIECE:
+        yield from verified(core, entry)
+        return
+    live = memoryview(core.buffer(entry.offset, entry.length, False))
+    for at in range(0, entry.length, _PIECE):
+        count = min(_PIECE, entry.length - at)
+        core.require_readable(entry.offset, entry.length, at, count)
+        yield live[at : at + count]
+
+
+def put_copy(catalog: Catalog, key: bytes, entry: Entry, contents: Contents) -> None:
+    """Store an entry under a key, with a new extent if it has one."""
+    if not entry.offset:
+        catalog.core.put(key, entry)
+        return
+    piece: Any = b""
+    with catalog.new_extent(key, entry.length) as offset, contextlib.closing(contents):
+        at = 0
+        try:
+            for piece in contents:
+                catalog.core.write(offset, at, pointer_to(piece), len(piece))
+                at += len(piece)
+        finally:
+            piece = b""  # an error's traceback would keep it, and closing its store would copy all of the array
+        catalog.core.put(key, entry._replace(offset=offset))
+
+
+def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> list[str]:
+    """See `Store.rename`. The names are full. check: called with the full name and the declaration of each derived
+    array under its new name. group: that the caller's names are relative to, with its "/". Returns the full names that
+    are gone.
+    """
+    with catalog.lock:
+        pairs = _made(catalog, old, new, check, group, keep_lists=True)
+        try:
+            _delete_renamed(catalog, pairs)
+        except BaseException:  # a signal
+            _delete_renamed(catalog, pairs)
+            raise
+        finally:
+            for before, after in pairs.items():
+                catalog.watch.renamed(key_of(before), key_of(after), after)
+        return list(pairs)
+
+
+def copy(catalog: Catalog, old: str, new: str, check: Check, group: str) -> None:
+    """See `Store.copy`. The parameters are those of `rename`."""
+    with catalog.lock:
+        _made(catalog, old, new, check, group, keep_lists=False)
+
+
+def _made(catalog: Catalog, old: str, new: str, check: Check, group: str, *, keep_lists: bool) -> Names:
+    """Make all new names, or none."""
+    taken = key_of(new)
+    catalog.writable()
+    found = [old]
+    if catalog.core.get(key_of(old)) is None:
+        found = [f"{old}/{name}" for name in catalog.names(f"{old}/")]
+    if not found:
+        raise catalog.unknown(old[len(group) :], group)
+    if f"{new}/".startswith(f"{old}/"):
+        raise NameConflictError(f"{new!r} is {old!r} itself, or below it")
+    if catalog.core.get(taken) is not None:
+        raise NameConflictError(f"the name {new!r} is taken: delete it first")
+    catalog.refuse_conflict(new, taken)
+    pairs = {name: new + name[len(old) :] for name in found}
+    for name in pairs.values():
+        key_of(name)  # a name may become too long
+    begun: list[str] = []
+    try:
+        for before, after in pairs.items():
+            begun.append(after)
+            try:
+                _put_under(catalog, pairs, before, after, keep_lists)
+            except UNSOUND as error:
+                raise of(before, error) from error
+        for name in pairs.values():
+            entry = catalog.core.get(key_of(name))
+            if entry is not None and entry.kind == DERIVED:
+                check(name, catalog.declaration(name, entry))
+    except BaseException:
+        for name in begun:
+            with contextlib.suppress(Error):
+                _delete(catalog, name, keep_lists)
+        raise
+    return pairs
+
+
+def _put_under(catalog: Catalog, pairs: Names, before: str, after: str, keep_lists: bool) -> None:
+    """Put the entry of a name, and all that belongs to it, under another name."""
+    core, old, new = catalog.core, key_of(before), key_of(after)
+    entry = core.get(old)
+    if entry is None:
+        raise catalog.unknown(before)
+    if entry.kind == DERIVED:
+        declared = catalog.declaration(before, entry)
+        # Of inputs that get new names by the same call, the new ones.
+        inputs = tuple(None if name is None else pairs.get(name, name) for name in declared.inputs)
+        catalog.put_declaration(new, declared._replace(inputs=inputs))
+        for part in (value_key, stamp_key):  # I16: the stamp behind the value
+            kept = core.get(part(old))
+            if kept is not None:
+                put_copy(catalog, part(new), kept, verified(core, kept))
+    elif entry.kind == LIST and keep_lists:
+        catalog.list_names.setdefault(catalog.list_id(entry), {}).update({before: None, after: None})
+        core.put(new, entry)
+    elif entry.kind == LIST:
+        made = catalog.create_list(after)._id
+        for i, row in enumerate(core.scan(element_prefix(catalog.list_id(entry)))):
+            if split_element(row.key) != (catalog.list_id(entry), i):
+                raise CorruptStoreError(f"the list lacks element {i}")
+            put_copy(catalog, element_key(made, i), row.entry, verified(core, row.entry))
+    else:
+        put_copy(catalog, new, entry, verified(core, entry))
+
+
+def _delete(catalog: Catalog, name: str, keep_lists: bool) -> None:
+    """Delete a name and, except the elements of a list that another name has, all that belongs to it."""
+    entry = catalog.core.get(key_of(name))
+    if entry is not None and entry.kind == LIST and keep_lists:
+        catalog.core.delete(key_of(name))
+    else:
+        catalog.delete(name)
+
+
+def _delete_renamed(catalog: Catalog, pairs: Names) -> None:
+    for name in pairs:
+        _delete(catalog, name, True)

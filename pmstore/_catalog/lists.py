@@ -1,0 +1,283 @@
+"""Persistent lists: every element has a catalog key of its own, so that appending changes one leaf."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, MutableSequence
+from typing import TYPE_CHECKING, Any, overload
+
+from pmstore._catalog.kinds import BLOB, INLINE, LIST
+from pmstore._catalog.names import element_key, element_prefix, key_of, split_element
+from pmstore._errors import CorruptStoreError, Error, UnknownNameError
+from pmstore._values.values import encode, type_name
+
+if TYPE_CHECKING:
+    from pmstore._catalog.catalog import Catalog
+
+__all__ = ["PersistentList"]
+
+_SHOWN = 8  # elements in a repr
+_AHEAD = 64  # elements that iteration reads at once
+
+
+class PersistentList(MutableSequence[Any]):
+    """A list in a store. `append` and `pop` at the end take O(1), one element can be read alone, and changes are part
+    of transactions.
+
+    `Store.create_list` makes it, and ``store[name]`` returns it from then on. Elements can be all values that a store
+    keeps; they are read back as plain copies, numpy arrays too. Inserting and deleting at other places than the end
+    take O(n).
+
+    When its name is deleted or given another value, or its creation is rolled back, using it raises UnknownNameError (a
+    KeyError). Reading raises CorruptStoreError if the file is damaged. Changing raises TypeError for an element that
+    can't be stored, ReadOnlyStoreError, OutOfSpaceError.
+    """
+
+    __slots__ = ("_catalog", "_id", "_name")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, catalog: Catalog, name: str, list_id: int) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._id = list_id
+
+    @property
+    def name(self) -> str:
+        """The full name in the store."""
+        with contextlib.suppress(Error), self._catalog.lock:
+            self._live()
+        return self._name
+
+    def is_stored_as(self, catalog: Catalog, list_id: int) -> bool:
+        """Whether this is the list with that id in that store."""
+        return self._catalog is catalog and self._id == list_id
+
+    # ---- reading
+
+    def __len__(self) -> int:
+        with self._catalog.lock:
+            self._live()
+            return self._catalog.list_length(self._id)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """The element, or a plain list of the elements in a slice. Raises IndexError if there is none."""
+        with self._catalog.lock:
+            length = len(self)
+            if isinstance(index, slice):
+                first, last, step = index.indices(length)
+                if step == 1:
+                    return self._elements(first, last)
+                return [self._element(i) for i in range(first, last, step)]
+            return self._element(_place(index, length))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The elements. Elements changed during the iteration may appear or not."""
+        return self._from(0)
+
+    def _from(self, start: int) -> Iterator[Any]:
+        while ahead := self[start : start + _AHEAD]:
+            yield from ahead
+            start += len(ahead)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PersistentList) and self._catalog is other._catalog and self._id == other._id:
+            return True
+        if not isinstance(other, (PersistentList, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a PersistentList of an open store can't be pickled or copied; list(it) copies what it holds")
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first index of the value. Raises ValueError if it isn't in the list."""
+        first, last, _ = slice(start, stop).indices(len(self))
+        for i, element in zip(range(first, last), self._from(first)):
+            if element is value or element == value:
+                return i
+        raise ValueError(f"{value!r:.80} is not in the list {self._name!r}")
+
+    def __repr__(self) -> str:
+        try:
+            length = len(self)
+            shown = ", ".join(map(repr, self[:_SHOWN]))
+        except Error as error:
+            return f"<PersistentList {self._name!r}: {error}>"
+        more = f", ... {length:,} in all" if length > _SHOWN else ""
+        return f"<PersistentList {self._name!r}: [{shown}{more}]>"
+
+    # ---- changing
+
+    @overload
+    def __setitem__(self, index: int, value: Any) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
+    def __setitem__(self, index: int | slice, value: Any) -> None:
+        """Replaces an element, or those of a slice, like a list."""
+        if not isinstance(index, slice):
+            encoded = encode(value)
+            with self._catalog.lock:
+                self._catalog.writable()
+                i = _place(index, len(self))
+                self._put(i, encoded, type_name(value))
+                if self._catalog.watch:
+                    self._catalog.watch.assigned(value, encoded)
+            return
+        values = [(encode(v), type_name(v)) for v in value]
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            first, last, step = index.indices(length)
+            places = range(first, last, step)
+            if step != 1 and len(places) != len(values):
+                raise ValueError(
+                    f"attempt to assign sequence of size {len(values)} to extended slice of size {len(places)}"
+                )
+            start = min(places, default=max(first, 0))
+            tail = self._tail(start, length)
+            changed = tail.copy()
+            if step == 1:
+                changed[: len(places)] = values
+            else:
+                for i, part in zip(places, values):
+                    changed[i - start] = part
+            self._replace(start, tail, changed)
+
+    def __delitem__(self, index: int | slice) -> None:
+        """Deletes an element, or those of a slice; the elements behind move up."""
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            places = range(*index.indices(length)) if isinstance(index, slice) else [_place(index, length)]
+            if not places:
+                return
+            start = min(places)
+            if start == length - 1:
+                self._catalog.core.delete(element_key(self._id, start))
+                return
+            tail = self._tail(start, length)
+            gone = {i - start for i in places}
+            self._replace(start, tail, [part for i, part in enumerate(tail) if i not in gone])
+
+    def insert(self, index: int, value: Any) -> None:
+        """Inserts before an index, like list.insert: O(1) at the end, O(n) elsewhere."""
+        part = encode(value), type_name(value)
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            i = max(0, index + length) if index < 0 else min(index, length)
+            if i == length:
+                self._put(i, *part)
+            else:
+                tail = self._tail(i, length)
+                self._replace(i, tail, [part, *tail])
+
+    def append(self, value: Any) -> None:
+        """Adds an element at the end, in O(1)."""
+        encoded = encode(value)
+        with self._catalog.lock:
+            self._catalog.writable()
+            self._put(len(self), encoded, type_name(value))
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Adds elements at the end; none of them if one can't be stored."""
+        parts = [(encode(value), type_name(value)) for value in values]
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            self._replace(length, [], parts)
+
+    def pop(self, index: int = -1) -> Any:
+        """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
+        with self._catalog.lock:
+            value = self[index]
+            del self[index]
+            return value
+
+    def clear(self) -> None:
+        """Deletes all elements."""
+        del self[:]
+
+    def reverse(self) -> None:
+        """Reverses the elements in place."""
+        self[:] = self[::-1]
+
+    # ---- the elements
+
+    def _live(self) -> None:
+        for name in (self._name, *self._catalog.list_names.get(self._id, ())):
+            entry = self._catalog.core.get(key_of(name))
+            if entry is not None and entry.kind == LIST and self._catalog.list_id(entry) == self._id:
+                self._name = name
+                return
+        raise UnknownNameError(self._name, lambda: ": this persistent list was deleted, replaced or rolled back")
+
+    def _element(self, i: int) -> Any:
+        key = element_key(self._id, i)
+        what = f"{self._name}[{i}]"
+        entry = self._catalog.core.get(key)
+        if entry is None or entry.kind not in (INLINE, BLOB):
+            raise CorruptStoreError(f"{what!r}: the list lacks an element")
+        return self._catalog.value(key, what, entry)
+
+    def _elements(self, first: int, last: int) -> list[Any]:
+        """The elements from first to last - 1."""
+        out: list[Any] = []
+        after = element_key(self._id, first - 1) if first else None
+        for i, row in zip(range(first, last), self._catalog.core.scan(element_prefix(self._id), after)):
+            if split_element(row.key) != (self._id, i) or row.entry.kind not in (INLINE, BLOB):
+                raise CorruptStoreError(f"'{self._name}[{i}]': the list lacks an element")
+            out.append(self._catalog.value(row.key, f"{self._name}[{i}]", row.entry))
+        if len(out) != max(0, last - first):
+            raise CorruptStoreError(f"{self._name!r}: the list lacks elements")
+        return out
+
+    def _put(self, i: int, encoded: bytes, kind: str) -> None:
+        self._catalog.put_encoded(element_key(self._id, i), encoded, kind)
+
+    def _tail(self, start: int, length: int) -> list[tuple[bytes, str]]:
+        """Encodings of the elements from start on, and their types."""
+        tail = []
+        after = element_key(self._id, start - 1) if start else None
+        for i, row in enumerate(self._catalog.core.scan(element_prefix(self._id), after), start):
+            if split_element(row.key) != (self._id, i):
+                raise CorruptStoreError(f"'{self._name}[{i}]': the list lacks an element")
+            kind = row.entry.meta.decode("utf-8", "replace") if row.entry.offset else ""
+            tail.append((self._catalog.encoded(row.entry), kind))
+        if len(tail) != length - start:
+            raise CorruptStoreError(f"{self._name!r}: the list lacks elements")
+        return tail
+
+    def _replace(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
+        """Replace all elements from start on, which are the old ones, by the new ones. If that fails, the old ones
+        stay."""
+        try:
+            self._write(start, old, new)
+        except BaseException:
+            known = list(itertools.zip_longest(old, new))
+            self._write(start, [(b"", "")] * len(known), old)
+            raise
+
+    def _write(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
+        for i, part in enumerate(new):
+            if i >= len(old) or old[i] != part:
+                self._put(start + i, *part)
+        for i in range(len(new), len(old)):
+            self._catalog.core.delete(element_key(self._id, start + i))
+
+
+def _place(index: Any, length: int) -> int:
+    try:
+        i = index.__index__()
+    except AttributeError:
+        raise TypeError(f"list indices are int or slices, not {type(index).__name__}") from None
+    if i < 0:
+        i += length
+    if not 0 <= i < length:
+        raise IndexError(f"list index {index} is out of range: it has {length} elements")
+    return int(i)

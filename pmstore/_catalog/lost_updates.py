@@ -1,0 +1,150 @@
+"""Noticing lost updates: copies of lists, dicts and arrays that were read, changed, and not assigned back.
+
+At the next commit, each copy that was handed out is encoded again, and its hash is compared with the earlier one.
+Copies that have no other reference by then, as after ``store["config"]["lr"] = 2``, are checked only this once. The
+others are checked again. One or two copies that take at most about 1 KiB together are checked at every commit. More or
+larger ones are checked after 2, 4, 8, ... commits, so that merely holding copies costs little. Closing the store checks
+all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pmstore._catalog import names
+from pmstore._core import hash64
+from pmstore._values.values import encode
+
+__all__ = ["Watch"]
+
+_LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
+_EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
+_AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that every commit checks
+_SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
+# The references to a value that only the watch has: the _Seen's attribute and getrefcount's argument.
+_OURS = 2
+
+
+class _Seen:
+    __slots__ = ("checksum", "key", "size", "value", "wait", "what")
+
+    def __init__(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
+        self.key = key
+        self.what = what
+        self.value = value  # None: no longer watched
+        self.size = len(encoded)
+        self.checksum = hash64(encoded)  # of the value when it last equalled the store's
+        self.wait = 1  # commits between two checks
+
+
+class Watch:
+    """Values that were handed out and can be changed in place. Falsy as long as there are none.
+
+    Not thread-safe: the caller of every method holds the store's lock.
+
+    Parameters
+    ----------
+    stored : callable
+        Returns the encoding that is stored under a catalog key, or None.
+    """
+
+    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_stored", "_sweep_at", "changed", "seen")
+
+    def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
+        self._stored = stored
+        self._commits = 0
+        self.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self.seen) or bool(self.changed)
+
+    def clear(self) -> None:
+        """Forget every value that was handed out."""
+        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
+        self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
+        self.changed: list[tuple[str, str]] = []
+        self._new, self._new_bytes = 0, 0  # handed out since the last sweep
+        self._sweep_at = _SWEEP
+
+    def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
+        """A copy of the value under key goes to the user; `what` names it in a warning."""
+        if len(encoded) > _LARGEST:
+            return
+        if self._new >= self._sweep_at[0] or self._new_bytes + len(encoded) >= self._sweep_at[1]:
+            self._sweep()
+        seen = self.seen[id(value)] = _Seen(key, what, value, encoded)
+        self._due.setdefault(self._commits + 1, []).append(seen)
+        self._new += 1
+        self._new_bytes += seen.size
+
+    def assigned(self, value: Any, encoded: bytes) -> None:
+        """The value was stored. If it had been handed out, none of its changes until now is lost."""
+        seen = self.seen.get(id(value))
+        if seen is not None:
+            seen.checksum = hash64(encoded)
+
+    def renamed(self, before: bytes, after: bytes, name: str) -> None:
+        """A key became another; `name` is the new name."""
+        for seen in self.seen.values():
+            if seen.key == before:
+                seen.key, seen.what = after, name
+
+    def lost(self, *, all_of_them: bool = False) -> list[tuple[str, str]]:
+        """The values that were changed and not assigned back, each once, and the left side of a statement that assigns
+        it.
+
+        Every commit calls this once. all_of_them: check also values that are not due yet.
+        """
+        self._commits += 1
+        now = self._due.pop(self._commits, [])
+        if all_of_them:
+            now, self._due = list(self.seen.values()), {}
+        at_once = 0
+        for seen in now:
+            if seen.value is None or not self._look(seen):
+                continue
+            cost = _EACH + seen.size
+            if at_once + cost <= _AT_ONCE:
+                at_once += cost
+                wait = 1
+            else:
+                wait = seen.wait = 2 * seen.wait
+            self._due.setdefault(self._commits + wait, []).append(seen)
+        changed, self.changed = self.changed, []
+        return changed
+
+    def _sweep(self) -> None:
+        """Check the values that have no other reference, and forget them."""
+        for seen in list(self.seen.values()):
+            if sys.getrefcount(seen.value) <= _OURS:
+                self._look(seen)
+        self._new, self._new_bytes = 0, 0
+        held = sum(seen.size for seen in self.seen.values())
+        self._sweep_at = max(_SWEEP[0], len(self.seen)), max(_SWEEP[1], held)
+
+    def _look(self, seen: _Seen) -> bool:
+        """Whether the value is unchanged and still referenced, so that it must be checked again."""
+        try:
+            now = hash64(encode(seen.value))
+        except Exception:  # the value now holds something that can't be stored, or another thread is changing it
+            now = -1
+        if now == seen.checksum:
+            if sys.getrefcount(seen.value) > _OURS:
+                return True
+        else:
+            stored = self._stored(seen.key)
+            # If the store has another value by now, the program assigned it knowingly.
+            if stored is not None and hash64(stored) == seen.checksum:
+                self.changed.append((seen.what, _place(seen)))
+        del self.seen[id(seen.value)]  # a warning was given, another value was assigned, or no reference is left
+        seen.value = None
+        return False
+
+
+def _place(seen: _Seen) -> str:
+    element = names.split_element(seen.key)
+    if element is None:
+        return f"store[{seen.what!r}]"
+    return f"store[{seen.what.rpartition('[')[0]!r}][{element[1]}]"

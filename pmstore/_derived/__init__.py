@@ -1,0 +1,1 @@
+"""Derived arrays: functions of other values, which are recomputed rather than logged."""

@@ -1,0 +1,58 @@
+"""What is in csrc/python/, as far as types go."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from typing_extensions import TypeVarTuple, Unpack
+
+from pmstore._store.store import Store
+
+A = TypeVarTuple("A")
+T = TypeVar("T")
+
+class Lock:
+    undo: Any
+
+    def acquire(self, wait: bool = True, /) -> bool: ...
+    def release(self) -> None: ...
+    def release_of_any_thread(self) -> None: ...
+    def owned(self) -> bool: ...
+    def call(self, function: Callable[[Unpack[A]], T], /, *arguments: Unpack[A]) -> T: ...
+    def __enter__(self) -> Lock: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class TransactionalStore(Protocol):
+    """What a transaction calls of its store, in the thread that holds the transaction lock."""
+
+    def _commit_now(self, only: Any) -> None:
+        """Commit. only: the ranges of arrays that may have changed, or None."""
+
+    def _rollback_now(self) -> None: ...
+    def _require_writable(self) -> None:
+        """Raise the error that says why the store can't change."""
+
+    def _declared_in_both(self, outer: Any, inner: Any) -> Any:
+        """The ranges that a transaction and one inside it declare together."""
+
+class TransactionLock:
+    inner: Lock
+    usable: bool
+
+    def __new__(cls, usable: bool, operations: Lock) -> TransactionLock: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def doomed(self) -> bool: ...
+    def mine(self) -> bool: ...
+    def transaction(self, store: TransactionalStore, only: Any, /) -> Transaction: ...
+
+class Transaction:
+    def __enter__(self) -> Store: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...

@@ -1,0 +1,217 @@
+"""The data, parameters and environment that a fit depends on, as a flat dict of plain values. Equal fingerprints give
+equal results, bit for bit.
+
+A fingerprint goes into the store beside the state of the fit. Error messages use its keys as names, so that the
+differences between two fingerprints are readable: ``parameter n_clusters: 10 ≠ 8``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+import types
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore._values.array import chunks, order_of
+
+Fingerprint = dict[str, Any]
+
+_WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose")
+_NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
+
+
+def digest(fingerprint: Fingerprint) -> str:
+    """16 hexadecimal digits that identify a fingerprint."""
+    text = json.dumps(fingerprint, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The differences between two fingerprints, one ``key: stored ≠ wanted`` each, in the order of `wanted`."""
+    keys = [*wanted, *(key for key in stored if key not in wanted)]
+    return [
+        f"{key}: {stored.get(key, 'absent')} ≠ {wanted.get(key, 'absent')}"
+        for key in keys
+        if key not in stored or key not in wanted or stored[key] != wanted[key]
+    ]
+
+
+def hash_array(array: npt.NDArray[Any]) -> str:
+    """XXH3 (128 bits) of an array's elements, as 32 hexadecimal digits, with an F in front if they are in F order.
+
+    Nothing large is copied. Elements of an array in F order are hashed in that order, because sums over the array may
+    be added in that order too. All other arrays are hashed in C order. Raises ModuleNotFoundError without the package
+    xxhash.
+    """
+    try:
+        import xxhash
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "pmstore hashes data with the package xxhash, which is not installed: pip install xxhash, "
+            "or pip install 'pmstore[sklearn]' for all that the estimators need",
+            name=error.name,
+        ) from error
+    order = order_of(array)
+    hashed = xxhash.xxh3_128()
+    for piece in chunks(array, order):
+        hashed.update(piece.view(np.uint8).data)
+    return f"{'F ' if order == 'F' else ''}{hashed.hexdigest()}"
+
+
+def state_of(random_state: np.random.RandomState) -> dict[str, Any]:
+    """The whole state of a generator, whatever its kind."""
+    state: Any = random_state.get_state(legacy=False)
+    return dict(state)
+
+
+def describe_data(X: Any) -> Fingerprint:
+    """Shape, dtype and a hash of the contents of a dense array or a sparse matrix."""
+    described: Fingerprint = {"X shape": list(X.shape), "X dtype": str(X.dtype)}
+    if isinstance(X, np.ndarray):
+        return {"X format": "dense", **described, "X contents": hash_array(X)}
+    rows = X.tocsr()
+    stored = int(rows.indptr[-1])  # the arrays may be longer than that
+    parts = (rows.indptr, rows.indices[:stored], rows.data[:stored])
+    return {"X format": X.format, **described, "X contents": " ".join(map(hash_array, parts))}
+
+
+def describe_weights(weights: npt.NDArray[Any] | None) -> Fingerprint:
+    """A hash of the sample weights; None if there are none."""
+    return {"sample_weight": None if weights is None else hash_array(weights)}
+
+
+def describe_parameters(parameters: Mapping[str, Any]) -> Fingerprint:
+    """The description of an estimator's parameters, without those that have no effect on the result."""
+    described = sorted(name for name in parameters if name not in _WITHOUT_EFFECT)
+    return {f"parameter {name}": describe(parameters[name]) for name in described}
+
+
+def describe_environment(threads: int, libraries: Iterable[Mapping[str, Any]]) -> Fingerprint:
+    """Threads and numerical libraries: other thread counts or other kernels add sums in another order.
+
+    Parameters
+    ----------
+    threads : int
+        The number of OpenMP threads that the fit will use.
+    libraries : iterable of dict
+        The loaded libraries, as ``threadpoolctl`` describes them. BLAS libraries that are part of neither numpy nor
+        scipy are ignored, unless there are no others.
+    """
+    blas = [library for library in libraries if library["user_api"] == "blas"]
+    blas = [library for library in blas if _NUMERICAL_PACKAGE.search(library["filepath"])] or blas
+    kinds = {f"{lib['internal_api']} {lib['version']} {lib.get('architecture') or ''}".strip() for lib in blas}
+    return {
+        "numpy": np.__version__,
+        "BLAS": ", ".join(sorted(kinds)),
+        "machine": platform.machine(),
+        "OpenMP threads": threads,
+        "BLAS threads": max((lib["num_threads"] for lib in blas), default=1),
+    }
+
+
+def describe(value: Any) -> Any:
+    """A JSON value that is equal for two objects if, and as far as possible only if, they give the same results.
+
+    Arrays are hashed, callables are identified by name and code, generators by their current state.
+    """
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, np.generic):
+        return f"{value.dtype} {value.item()!r}"  # float32(0.1) is not the float 0.1
+    if isinstance(value, str | float):
+        return "nan" if value != value else value  # "nan" equals itself
+    if isinstance(value, bytes | complex | np.dtype):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, np.random.RandomState):
+        return f"RandomState {_hash_state(state_of(value))}"
+    if isinstance(value, np.random.Generator):
+        return f"Generator {_hash_state(value.bit_generator.state)}"
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if callable(value):
+        return _describe_callable(value)
+    if hasattr(value, "tocsr"):
+        return [type(value).__name__, describe_data(value.tocsr())]
+    if isinstance(value, np.ndarray):  # an array of objects
+        return ["array", list(value.shape), describe(value.ravel().tolist())]
+    if hasattr(value, "__array__"):  # for example a data frame
+        return describe(np.asarray(value))
+    if hasattr(value, "get_params") and not isinstance(value, type):
+        return [_name_of(value), describe(value.get_params(deep=False))]
+    raise TypeError(
+        f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
+        "a fingerprint is made of arrays, plain values, functions and random generators"
+    )
+
+
+def _hash_state(state: Mapping[str, Any]) -> str:
+    """A hash of the state of a generator."""
+    return hashlib.sha256(repr(_plain(state)).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _describe_callable(function: Any) -> Any:
+    """Name, code, defaults and closure of a function. Globals that the function reads are not included."""
+    if isinstance(function, functools.partial):
+        return ["partial", *map(describe, (function.func, function.args, function.keywords))]
+    if isinstance(function, types.MethodType):
+        return ["method", describe(function.__func__), type(function.__self__).__qualname__]
+    if not isinstance(function, types.FunctionType):
+        return _name_of(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    around = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+    return [_name_of(function), _hash_code(function.__code__), [_describe_surrounding(value) for value in around]]
+
+
+def _describe_surrounding(value: Any) -> Any:
+    if isinstance(value, types.FunctionType):  # not deeper, because functions may refer to each other
+        return [_name_of(value), _hash_code(value.__code__)]
+    try:
+        return describe(value)
+    except TypeError:  # the type can't be described
+        return [_name_of(type(value)), *map(_describe_surrounding, value if isinstance(value, list | tuple) else ())]
+
+
+def _name_of(function: Any) -> str:
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _hash_code(code: types.CodeType) -> str:
+    constants = [_constant(value) for value in code.co_consts]
+    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).hexdigest()[:16]
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return _hash_code(value)
+    if isinstance(value, frozenset):  # its order differs between processes
+        return repr(sorted(map(repr, value)))
+    return repr(value)

@@ -1,0 +1,379 @@
+"""The history of a fit: one row for every iteration, committed with the iteration.
+
+The group of a fit holds::
+
+    history/limits      a dict: max_iter (None: no limit) and runs
+    history/newest      room for PAGE rows; those that are not used yet are zero
+    history/0, 1, …     the rows before, in blocks; all blocks but the last one have BLOCK rows
+
+A row is written into the page of the newest rows, in place. The fit refers to no other array of its history, so that a
+commit scans this page only. A full page is copied into the last block. A block that is full is replaced by one of four
+times the size, up to BLOCK rows; then the next block begins. All of this is part of the next iteration's transaction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore._errors import UnknownNameError
+from pmstore._resume.fit_group import FitGroup, StoreOrPath
+from pmstore._store.entrance import open as open_store
+from pmstore._store.reading import consistently
+from pmstore._store.store import Store
+
+__all__ = ["History", "fits_of", "history"]
+
+Array = npt.NDArray[Any]
+
+HISTORY = "history"
+LIMITS, NEWEST = f"{HISTORY}/limits", f"{HISTORY}/newest"
+PAGE = 256  # rows
+BLOCK = 64 * PAGE  # rows
+
+_ALWAYS = [("run", "i4"), ("attempt", "i4"), ("iteration", "i8"), ("time", "f8"), ("seconds", "f8")]
+_FIRST = "objective"
+_MOST = 3  # figures beside the objective, so that a row has at most 64 bytes
+
+_at_work: weakref.WeakKeyDictionary[Store, dict[str, Rows]] = weakref.WeakKeyDictionary()
+
+
+class History(dict[str, Array]):
+    """The history of a fit: its columns by name, as arrays of shape (rows,). One row is one iteration that was done.
+
+    Attributes
+    ----------
+    max_iter : int or None
+        The maximum number of iterations of a run; None: it is not known.
+    runs : int
+        The number of runs.
+    finished : bool
+        Whether the fit has ended.
+    """
+
+    max_iter: int | None = None
+    runs: int = 1
+    finished: bool = False
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "unfinished"
+        return f"<History of a fit ({state}), {len(self['iteration'])} iterations: {', '.join(self)}>"
+
+
+class Rows:
+    """Writes the rows of a fit.
+
+    Parameters
+    ----------
+    group : MutableMapping
+        The group of the fit, or a dict for a fit in plain memory.
+    max_iter, runs
+        The limits of the fit.
+    clock : callable, default=time.time
+        Returns the time of a row. If it returns 0, the duration is 0, too.
+
+    Attributes
+    ----------
+    count : int
+        The number of rows.
+    committed : int
+        The number of rows that commits have made durable. The caller sets it.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_blocks",
+        "_bytes",
+        "_clock",
+        "_end",
+        "_group",
+        "_limits",
+        "_moving",
+        "_names",
+        "_pack",
+        "_page",
+        "_place",
+        "_row",
+        "_used",
+        "committed",
+        "count",
+    )
+
+    def __init__(
+        self,
+        group: MutableMapping[str, Any],
+        max_iter: int | None,
+        runs: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._group, self._clock = group, clock
+        self._limits = {"max_iter": None if max_iter is None else int(max_iter), "runs": int(runs)}
+        self._moving = threading.Lock()  # held while rows are moved to a block, and while another thread reads
+        self._attempt = 1
+        self._blocks = 0
+        self._used = BLOCK  # rows in the last block
+        self._place = self._end = 0  # of the next row on the page, and of its end, in bytes
+        self._names: tuple[str, ...] = ()
+        self.count = 0
+        if NEWEST in group:
+            self._go_on()
+        self.committed = self.count
+
+    def add(self, run: int, iteration: int, seconds: float, figures: Mapping[str, float] | None) -> None:
+        """Write a row, as part of the caller's transaction.
+
+        Raises TypeError or ValueError for figures that can't be in a row.
+        """
+        if figures is None or tuple(figures) != self._names:
+            figures = self._in_order(figures or {})
+        place = self._place
+        if place == self._end:
+            self._turn_page()
+            place = 0
+        now = self._clock()
+        if not now:
+            seconds = 0.0
+        try:
+            self._pack(self._bytes, place, run, self._attempt, iteration, now, seconds, *figures.values())
+        except (struct.error, TypeError) as error:
+            raise TypeError(f"the figures that step() returns must be numbers, not {figures!r}") from error
+        self._place = place + self._row
+        self.count += 1
+
+    def read(self) -> Array:
+        """A copy of the committed rows, for another thread."""
+        with self._moving:
+            return _rows(self._group)[: self.committed]
+
+    def _go_on(self) -> None:
+        """Continue after the rows that are there."""
+        rows = _rows(self._group)
+        self.count = len(rows)
+        if self.count:
+            self._attempt = int(rows["attempt"][-1]) + 1
+        *blocks, _ = _arrays(self._group)
+        if blocks:
+            self._blocks, self._used = len(blocks), _count(self._group[blocks[-1]])
+        self._take_page()
+        self._place = _count(self._group[NEWEST]) * self._row
+
+    def _take_page(self) -> None:
+        page = self._group[NEWEST]
+        self._page, self._row = page.view(np.uint8), page.itemsize
+        self._bytes = self._page.data
+        self._place, self._end = 0, page.nbytes
+        self._names = page.dtype.names[len(_ALWAYS) :]
+        self._pack = struct.Struct(f"@iiqdd{len(self._names)}d").pack_into
+
+    def _in_order(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures in the order of the columns. Makes the table at the first row, and columns for new figures."""
+        new = [name for name in figures if name not in self._names]
+        if not self._names:
+            page = np.zeros(PAGE, _dtype_for(figures))
+            self._group[LIMITS], self._group[NEWEST] = self._limits, page
+            self._take_page()
+        elif new:
+            self._widen(_dtype_for([*self._names, *new]))
+        return {name: figures.get(name, math.nan) for name in self._names}
+
+    def _widen(self, dtype: np.dtype[Any]) -> None:
+        """Add columns, which are NaN in earlier rows."""
+        rows = self._place // self._row
+        with self._moving:
+            for name in _arrays(self._group):
+                old = self._group[name]
+                wider = np.zeros(len(old), dtype)
+                for column in dtype.names or ():
+                    wider[column] = old[column] if column in old.dtype.names else np.nan
+                self._group[name] = wider
+            self._take_page()
+        self._place = rows * self._row
+
+    def _turn_page(self) -> None:
+        """Move the rows of the full page into the last block, and clear the page."""
+        with self._moving:
+            group, page, used = self._group, self._page, self._used * self._row
+            if self._used == BLOCK:
+                group[f"{HISTORY}/{self._blocks}"] = np.array(group[NEWEST])
+                self._blocks, self._used = self._blocks + 1, 0
+            else:
+                name = f"{HISTORY}/{self._blocks - 1}"
+                block = group[name]
+                if self._used == len(block):
+                    group[name] = np.concatenate([block, np.zeros(3 * len(block), block.dtype)])
+                    block = group[name]
+                block.view(np.uint8)[used : used + self._end] = page
+            self._used += PAGE
+            page[:] = 0
+
+
+@contextmanager
+def at_work(store: Store, name: str, rows: Rows) -> Iterator[None]:
+    """A context for the work on a fit of an open store. In it, other threads see the committed rows only."""
+    here = _at_work.setdefault(store, {})
+    here[name] = rows
+    try:
+        yield
+    finally:
+        del here[name]
+
+
+def history(store: StoreOrPath, name: str) -> History:
+    """The history of a fit: one row for every iteration that was committed, also while the fit runs or after a kill.
+
+    Parameters
+    ----------
+    store : Store, str or path-like
+        An open store, in any mode; or the path of a store, which is open for reading during the call. If a commit has
+        changed the rows that a snapshot (mode "r") shows, it goes to the newest commit, as with `Store.refresh`.
+    name : str
+        The group of the fit: the `name` of the estimator or of `pmstore.Resumable.run`. Without a name, it is the
+        attribute `slot_name_` of a `Resumable`; ``pmstore ls`` shows the groups of a store.
+
+    Returns
+    -------
+    History
+        A dict of arrays of shape (rows,), all of them copies. A fit without committed iterations, or one of a version
+        of pmstore without histories, has empty arrays.
+
+        iteration, run : int64
+            The number of the iteration in its run, from 1; the number of the run, from 0.
+        objective : float64
+            What the algorithm minimizes or maximizes; NaN if it does not tell.
+        seconds : float64
+            The duration of the iteration, without its commit.
+        time : float64
+            The time at its end, in seconds since 1970 (Unix time).
+        attempt : int64
+            The number of the call that did the iteration, from 1: n + 1 for a fit that was resumed n times.
+
+        The other columns, float64, are figures of the algorithm. `History.max_iter`, `runs` and `finished` tell how far
+        the fit is.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no fit under this name (a KeyError).
+    FingerprintMismatchError
+        Other code changed the rows.
+    StoreLockedError, CorruptStoreError
+        As for `pmstore.open`.
+
+    Examples
+    --------
+    >>> import pmstore
+    >>> from pmstore.cluster import KMeans
+    >>> from sklearn.datasets import load_digits
+    >>> model = KMeans(10, random_state=0, store="curve.pm", name="digits").fit(load_digits().data)
+    >>> curve = pmstore.history("curve.pm", "digits")
+    >>> len(curve["iteration"]) == model.n_iter_, bool(curve["objective"][-1] < curve["objective"][0])
+    (True, True)
+    """
+    if not isinstance(store, Store):
+        with open_store(store, "r") as own:
+            return history(own, name)
+    return consistently(lambda: read_history(store, name), store.refresh)
+
+
+def read_history(store: Store, name: str) -> History:
+    """`history`, of the commit that a store shows. Also raises StaleSnapshotError."""
+    fit_group = FitGroup(store, name)
+    if fit_group.fingerprint is None:
+        raise UnknownNameError(name, lambda: f"; {_fits_text(store)}", what="fit")
+    rows = _at_work.get(store, {}).get(name)
+    if rows is None:
+        check_history(fit_group)
+    return history_of(fit_group.group, None if rows is None else rows.read())
+
+
+def history_of(group: Mapping[str, Any], rows: Array | None = None) -> History:
+    """The history in the group of a fit, or in a dict."""
+    rows = _rows(group) if rows is None else rows
+    result = History()
+    for name in ("iteration", "run", *rows.dtype.names[len(_ALWAYS) :], "seconds", "time", "attempt"):  # type: ignore[index]
+        column = rows[name]
+        result[name] = column.astype(np.int64 if column.dtype.kind == "i" else np.float64)
+    limits = group.get(LIMITS, {})
+    result.max_iter, result.runs = limits.get("max_iter"), limits.get("runs", 1)
+    result.finished = group.get("finished", True)
+    return result
+
+
+def check_history(fit_group: FitGroup) -> None:
+    """Raise FingerprintMismatchError unless the history in a fit group is one that `Rows` wrote, or there is none."""
+    group = fit_group.group
+    if NEWEST not in group:
+        return
+    page, limits = group[NEWEST], group.get(LIMITS)
+    names = getattr(getattr(page, "dtype", None), "names", None) or ()
+    fit_group.require(NEWEST, (PAGE,), _dtype(names[len(_ALWAYS) :]))
+    if not isinstance(limits, dict) or not all(
+        type(limits.get(name)) in (int, type(None)) for name in ("max_iter", "runs")
+    ):
+        raise fit_group.changed(LIMITS, "the limits of the fit")
+    *blocks, _ = _arrays(group)
+    for name in blocks:
+        block = group[name]
+        rows = len(block) if isinstance(block, np.ndarray) and block.shape else PAGE
+        fit_group.require(name, (rows,), page.dtype)
+        used = _count(block)
+        if used % PAGE or not 0 < used <= rows <= BLOCK or (used < BLOCK and name != blocks[-1]):
+            raise fit_group.changed(name, "rows of the history", "others")
+
+
+def _rows(group: Mapping[str, Any]) -> Array:
+    """A copy of all rows that are not empty."""
+    if NEWEST not in group:
+        return np.zeros(0, _dtype((_FIRST,)))
+    rows = np.concatenate([group[name] for name in _arrays(group)])
+    kept: Array = rows[rows["iteration"] > 0]
+    return kept
+
+
+def _arrays(group: Mapping[str, Any]) -> list[str]:
+    """The names of the arrays with rows, the oldest first."""
+    blocks = (f"{HISTORY}/{number}" for number in itertools.count())
+    return [*itertools.takewhile(group.__contains__, blocks), NEWEST]
+
+
+def _count(rows: Array) -> int:
+    """The number of rows that are not empty."""
+    return int(np.count_nonzero(rows["iteration"]))
+
+
+def _dtype_for(figures: Iterable[str]) -> np.dtype[Any]:
+    """The dtype of rows with these figures and the objective. Raises ValueError if there can't be such rows."""
+    others = [name for name in figures if name != _FIRST]
+    taken = {name for name, _ in _ALWAYS}
+    if len(others) > _MOST or not all(type(name) is str and name and name not in taken for name in others):
+        raise ValueError(
+            f"step() may return the figure 'objective' and at most {_MOST} others, whose names are not "
+            f"{', '.join(sorted(taken))}; it returned {', '.join(map(repr, figures))}"
+        )
+    return _dtype((_FIRST, *others))
+
+
+def _dtype(figures: Iterable[str]) -> np.dtype[Any]:
+    return np.dtype([*_ALWAYS, *((name, "f8") for name in figures)])
+
+
+def fits_of(store: Store) -> list[str]:
+    """The names of the fits in a store."""
+    names = [name.removesuffix("/finished") for name in store if name.endswith("/finished")]
+    return [name for name in names if FitGroup(store, name).fingerprint is not None]
+
+
+def _fits_text(store: Store) -> str:
+    """A part of a sentence: the fits of a store."""
+    fits = fits_of(store)
+    return f"the store has the fits {', '.join(map(repr, fits))}" if fits else "the store has no fits"

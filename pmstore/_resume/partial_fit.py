@@ -1,0 +1,443 @@
+"""pmstore.partial_fit: scikit-learn's estimators that learn batch by batch, and continue after a kill.
+
+Each batch is one call of the estimator's own ``partial_fit``. After it, the learned state is in the estimator's
+attributes. Their arrays are moved into the store when they are first seen, so that changes in place change the store.
+Arrays that replace others are copied into the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore._errors import CorruptStoreError, FingerprintMismatchError
+from pmstore._resume.attributes import Graph, decode, graph_of, root_of, view_of, where
+from pmstore._resume.batches import Batches
+from pmstore._resume.fingerprint import Fingerprint, describe, describe_environment, describe_parameters
+from pmstore._resume.fit_group import FitGroup, StoreOrPath
+from pmstore._resume.loop import Resumable
+from pmstore._resume.state import (
+    PROGRESS,
+    RANDOM_STATE,
+    Field,
+    State,
+    check_random_state_kind,
+    random_state_record,
+    set_generator_state,
+    set_random_state,
+)
+from pmstore._store.mapping import Group
+from pmstore._values.array import order_of
+from pmstore._values.values import encode
+
+__all__ = ["partial_fit"]
+
+Array = npt.NDArray[Any]
+
+_SETTINGS = ("_metadata_request", "_sklearn_output_config")
+"""Attributes that are set like parameters."""
+
+
+def partial_fit(
+    estimator: Any,
+    batches: Any,
+    *,
+    store: StoreOrPath | None,
+    name: str | None = None,
+    epochs: int = 1,
+    commit_every: float = 1,
+    **parameters: Any,
+) -> Any:
+    """Train any estimator that has ``partial_fit`` on batches, so that it continues after a kill.
+
+    The same call again, in another process if this one was killed, continues after the last batch that was committed.
+    If all were committed, it loads the result. The result is the same, bit for bit, as that of
+    ``estimator.partial_fit(*batch)`` for every batch, with the same parameters and number of threads, if the estimator
+    is deterministic.
+
+    Parameters
+    ----------
+    estimator : object
+        An estimator of scikit-learn, or one with the same methods ``get_params`` and ``partial_fit``. If it has learned
+        already, the fit starts from that state and depends on it. Give it a ``random_state``: without one, many
+        estimators draw from numpy's global generator, and their results can't be reproduced.
+    batches : sequence, callable or iterable
+        A sequence of batches; a function that returns batch ``i`` of an epoch, from 0, and None if there is none; or an
+        iterable. Batches of an iterable that were learned already are skipped. A batch is ``X``, ``(X, y)``,
+        ``(X, y, sample_weight)``, or a dict of arguments of ``estimator.partial_fit``.
+    store : Store, str or path-like
+        The path of a store, which is created if it doesn't exist, and is open while this runs; or an open store,
+        outside of any transaction. In an open store, every commit includes all other pending changes. None: plain
+        memory.
+    name : str, default=None
+        The group of the store that holds only this fit. None: a group named by the class and by a hash of everything
+        that the fit depends on; :func:`pmstore.prune` deletes the finished ones.
+    epochs : int, default=1
+        The number of passes over the batches. With an iterator, which returns every batch once, it must be 1.
+    commit_every : int or float, default=1
+        An int: commit after that many batches. A float: commit after the first batch that ends that many seconds after
+        the last commit.
+    **parameters
+        Arguments for every call of ``estimator.partial_fit``, such as ``classes``.
+
+    Returns
+    -------
+    object
+        The estimator. Its arrays are plain copies, and don't refer to the store.
+
+    Raises
+    ------
+    TypeError
+        The estimator has no ``partial_fit``, or has an attribute that can't be kept; nothing is committed.
+    ValueError
+        There are no batches.
+    FingerprintMismatchError
+        The group `name` holds something else than an earlier attempt at this fit, with the same class and parameters of
+        the estimator, state learned before, `parameters`, `epochs`, number of batches if they are a sequence, first
+        batch, versions and threads. Or a batch that was learned already has changed: all batches of an iterable are
+        compared, otherwise the first and the last one. Or other code changed that attempt's state.
+    ReadOnlyStoreError, OutOfSpaceError, TransactionError, StoreLockedError
+        As for :meth:`pmstore.Resumable.run`.
+
+    Notes
+    -----
+    After an exception, the estimator is as it was before the call. The store holds its learned state up to the last
+    commit.
+
+    Attributes of attributes are kept too, to any depth, and so is the sharing of arrays and generators. Nothing is
+    pickled: pmstore has a table of the classes that may occur. The logarithms of naive Bayes are not kept, because they
+    follow from the counts.
+
+    Examples
+    --------
+    >>> import numpy as np, pmstore
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> batches = [(X[i : i + 100], y[i : i + 100]) for i in range(0, 1700, 100)]
+    >>> model = pmstore.partial_fit(
+    ...     SGDClassifier(random_state=0), batches, store="sgd.pm", name="sgd", epochs=3, classes=np.arange(10)
+    ... )
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    """
+    if not callable(getattr(estimator, "partial_fit", None)):
+        raise TypeError(f"{type(estimator).__name__} has no partial_fit, and so can't learn batch by batch")
+    if isinstance(epochs, bool) or not isinstance(epochs, int | np.integer) or epochs < 1:
+        raise ValueError(f"epochs is an int of at least 1, not {epochs!r}")
+    learned = Learned(estimator)
+    try:
+        PartialFit(learned, Batches(batches, int(epochs)), int(epochs), parameters).run(
+            store, name, commit_every=commit_every
+        )
+    except BaseException:
+        learned.put_back()
+        raise
+    return estimator
+
+
+class Learned:
+    """The learned state of an estimator, which keeps itself in the store.
+
+    Parameters
+    ----------
+    estimator : object
+
+    Attributes
+    ----------
+    hashes : ndarray of uint64
+        The hashes of the batches that were learned, and room for more.
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+        self.parameters: dict[str, Any] = estimator.get_params(deep=False)
+        self.hashes: Array = np.zeros(8, np.uint64)
+        self._derived, self._derive = _derived(estimator)
+        self._arrays: dict[str, Array] = {}  # live arrays of the store
+        self._nodes = b""  # encoded, as in the store
+        self._layouts: dict[str, Any] = {}  # of the arrays, as in the store
+        before = self.graph()
+        self._before = before.nodes, {name: np.array(array) for name, array in before.arrays.items()}
+
+    def describe_before(self) -> str:
+        """A hash of the state before the fit, for a fingerprint."""
+        nodes, arrays = self._before
+        return hashlib.sha256(encode([nodes, describe(arrays)])).hexdigest()[:16]
+
+    def put_back(self) -> None:
+        """Restore the state before the fit."""
+        self._arrays = {}
+        self._restore(*self._before)
+
+    def remember(self, number: int, of_batch: int) -> None:
+        """Add the hash of a batch."""
+        if number >= len(self.hashes):
+            self.hashes = np.concatenate([self.hashes, np.zeros_like(self.hashes)])
+        self.hashes[number] = of_batch
+
+    # ---- the methods of a Keeper
+
+    def capture(self, group: Group) -> None:
+        """Put everything into the store that isn't there."""
+        graph = self.graph()
+        outside = {name: array for name, array in graph.arrays.items() if not _same(array, self._arrays.get(name))}
+        alive = {id(array) for array in self._arrays.values()}
+        for name, array in outside.items():
+            # A view of another array in the store is copied: that array may be overwritten before the view is stored.
+            outside[name] = _solid(array, copy=id(root_of(array)) in alive)
+        for name in self._arrays.keys() - graph.arrays.keys():
+            del self._arrays[name], group[name]
+        for name, array in outside.items():
+            group[name] = array
+            self._arrays[name] = group[name]
+        layouts = {name: _layout(array) for name, array in self._arrays.items()}
+        if layouts != self._layouts:
+            group["layouts"] = self._layouts = layouts
+        nodes = encode(graph.nodes)
+        if nodes != self._nodes:
+            group["nodes"] = graph.nodes
+            self._nodes = nodes
+        for owner, key, number in graph.places:
+            _, name, *view = graph.nodes[number]
+            if name in outside:
+                owner[key] = view_of(self._arrays[name], *view)
+
+    def resume(self, group: Group) -> None:
+        """Take up the state of an unfinished fit from the store."""
+        nodes = group["nodes"]
+        self._nodes = encode(nodes)
+        self._layouts = group["layouts"]
+        self._arrays = {name: group[name] for name in _names(nodes)}
+        self._restore(nodes, self._arrays)
+
+    def load(self, group: Group) -> None:
+        """Take copies of the results of a finished fit from the store."""
+        self._arrays = {}
+        nodes = group["nodes"]
+        self._restore(nodes, {name: group[name].copy(order="K") for name in _names(nodes)})
+
+    def check(self, fit_group: FitGroup, name: str) -> None:
+        """Raise FingerprintMismatchError unless the group holds a learned state."""
+        group = fit_group.group.group(name)
+        try:
+            nodes, layouts = group["nodes"], group["layouts"]
+            arrays = {name: group[name] for name in _names(nodes)}
+            if type(layouts) is not dict:
+                raise ValueError("layouts are missing")
+            for one, array in arrays.items():
+                if not isinstance(array, np.ndarray):
+                    raise ValueError(f"{one} is no array")
+                if layouts.get(one) != _layout(array):
+                    raise ValueError(f"{one} has shape {array.shape} and dtype {array.dtype}, and had others")
+            batches = int(fit_group.group[PROGRESS]["iteration"])
+            _check_roots(decode(nodes, arrays, self.parameters), self.parameters, batches)
+        except CorruptStoreError:
+            raise
+        except (ValueError, KeyError) as error:
+            raise fit_group.changed(f"{name}/nodes", f"what an estimator has learned ({error})") from error
+
+    # ---- attributes
+
+    def graph(self) -> Graph:
+        """The graph of all attributes that are kept."""
+        skip = {*self.parameters, *_SETTINGS, *self._derived}
+        attributes = {name: value for name, value in vars(self.estimator).items() if name not in skip}
+        generators: dict[str, Any] = {}
+        for name, value in self.parameters.items():
+            if isinstance(value, np.random.RandomState):
+                check_random_state_kind(value)
+                generators[name] = np.array(random_state_record(value), RANDOM_STATE)
+            elif isinstance(value, np.random.Generator):
+                generators[name] = value.bit_generator.state
+        roots = {"attributes": attributes, "hashes": self.hashes, "generators": generators}
+        graph = graph_of(roots, self.parameters)
+        homes = {id(attributes): vars(self.estimator), id(roots): vars(self)}
+        graph.places = [(homes.get(id(owner), owner), key, number) for owner, key, number in graph.places]
+        return graph
+
+    def _restore(self, nodes: Any, arrays: Mapping[str, Array]) -> None:
+        roots = decode(nodes, arrays, self.parameters)
+        attributes = vars(self.estimator)
+        for name in attributes.keys() - self.parameters.keys() - set(_SETTINGS):
+            del attributes[name]
+        attributes.update(roots["attributes"])
+        self.hashes = roots["hashes"]
+        for name, state in roots["generators"].items():
+            generator = self.parameters[name]
+            if isinstance(generator, np.random.RandomState):
+                set_random_state(generator, state)
+            else:
+                set_generator_state(generator, state)
+        if "class_count_" in attributes:
+            self._derive()
+
+
+def _derived(estimator: Any) -> tuple[tuple[str, ...], Callable[[], None]]:
+    """The names of attributes that follow from others, and a function that computes them."""
+    if type(estimator).__module__ != "sklearn.naive_bayes" or not hasattr(estimator, "_update_feature_log_prob"):
+        return (), lambda: None
+
+    def derive() -> None:  # the same steps as at the end of partial_fit
+        estimator._update_feature_log_prob(estimator._check_alpha())
+        estimator._update_class_log_prior(class_prior=estimator.class_prior)
+
+    return ("feature_log_prob_", "class_log_prior_"), derive
+
+
+def _names(nodes: Any) -> list[str]:
+    """The names of the arrays that nodes refer to. Raises ValueError if they are no nodes."""
+    names: set[str] = set()
+    if type(nodes) is not list or not all(type(node) is list and node and type(node[0]) is str for node in nodes):
+        raise ValueError("they are no nodes")
+    for node in nodes:
+        of = {"array": node[1:2], "numbers": node[2:3], "generator": node[2:3]}.get(node[0], [])
+        names.update(name for name in of if type(name) is str)
+    return sorted(names)
+
+
+def _check_roots(roots: dict[str, Any], parameters: Mapping[str, Any], batches: int) -> None:
+    hashes, generators = roots.get("hashes"), roots.get("generators")
+    attributes = roots.get("attributes")
+    if type(attributes) is not dict or type(generators) is not dict or generators.keys() - parameters:
+        raise ValueError("attributes or generators are missing")
+    if not all(type(name) is str for name in attributes):
+        raise ValueError("attributes have no names")
+    for name, state in generators.items():  # tried on other generators of the same kind
+        if isinstance(parameters[name], np.random.RandomState):
+            set_random_state(np.random.RandomState(0), state)
+        else:
+            set_generator_state(np.random.Generator(type(parameters[name].bit_generator)(0)), state)
+    if not isinstance(hashes, np.ndarray) or hashes.dtype != np.uint64 or not 0 < batches <= hashes.size:
+        raise ValueError("the hashes of the batches are missing")
+
+
+def _layout(array: Array) -> list[Any]:
+    return [array.dtype.str, list(array.shape), order_of(array)]
+
+
+def _same(array: Array, kept: Array | None) -> bool:
+    """Whether two arrays are the same array in memory."""
+    return kept is not None and array.dtype == kept.dtype and where(array) == where(kept)
+
+
+def _solid(array: Array, copy: bool) -> Array:
+    """The array without gaps, with its axes in the same order in memory."""
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return array.copy(order="K") if copy else array
+    return np.array(array, order="F" if abs(array.strides[0]) < abs(array.strides[-1]) else "C")
+
+
+@contextlib.contextmanager
+def _interrupts_get_through() -> Iterator[None]:
+    """If the estimator caught an exception of a signal handler, raise it at the end: an interrupted MLP gives up its
+    batch in the middle, warns, and returns.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    raised: list[BaseException] = []
+
+    def handle(number: int, frame: Any) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if raised:
+        raise raised[0]
+
+
+class PartialFit(Resumable):
+    """The fit: one batch per iteration."""
+
+    _call = "partial_fit()"
+
+    def __init__(self, learned: Learned, batches: Batches, epochs: int, parameters: dict[str, Any]) -> None:
+        self.learned, self.batches, self.epochs, self.parameters = learned, batches, epochs, parameters
+        self.max_iter = None if batches.length is None else batches.length * epochs
+
+    @property
+    def title(self) -> str:
+        return type(self.learned.estimator).__name__
+
+    def fields(self) -> Iterable[Field]:
+        """The position of the next batch, and the learned state."""
+        yield Field("epoch", dtype=np.int64)
+        yield Field("index", dtype=np.int64)
+        yield Field("learned", keeper=self.learned)
+
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint. Of the data, it includes only those that are known before the first batch."""
+        from pmstore._resume import sklearn
+
+        estimator, first = self.learned.estimator, self.batches.peek()
+        return {
+            "estimator": f"{type(estimator).__module__}.{type(estimator).__qualname__}, version {self.version}",
+            **describe_parameters(self.learned.parameters),
+            "learned before": self.learned.describe_before(),
+            "arguments": self.parameters,
+            "epochs": self.epochs,
+            "batches": self.batches.length,
+            "first batch": None if first is None else f"{first.hash:016x}",
+            **sklearn.versions(),
+            **describe_environment(sklearn.openmp_threads(), sklearn.libraries()),
+        }
+
+    def _whole_fingerprint(self) -> Fingerprint:
+        return {key: describe(value) for key, value in self.fingerprint().items()}
+
+    def start(self) -> Mapping[str, float]:
+        """Learn the first batch: then it is known which attributes must be kept."""
+        figures = self.step()
+        self.state.iteration = 1
+        return figures
+
+    def step(self) -> Mapping[str, float]:
+        """One batch. The objective is the loss or the inertia, if the estimator has one as an attribute."""
+        batch, n = self.batches.take(), self.state.iteration
+        with _interrupts_get_through():
+            self.learned.estimator.partial_fit(*batch.positional, **{**self.parameters, **batch.named})
+        self.learned.remember(n, batch.hash)
+        self.state.epoch, self.state.index = self.batches.epoch, self.batches.index
+        learned = vars(self.learned.estimator)
+        objective = learned.get("loss_", learned.get("inertia_"))
+        return {"objective": float(objective) if isinstance(objective, Real) else math.nan, "epoch": self.batches.epoch}
+
+    def converged(self) -> bool:
+        """Whether the last batch was learned."""
+        return self.batches.peek() is None
+
+    def derive(self) -> None:
+        """Go to the next batch."""
+        self._go_on(self.state)
+
+    def _load(self, fit_group: FitGroup, fields: tuple[Field, ...]) -> State:
+        state = super()._load(fit_group, fields)
+        if self.batches.epoch == self.batches.index == 0:  # the fit was finished
+            self._go_on(state)
+        return state
+
+    def _go_on(self, state: State) -> None:
+        if not (0 <= state.epoch < self.epochs and 0 < state.index <= state.iteration):
+            raise FingerprintMismatchError(
+                f"the fit {self.slot_name_!r} is not as it was left: it can't be at batch {state.index} of epoch "
+                f"{state.epoch}. Choose another name, or forget that fit with store.group({self.slot_name_!r}).clear()."
+            )
+        self.batches.go_to(state.epoch, state.index, self.learned.hashes[: state.iteration])

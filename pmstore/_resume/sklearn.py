@@ -1,0 +1,143 @@
+"""The adapter to the parts of scikit-learn that several of pmstore's estimators use, above all private ones.
+
+Everything that pmstore takes from scikit-learn is imported here and in the module of the same name in each family's
+package, so that a change of scikit-learn affects one place. The names exist, with these signatures, in scikit-learn
+1.5.2 to 1.9.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from joblib.hashing import Hasher
+from scipy import __version__ as scipy_version
+from sklearn import __version__ as version
+from sklearn.base import _fit_context as fit_context
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils._openmp_helpers import _openmp_effective_n_threads as openmp_threads
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.parallel import _get_threadpool_controller as threadpool_controller
+from sklearn.utils.validation import _check_sample_weight as check_sample_weight
+from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
+
+__all__ = [
+    "POSITIVE",
+    "CallbackSupportMixin",
+    "ConvergenceWarning",
+    "check_array",
+    "check_random_state",
+    "check_sample_weight",
+    "fit_context",
+    "hash_as",
+    "is_arraylike",
+    "is_being_shown",
+    "libraries",
+    "one_blas_thread",
+    "openmp_threads",
+    "validate_data",
+    "version",
+    "versions",
+]
+
+POSITIVE = Interval(Real, 0, None, closed="neither")
+"""A constraint of a parameter."""
+
+_limit_lock = threading.Lock()
+_limited = 0  # threads inside one_blas_thread
+_limiter: Any = None
+_unlimited: list[dict[str, Any]] = []  # the libraries' thread counts when the first thread entered
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """BLAS computes in one thread. The limit holds for the process, so the last thread that leaves removes it."""
+    global _limited, _limiter, _unlimited
+    with _limit_lock:
+        if not _limited:
+            _unlimited = threadpool_controller().info()
+            _limiter = threadpool_controller().limit(limits=1, user_api="blas")
+        _limited += 1
+    try:
+        yield
+    finally:
+        with _limit_lock:
+            _limited -= 1
+            if not _limited:
+                _limiter.restore_original_limits()
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries that estimators compute with. Some versions of SciPy compute decompositions by
+    their own code, others by LAPACK.
+    """
+    return {"scikit-learn": version, "scipy": scipy_version}
+
+
+def libraries() -> list[dict[str, Any]]:
+    """The loaded libraries as ``threadpoolctl`` describes them, with the thread counts that they have outside
+    one_blas_thread."""
+    with _limit_lock:
+        known: list[dict[str, Any]] = _unlimited if _limited else threadpool_controller().info()
+        return known
+
+
+def _after_fork() -> None:
+    global _limit_lock, _limited
+    _limit_lock = threading.Lock()  # another thread of the parent may hold the old one forever
+    if _limited:
+        _limited = 0
+        _limiter.restore_original_limits()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_being_shown() -> bool:
+    """Whether the caller's caller, directly or indirectly, is scikit-learn's code that prints parameters.
+
+    Its printer calls ``repr`` on every parameter and offers no other way to show one.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("sklearn."):
+        if frame.f_globals["__name__"] == "sklearn.utils._pprint" or frame.f_code.co_name == "_get_params_html":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def hash_as(kind: type, known_by: Callable[[Any], tuple[str, ...]]) -> None:
+    """From now on, ``joblib.hash`` identifies objects of a class by the result of a function.
+
+    It hashes the pickle of its argument, and a closed store can't be pickled. Its pickler, unlike all others, has a
+    dispatch table of its own.
+    """
+    Hasher.dispatch[kind] = lambda hasher, known: hasher.save((kind.__qualname__, *known_by(known)))
+
+
+class _NoCallbacks:
+    """scikit-learn has callbacks from 1.9 on."""
+
+
+if TYPE_CHECKING:
+    CallbackSupportMixin = _NoCallbacks
+else:
+    try:
+        from sklearn.callback import CallbackSupportMixin
+    except ImportError:
+        CallbackSupportMixin = _NoCallbacks
+
+
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # before 1.6 it was a method
+
+    def validate_data(estimator: Any, X: Any, **options: Any) -> Any:
+        """Check and convert `X`, and record its number of features on the estimator."""
+        return estimator._validate_data(X, **options)

@@ -1,0 +1,162 @@
+"""Reading a store beside the process that writes it: csrc/reader, as Python sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pmstore._core import BLOCK, error, ffi, lib
+
+__all__ = ["Reader", "Snapshot", "newest", "wait"]
+
+
+def newest(fd: int) -> int:
+    """The sequence number of the newest durable commit of the store in the file fd."""
+    out = ffi.new("uint64_t *")
+    status = lib.pm_source_newest(fd, out)
+    if status:
+        raise error(status)
+    return int(out[0])
+
+
+WAITED: dict[int, str] = {
+    lib.PM_WAITED_COMMIT: "commit",
+    lib.PM_WAITED_TIME: "timeout",
+    lib.PM_WAITED_CLOSED: "closed",
+    lib.PM_WAITED_DIED: "died",
+}
+
+
+def wait(fd: int, after: int, timeout: float) -> tuple[int, str]:
+    """The newest commit of the store in the file fd, and why the wait for one after `after` has ended."""
+    why, sequence = ffi.new("pm_waited *"), ffi.new("uint64_t *")
+    status = lib.pm_source_wait(fd, min(max(after, 0), 2**63), int(min(timeout, 1e9) * 1e9), why, sequence)
+    if status:
+        raise error(status)
+    return int(sequence[0]), WAITED[why[0]]
+
+
+def _owned(pointer: Any, free: Callable[[Any], None], closed: Callable[[], None]) -> Any:
+    def end(pointer: Any) -> None:
+        free(pointer)
+        closed()
+
+    return ffi.gc(pointer, end)
+
+
+class Snapshot:
+    """One commit of a store that another process may be changing: see csrc/reader/snapshot.h."""
+
+    __slots__ = ("_asked", "_closed", "_here", "_mapped", "_snapshot")
+
+    def __init__(self, pointer: Any, closed: Callable[[], None]) -> None:
+        """Takes the pm_snapshot over. closed: called after a descriptor of the store's file was closed."""
+        self._snapshot = _owned(pointer, lib.pm_snapshot_free, closed)
+        self._closed = closed
+        self._asked: set[tuple[int, int]] = set()  # extents that were to be copied: offset and length
+        self._here: set[tuple[int, int]] = set()  # of these, those whose contents a buffer has
+        self._mapped: set[tuple[int, int]] = set()
+
+    @property
+    def asked(self) -> list[tuple[int, int]]:
+        """Offset and length of the extents that were asked for, also of those that had changed."""
+        return list(self._asked)
+
+    @property
+    def media(self) -> str:
+        """ "memory" or "file": the medium of the store's file."""
+        return str(ffi.string(lib.pm_snapshot_media(self._snapshot)).decode())
+
+    def leave(self) -> None:
+        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        ffi.gc(self._snapshot, None)
+
+    def describe(self, statistics: Any) -> None:
+        """Sets what pm_statistics tell of the file."""
+        lib.pm_snapshot_describe(self._snapshot, statistics)
+
+    def file(self) -> int:
+        """A descriptor of the snapshot's own store."""
+        fd = int(lib.pm_snapshot_file(self._snapshot))
+        if fd < 0:
+            raise OSError(ffi.errno, os.strerror(ffi.errno))
+        return fd
+
+    def bring(self, offset: int, length: int, address: Any, fixed: bool) -> None:
+        """Brings an extent's contents to where a buffer has them: maps them, if they are fixed, or copies them."""
+        extent = offset, length
+        if extent in self._here or extent in self._mapped:
+            return
+        mapped = fixed and lib.pm_snapshot_map(self._snapshot, offset, length, address) == 0
+        status = 0 if mapped else lib.pm_snapshot_load(self._snapshot, offset, length, address)
+        self._closed()
+        if mapped:
+            self._mapped.add(extent)
+            return
+        self._asked.add(extent)
+        if status:
+            raise error(status)
+        self._here.add(extent)
+
+    def copy(self, offset: int, length: int, at: int, address: int, count: int) -> None:
+        """Copies `count` bytes of an extent, from `at` on, to an address."""
+        target = ffi.cast("void *", address)
+        status = lib.pm_snapshot_copy(self._snapshot, offset, length, at, count, target)
+        self._closed()
+        if status:
+            raise error(status)
+
+    def begin_copy(self, fd: int) -> None:
+        """Begins or goes on with a backup in the file fd."""
+        status = lib.pm_save_begin(self._snapshot, fd)
+        if status:
+            raise error(status)
+
+    def copy_contents(self, fd: int, offset: int, length: int, at: int, count: int, there: Any) -> bool:
+        """Copies bytes of an extent to a backup. there: see `hashes`. False if some have changed, or are damaged."""
+        whole = ffi.new("bool *")
+        status = lib.pm_save_contents(self._snapshot, fd, offset, length, at, count, there, whole)
+        if status:
+            raise error(status)
+        return bool(whole[0])
+
+    @staticmethod
+    def hashes(length: int) -> Any:
+        """Room for what a backup has of an extent: nothing yet."""
+        return ffi.new("uint64_t[]", -(-length // BLOCK))
+
+    def end_copy(self, fd: int) -> None:
+        """Makes a backup that has all contents a store."""
+        status = lib.pm_save_rest(self._snapshot, fd)
+        if status:
+            raise error(status)
+
+
+class Reader:
+    """Follows the commits of the store in the file fd, which another process may be writing."""
+
+    __slots__ = ("_closed", "_reader")
+
+    def __init__(self, fd: int, closed: Callable[[], None] = lambda: None, *, changing: bool = False) -> None:
+        """closed: called after a descriptor of the file was closed, by the reader or by its snapshots. changing: for
+        backups, see pm_reader_open."""
+        out = ffi.new("pm_reader **")
+        status = lib.pm_reader_open(fd, changing, out)
+        if status:
+            raise error(status)
+        self._reader = _owned(out[0], lib.pm_reader_free, closed)
+        self._closed = closed
+
+    def leave(self) -> None:
+        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        ffi.gc(self._reader, None)
+
+    def take(self, wanted: Sequence[tuple[int, int]] = ()) -> Snapshot:
+        """A snapshot of the newest commit. wanted: offset and length of extents whose contents are copied at once."""
+        out = ffi.new("pm_snapshot **")
+        places = ffi.new("pm_extent_place[]", list(wanted))
+        status = lib.pm_reader_take(self._reader, places, len(places), out)
+        if status:
+            raise error(status)
+        return Snapshot(out[0], self._closed)

@@ -1,0 +1,49 @@
+"""The core over a file that was opened and locked, and the first snapshot of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from pmstore._core import Core, Trace
+from pmstore._errors import CorruptStoreError, FormatVersionError, StoreIOError, of
+from pmstore._snapshot import Reader, Snapshot
+from pmstore._store.held import FileLock, Held, tell_pid
+
+__all__ = ["opened_core", "opened_snapshot"]
+
+
+@contextlib.contextmanager
+def _naming(name: str, held: Held) -> Iterator[None]:
+    """A context for opening a file. If that fails, the file is let go, and the error names it."""
+    try:
+        empty = not os.fstat(held.fd).st_size
+        yield
+    except (CorruptStoreError, FormatVersionError) as error:
+        held.unlock()
+        hint = ' (it is empty: delete it, or let mode "w" replace it)' if empty else ""
+        raise type(error)(f"{name!r}: {error}{hint}") from None
+    except StoreIOError as error:
+        held.unlock()
+        raise of(name, error) from None
+    except BaseException:
+        held.unlock()
+        raise
+
+
+def opened_core(
+    name: str, held: FileLock, media: str, *, read_only: bool, trace: Trace | None = None, max_size: int = 0
+) -> Core:
+    """Open the core over a locked file. If that fails, the file lock is given back."""
+    with _naming(name, held):
+        return Core(held.fd, media, read_only=read_only, trace=trace, max_size=max_size)
+    raise AssertionError
+
+
+def opened_snapshot(name: str, held: Held) -> tuple[Reader, Snapshot]:
+    """The newest commit of a file, and the reader that takes later ones. If that fails, the file is let go."""
+    with _naming(name, held):
+        reader = Reader(held.fd, tell_pid)
+        return reader, reader.take()
+    raise AssertionError

@@ -1,0 +1,221 @@
+"""`open`: a store from its path."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from pmstore._core import Core, Trace
+from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError
+from pmstore._store.cores import opened_core, opened_snapshot
+from pmstore._store.held import FileLock, OpenedHere, Options
+from pmstore._store.interrupts import later
+from pmstore._store.opening import MODES, lock_file, open_source, outside, path_of, seconds
+from pmstore._store.store import Store
+
+__all__ = ["open", "open_for_fit"]
+
+Mode = Literal["r", "r+", "a", "w", "x"]
+Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
+
+_MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
+
+_TRACKERS = ("uffd", "pagemap", "compare")
+
+# Set by pmstore.testing. Every opening calls it with path, mode and media. It returns the medium and the trace to
+# record with.
+recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None = None
+
+
+def open(
+    path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
+    mode: Mode = "a",
+    *,
+    media: Media = "auto",
+    durability: Literal["sync", "async"] = "sync",
+    sync_interval: float = 0.1,
+    timeout: float = 0.0,
+    max_size: int | None = None,
+    verify: bool = False,
+    exclusive: bool = False,
+) -> Store:
+    """Open a store, or create it. A store whose last process died is recovered to its last commit.
+
+    One process writes a store. Any number of others may read it meanwhile, with mode "r": each sees one commit, until
+    it goes to a newer one with `Store.refresh`. The writer never waits for them.
+
+    If this process has the store open for writing, modes "a" and "r+" return that very `Store`, open once more: it is
+    closed when each opening has been closed. Each opening with mode "r" has a snapshot of its own.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The file. A symbolic link is followed; mode "w" replaces its target.
+    mode : {"a", "r", "r+", "w", "x"}
+        "r" reads a snapshot of the newest commit, "r+" reads and writes an existing store, "a" also creates it if there
+        is none, "w" replaces whatever exists by a new store, "x" creates a store and fails if the path exists.
+    media : {"auto", "memory", "file", "trace", "trace:memory", "trace:file"}
+        How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" chooses by the file system. "trace"
+        records every operation on the durable bytes, for crash tests.
+    durability : {"sync", "async"}
+        "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes
+        durable soon after: a power cut or a crash of the system may lose the newest commits, but never an earlier
+        commit without the later ones, and never a part of one. `Store.sync` and `close` wait until all commits are
+        durable. On memory, "async" is the same as "sync".
+    sync_interval : float
+        With durability "async": seconds after a commit by which a background sync begins.
+    timeout : float
+        Seconds to wait for another writer (or for readers) to close the store.
+    max_size : int, optional
+        The size in bytes that the file may grow to. None: no limit, or that of a store that this process has open.
+    verify : bool
+        Check everything (see `Store.check`) before returning. Raises CorruptStoreError if anything is wrong.
+    exclusive : bool
+        With mode "r": keep writers out, and map all arrays instead of copying those that can change. Raises
+        StoreLockedError if the store is being written. Other modes are exclusive anyway.
+
+    Returns
+    -------
+    Store
+
+    Raises
+    ------
+    StoreLockedError
+        Another process, which the message names, has the store open. Or this one has, at the place that the message
+        names, with other options, or mode "w" is to replace it. Mode "r" raises it only with exclusive.
+    FailedStoreError
+        This process has the store open, and a write or a sync of it failed: close it, then open it.
+    StoreNotFoundError, StoreExistsError
+        The mode does not fit the path. StoreNotFoundError also if the directory is missing.
+    NotAStoreError, FormatVersionError, CorruptStoreError
+        The file isn't a store, has a newer format version, or is damaged. It is not changed.
+    ReadOnlyStoreError
+        The file can't be written.
+    StoreIOError
+        Any other error of the system. It is also an IsADirectoryError, NotADirectoryError or PermissionError if that
+        fits.
+    OutOfSpaceError, TypeError, ValueError
+    """
+    name = path_of(path)
+    if mode not in MODES:
+        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    if media not in _MEDIA:
+        raise ValueError(f"media is one of {', '.join(map(repr, _MEDIA))}, not {media!r}")
+    if durability not in ("sync", "async"):
+        raise ValueError(f"durability is 'sync' or 'async', not {durability!r}")
+    interval = seconds(sync_interval, "sync_interval")
+    tracker = os.environ.get("PMSTORE_TRACKER")
+    if tracker and tracker not in _TRACKERS:
+        raise ValueError(f"PMSTORE_TRACKER is one of {', '.join(_TRACKERS)}, not {tracker!r}")
+    options = Options(media, durability, interval, _size(max_size))
+    return _open(name, mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
+
+
+def open_for_fit(path: str, mode: Literal["a", "r+"], timeout: float) -> Store:
+    """`open` for a fit that is given a path. A store that this process has open is joined whatever its options are."""
+    return _open(path, mode, Options(), timeout, any_options=True)
+
+
+def _open(
+    name: str,
+    mode: str,
+    options: Options,
+    timeout: float,
+    *,
+    exclusive: bool = False,
+    verify: bool = False,
+    any_options: bool = False,
+) -> Store:
+    kind, trace, where = options.media, None, outside()[1]
+    if kind.startswith("trace"):
+        kind, trace = kind.partition(":")[2] or "auto", Trace()
+    elif recorder is not None:
+        kind, trace = recorder(name, mode, kind)
+    if mode == "r" and not exclusive and trace is None:
+        source = open_source(name, where)
+        reader, snapshot = opened_snapshot(name, source)
+        return _verified(Store(name, mode, Core.of_snapshot(snapshot), source, reader), verify)
+    while True:
+        try:
+            with later():
+                held = lock_file(name, mode, kind, timeout, where, trace, opens=True, joins=mode in ("a", "r+"))
+                store = _new(name, mode, held, kind, options, trace)
+        except OpenedHere as here:
+            joined = _joined(here.held, name, None if any_options else options, trace)
+            if joined is not None:
+                return _verified(_not_failed(joined, here.held), verify)
+            continue
+        try:
+            _verified(store, verify)
+            with later():
+                held.opened(store, options._replace(media=store.media), trace)
+        finally:
+            held.stay()  # for an interrupt
+        return store
+
+
+def _joined(held: FileLock, name: str, options: Options | None, trace: Trace | None) -> Store | None:
+    """The store that this process has open, once more; None if it was closed meanwhile."""
+    store: Store | None = None
+    try:
+        with later():
+            store = held.join(name, options, trace)
+    except BaseException:
+        if store is not None:
+            store._give_back()
+        raise
+    return store
+
+
+def _new(name: str, mode: str, held: FileLock, kind: str, options: Options, trace: Trace | None) -> Store:
+    core = opened_core(name, held, kind, read_only=mode == "r", trace=trace, max_size=options.max_size)
+    store = Store(name, mode, core, held, None)
+    if options.durability == "async" and mode != "r":
+        with _given_back_on_failure(store):
+            core.commit_async(options.sync_interval)
+    return store
+
+
+def _verified(store: Store, verify: bool) -> Store:
+    """The store. If it is damaged, or can't be verified, this opening of it is given back."""
+    if verify:
+        with _given_back_on_failure(store):
+            report = store.check()
+            if not report.ok:
+                raise CorruptStoreError(f"{store.path!r} is damaged: {report}")
+    return store
+
+
+def _not_failed(store: Store, held: FileLock) -> Store:
+    with _given_back_on_failure(store):
+        try:
+            with contextlib.suppress(OutOfSpaceError):
+                store.stats()
+        except FailedStoreError as error:
+            raise FailedStoreError(
+                error.errno, f"{store.path!r}, which this process opened at {held.where}: {error}"
+            ) from None
+    return store
+
+
+@contextlib.contextmanager
+def _given_back_on_failure(store: Store) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        store._give_back()
+        raise
+
+
+def _size(max_size: Any) -> int:
+    if max_size is None:
+        return 0
+    try:
+        size = int(max_size.__index__())
+    except AttributeError:
+        raise TypeError(f"max_size is a number of bytes or None, not {type(max_size).__name__}") from None
+    if not 0 < size < 1 << 63:
+        raise ValueError(f"max_size is a positive number of bytes, not {size}")
+    return size

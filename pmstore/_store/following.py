@@ -1,0 +1,178 @@
+"""What a store does beside a process that writes it: newer commits, copies of the newest one, waits and backups."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from pmstore._core import Core
+from pmstore._errors import StaleSnapshotError
+from pmstore._locks import TransactionLock
+from pmstore._snapshot import Reader, newest, wait
+from pmstore._store.backup import backup
+from pmstore._store.held import Held, SourceFile, tell_pid
+from pmstore._store.mapping import NameMapping
+from pmstore._store.new_store import Progress
+from pmstore._store.opening import seconds
+from pmstore._store.reading import read, selections
+from pmstore._store.report import Waited
+
+__all__ = ["Following"]
+
+_SLICE = 0.5  # seconds
+
+
+class Following(NameMapping):
+    """The part of `Store` that follows the commits of a process that writes, which may be this one."""
+
+    __slots__ = ("_file_lock", "_lock", "_path", "_reader")
+
+    _file_lock: Held
+    _lock: TransactionLock
+    _path: str
+    _reader: Reader | None
+
+    @property
+    @abstractmethod
+    def sequence(self) -> int:
+        """See `Store`."""
+
+    def refresh(self) -> int:
+        """Go to the newest commit that is durable, and return its sequence number.
+
+        For a store that was opened with mode "r". Arrays that were handed out keep the bytes of their commit;
+        ``store[name]`` gives new ones. Any other store shows the newest commit anyway, with its pending changes.
+        """
+        with self._catalog.lock:
+            self._catalog.core.require_open()
+            snapshot = self._catalog.core.snapshot
+            if snapshot is not None and not self._is_newest():
+                self._refuse_replaced()
+                core = Core.of_snapshot(self._following().take(snapshot.asked))
+                if core.sequence > self._catalog.core.sequence:
+                    self._catalog.show(core)
+                    self._derived.pins.clear()
+                else:
+                    core.close()
+        return self.sequence
+
+    def read(self, *names: str | tuple[str, Any]) -> Any:
+        """Copies of the newest durable commit, whatever commit this store shows.
+
+        Parameters
+        ----------
+        *names : str, or tuple of str and index
+            Names of arrays and values. A pair takes a part of an array, and reads no more than its rows::
+
+                w, epoch = store.read("w", "epoch")
+                rows = store.read(("w", np.s_[100:200]))
+
+        Returns
+        -------
+        The value of the name; for several names, a list of their values, all of one commit.
+
+        Raises UnknownNameError, CorruptStoreError, ClosedStoreError; DerivedArrayError for a derived array.
+        """
+        asked = selections(names, self._full)
+        with self._catalog.lock:
+            self._catalog.core.require_open()
+            core = self._catalog.core
+            copies = read(self._following(), asked, core if core.snapshot is not None and self._is_newest() else None)
+        return copies[0] if len(copies) == 1 else copies
+
+    @property
+    def written(self) -> bool:
+        """Whether a process has the store open for writing now."""
+        self._catalog.core.require_open()
+        return self._lock.usable or (isinstance(self._file_lock, SourceFile) and self._file_lock.written())
+
+    def wait(self, after: int | None = None, timeout: float = float("inf")) -> Waited:
+        """Sleep until there is a durable commit newer than `after`, by default than the one that this store shows.
+
+        It costs no processor time. Call `refresh` then: `wait` changes nothing that the store shows.
+
+        Parameters
+        ----------
+        after : int, optional
+            A sequence number.
+        timeout : float
+            Seconds.
+
+        Returns
+        -------
+        Waited
+            The newest sequence number, and the event that ended the wait: "commit", "timeout", or, as no newer commit
+            will come, "closed" or "died", which is noticed within a quarter of a second.
+        """
+        limit = seconds(timeout)
+        known = self.sequence if after is None else operator.index(after)
+        with self._opened_again() as fd:  # another thread may close the store meanwhile
+            begun = time.monotonic()
+            while True:  # in slices, so that signals are handled
+                left = limit - (time.monotonic() - begun)
+                waited = Waited(*wait(fd, known, max(0.0, min(left, _SLICE))))
+                if waited.event != "timeout" or left <= _SLICE:
+                    return waited
+                self._catalog.core.require_open()
+
+    def backup(self, path: str | bytes | os.PathLike[Any], *, progress: Progress | None = None) -> int:
+        """Copy the newest durable commit to a new store, also while commits go on, in any process.
+
+        The copy has the names, the contents and the sequence number of one commit. It is checked before it gets its
+        name, durable: a kill or a crash leaves no file under that name, or the whole backup. The process that writes
+        the store does not wait, except as for `read`. While no process writes the store, the copy shares the file's
+        blocks where the file system can (xfs, btrfs); the store gets its own again when it is next opened for writing.
+
+        Parameters
+        ----------
+        path : str, bytes or os.PathLike
+            The new store, which must not exist.
+        progress : callable, optional
+            Called now and then with the bytes that were copied, and that there are. An exception ends the backup.
+
+        Returns
+        -------
+        int
+            The sequence number of the commit.
+
+        Raises StoreExistsError, also if path is the store itself; CorruptStoreError if the store is damaged: `salvage`
+        copies what is sound; StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied;
+        OutOfSpaceError, StoreNotFoundError, ReadOnlyStoreError, StoreIOError, ClosedStoreError.
+        """
+        with self._opened_again() as fd:  # other threads may commit meanwhile, or close the store
+            return backup(fd, self._path, path, progress)
+
+    def _is_newest(self) -> bool:
+        """Whether a snapshot is of the newest commit. If nobody writes, there may be commits that only the next process
+        to write will vouch for."""
+        return newest(self._file_lock.fd) == self._catalog.core.sequence and self.written
+
+    def _refuse_replaced(self) -> None:
+        if isinstance(self._file_lock, SourceFile) and self._file_lock.replaced(self._path):
+            raise self._replaced()
+
+    def _replaced(self) -> StaleSnapshotError:
+        return StaleSnapshotError(f"another store has taken the place of {self._path!r}: close this one, and open it")
+
+    def _following(self) -> Reader:
+        if self._reader is None:
+            with self._opened_again() as fd:
+                self._reader = Reader(fd, tell_pid)
+        return self._reader
+
+    @contextlib.contextmanager
+    def _opened_again(self) -> Iterator[int]:
+        """A descriptor of the file that stays when another thread closes the store."""
+        with self._catalog.lock:
+            self._catalog.core.require_open()
+            fd = self._file_lock.again(self._path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+            tell_pid()

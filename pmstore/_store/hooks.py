@@ -1,0 +1,47 @@
+"""The access to stores that pmstore.testing needs beyond their public interface. Nothing else uses this module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pmstore._core import Core, Trace
+from pmstore._store import entrance
+from pmstore._store import store as stores
+from pmstore._store.store import Store, close_all
+
+__all__ = ["close_all", "core_of", "kill", "names_of", "number_lists_anew", "record", "recorded", "usable_stores"]
+
+
+def record(recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None) -> None:
+    """At each opening, call this function with path, mode and media; it returns the medium and the trace. None ends
+    it."""
+    entrance.recorder = recorder
+
+
+def recorded() -> bool:
+    return entrance.recorder is not None
+
+
+def usable_stores() -> list[Store]:
+    """The open stores of this process, without those that are being closed or only read."""
+    return [store for store in list(stores.open_stores) if store._lock.usable]
+
+
+def kill(store: Store) -> None:
+    """Close a store as the end of its process would: nothing is committed, and no warning is given."""
+    if not store.closed:
+        store._drop(discard=True)
+
+
+def core_of(store: Store) -> Core:
+    return store._catalog.core
+
+
+def names_of(store: Store) -> list[str]:
+    """The names of all values except derived arrays."""
+    return [name for name, kind, *_ in store._rows() if kind != "derived"]
+
+
+def number_lists_anew(store: Store) -> None:
+    """Close the gap that lists leave in the numbers of lists when they are rolled back."""
+    store._catalog._next_list = 1

@@ -1,0 +1,72 @@
+"""Parts of opening and closing in which no signal handler runs: an interrupt there would leave a lock without a store.
+
+Python runs signal handlers in the main thread, between any two instructions. In a `with later():` statement they are
+only noted, and they run when it ends, or at a call of `deliver` where nothing is half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["deliver", "later"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_depth = 0
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
+_noted: list[tuple[int, FrameType | None]] = []
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    _noted.append((number, frame))
+
+
+def deliver() -> None:
+    """Run the handlers of the signals that came since `later` was entered. They may raise."""
+    while _noted and threading.current_thread() is threading.main_thread():
+        number, frame = _noted.pop(0)
+        _handlers[number](number, frame)
+
+
+class later:
+    """A context in which handlers do not run. Contexts may be nested; in threads other than the main one they do
+    nothing."""
+
+    __slots__ = ("_entered",)
+
+    def __enter__(self) -> None:
+        global _depth
+        self._entered = threading.current_thread() is threading.main_thread()
+        if not self._entered:
+            return
+        _depth += 1
+        if _depth > 1:
+            return
+        try:
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    _handlers[number] = handler
+                    signal.signal(number, _note)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _depth
+        if not self._entered:
+            return
+        _depth -= 1
+        if _depth:
+            return
+        with contextlib.ExitStack() as rest:  # each of them, whatever another one raises
+            rest.callback(deliver)
+            for number, handler in _handlers.items():
+                rest.callback(signal.signal, number, handler)

@@ -1,0 +1,293 @@
+"""Opening the file: paths, modes, waiting for the lock, atomic creation."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import secrets
+import stat
+import sys
+import time
+from typing import Any
+
+from pmstore import _core
+from pmstore._errors import (
+    Error,
+    NotAStoreError,
+    ReadOnlyStoreError,
+    StoreExistsError,
+    StoreIsADirectoryError,
+    StoreLockedError,
+    StoreNotFoundError,
+    refused,
+)
+from pmstore._store.held import LOCK_BYTE, FileLock, SourceFile, flock, inode_of, lock, refuse_if_noted, registry_lock
+from pmstore._store.interrupts import deliver
+
+__all__ = ["MODES", "lock_file", "open_source", "outside", "path_of", "seconds"]
+
+MODES = ("r", "r+", "a", "w", "x")
+
+_TEMPORARY = ".pmstore-creating-"
+_POLL_FIRST, _POLL_MOST = 0.001, 0.05  # seconds
+
+
+def open_source(path: str, where: str) -> SourceFile:
+    """Open the file of a store for snapshots.
+
+    Raises StoreNotFoundError, NotAStoreError, StoreIOError.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise _not_found(path) from None
+    except OSError as error:
+        raise refused(error, path) from error
+    try:
+        _require_file(os.fstat(fd), path)
+        return SourceFile(fd, where)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _not_found(path: str) -> StoreNotFoundError:
+    return StoreNotFoundError(errno.ENOENT, f'there is no store at {path!r}; mode "a" creates one', path)
+
+
+def _require_file(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {path!r} is a directory", path)
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAStoreError(f"{path!r} is not a regular file")
+
+
+def path_of(path: Any) -> str:
+    """The absolute path as str. Raises TypeError if it is no path, ValueError if it is empty or contains a NUL,
+    IsADirectoryError if it can only be the path of a directory.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
+    if not text or "\0" in text:
+        raise ValueError(f"not a path: {text!r}")
+    if os.path.basename(text) in ("", os.curdir):
+        raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
+    return os.path.abspath(text)
+
+
+def seconds(timeout: Any, name: str = "timeout") -> float:
+    """A timeout in seconds as float: 0 or more, inf included."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        try:
+            timeout = float(timeout) if hasattr(timeout, "__float__") else None
+        except (TypeError, ValueError):
+            timeout = None
+    if timeout is None:
+        raise TypeError(f"{name} is a number of seconds")
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"{name} is 0 or more seconds, not {timeout}")
+    return float(timeout)
+
+
+def outside() -> tuple[int, str]:
+    """The stacklevel for a warning to the caller, and "file:line": of the nearest frame outside of pmstore and
+    contextlib."""
+    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
+        frame = frame.f_back
+        level += 1
+    return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def lock_file(
+    path: str,
+    mode: str,
+    media: str,
+    timeout: float,
+    where: str,
+    trace: _core.Trace | None = None,
+    *,
+    opens: bool = False,
+    joins: bool = False,
+) -> FileLock:
+    """Open, or create, the file of a store, and lock it.
+
+    Waits up to timeout seconds for other holders of the lock. trace: for the ids of a store that is created. opens: a
+    store will be opened. joins: raises OpenedHere if this process has it open for writing. Raises StoreLockedError,
+    StoreNotFoundError, StoreExistsError, NotAStoreError, ReadOnlyStoreError, OutOfSpaceError, StoreIOError.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _POLL_FIRST
+    real = os.path.realpath(path)  # a renamed file must replace the file, not a link to it
+    while True:
+        try:
+            return _try(real, path, mode, media, where, trace, opens, joins)
+        except StoreLockedError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            time.sleep(min(pause, left))
+            deliver()
+            pause = min(2 * pause, _POLL_MOST)
+        except Error:
+            raise
+        except OSError as error:
+            raise refused(error, path) from error
+
+
+class _Changed(Exception):
+    """The path began to name another file while the file was being locked."""
+
+
+def _try(
+    real: str, path: str, mode: str, media: str, where: str, trace: _core.Trace | None, opens: bool, joins: bool
+) -> FileLock:
+    while True:
+        try:
+            status = os.stat(real)
+        except FileNotFoundError:
+            if mode in ("r", "r+"):
+                raise _not_found(path) from None
+            with contextlib.suppress(_Changed):
+                return _create(real, path, mode, media, where, trace, opens, None)
+            continue
+        _require_file(status, path)
+        if mode == "x":
+            raise StoreExistsError(errno.EEXIST, f'{path!r} exists, and mode "x" creates a new store only', path)
+        with contextlib.suppress(_Changed):
+            held = _open_existing(real, path, mode != "r", where, opens, joins)
+            if mode != "w":
+                return held
+            try:
+                return _create(real, path, mode, media, where, trace, opens, status)
+            finally:
+                held.abandon()
+
+
+def _open_existing(real: str, path: str, writing: bool, where: str, opens: bool, joins: bool) -> FileLock:
+    flags = (os.O_RDWR if writing else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+    with registry_lock, contextlib.ExitStack() as undo:
+        try:
+            inode = inode_of(os.stat(real))
+            # Check before opening: closing any descriptor of a file drops all POSIX locks that the process has on it.
+            refuse_if_noted(inode, path, writing, joins)
+            lock_fd = os.open(real, flags)
+            undo.callback(os.close, lock_fd)
+            lock(lock_fd, path, writing)
+            fd = os.open(real, flags)
+            undo.callback(os.close, fd)
+            if not inode == inode_of(os.fstat(lock_fd)) == inode_of(os.fstat(fd)) == inode_of(os.stat(real)):
+                raise _Changed
+        except FileNotFoundError:
+            raise _Changed from None
+        except OSError as error:
+            if writing and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise ReadOnlyStoreError(
+                    error.errno, f'{path!r} can\'t be written ({error.strerror}); mode="r" opens it for reading', path
+                ) from error
+            raise
+        held = FileLock(fd, where, lock_fd, writing, opens)
+        undo.pop_all()
+        return held
+
+
+def _create(
+    real: str,
+    path: str,
+    mode: str,
+    media: str,
+    where: str,
+    trace: _core.Trace | None,
+    opens: bool,
+    replaced: os.stat_result | None,
+) -> FileLock:
+    """Write an empty store under a temporary name, then link it to its own name: the path never holds half a store."""
+    directory = os.path.dirname(real)
+    if not os.path.isdir(directory):
+        raise StoreNotFoundError(errno.ENOENT, f"the directory {directory!r} does not exist", path)
+    _sweep(directory)
+    temporary = os.path.join(directory, _TEMPORARY + secrets.token_hex(8))
+    with registry_lock, contextlib.ExitStack() as undo:
+        try:
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise ReadOnlyStoreError(error.errno, f"{path!r} can't be created: {error.strerror}", path) from error
+            raise
+        undo.callback(os.close, fd)
+        undo.callback(_unlink, temporary)
+        try:
+            lock_fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+            undo.callback(os.close, lock_fd)
+            lock(lock_fd, path, True)
+            if replaced is not None:
+                os.fchmod(fd, stat.S_IMODE(replaced.st_mode))
+            _core.format_file(fd, media, trace)
+            os.fsync(fd)
+            _rename(temporary, real, replace=replaced is not None)
+        except FileExistsError:
+            if mode == "x":
+                raise StoreExistsError(errno.EEXIST, f"{path!r} exists already", path) from None
+            raise _Changed from None
+        except (FileNotFoundError, StoreLockedError):  # a sweep took the file before it was locked
+            raise _Changed from None
+        _sync_directory(directory)
+        held = FileLock(fd, where, lock_fd, True, opens)
+        undo.pop_all()
+        return held
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _rename(temporary: str, real: str, replace: bool) -> None:
+    if replace:
+        os.replace(temporary, real)
+        return
+    try:
+        os.link(temporary, real)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without hard links: two creators at once may both win here, and the loser notices by the inode.
+        if os.path.lexists(real):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), real) from None
+        os.rename(temporary, real)
+    else:
+        os.unlink(temporary)
+
+
+def _sync_directory(directory: str) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # not every file system supports it
+            raise
+    finally:
+        os.close(fd)
+
+
+def _sweep(directory: str) -> None:
+    """Delete the files of creators that died: their locks are free."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if not name.startswith(_TEMPORARY):
+                continue
+            leftover = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                fd = os.open(leftover, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, flock(fcntl.F_WRLCK, LOCK_BYTE))
+                    os.unlink(leftover)
+                finally:
+                    os.close(fd)

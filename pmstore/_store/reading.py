@@ -1,0 +1,136 @@
+"""Snapshots of a store that another process may be changing: what mode "r" opens, and `Store.read`."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.lists import PersistentList
+from pmstore._catalog.names import key_of
+from pmstore._core import Core, Entry
+from pmstore._errors import DerivedArrayError, StaleSnapshotError
+from pmstore._snapshot import Reader
+from pmstore._values.array import Layout, read_layout
+
+__all__ = ["Selection", "consistently", "read", "selections"]
+
+_ATTEMPTS = 100
+
+T = TypeVar("T")
+
+
+class Selection(NamedTuple):
+    """What `Store.read` copies: the value of a name, or a part of an array."""
+
+    name: str
+    part: Any = None
+    whole: bool = True
+
+
+def selections(names: tuple[Any, ...], full: Callable[[Any], str]) -> list[Selection]:
+    """The arguments of `Store.read`, checked. full: the full name of a name."""
+    found = []
+    for one in names:
+        if isinstance(one, tuple):
+            if len(one) != 2:
+                raise TypeError("read() takes names, and pairs of a name and a part: ('w', np.s_[100:200])")
+            found.append(Selection(full(one[0]), one[1], whole=False))
+        else:
+            found.append(Selection(full(one)))
+    return found
+
+
+def read(reader: Reader, asked: list[Selection], newest: Core | None) -> list[Any]:
+    """Copies of values, all of the newest commit of the store that the reader follows. newest: a snapshot of it, if
+    there is one.
+
+    A commit that comes between the snapshot and a copy makes another snapshot necessary. That one copies the same
+    arrays together with the log, so that later commits don't matter. Only of an array that each commit writes as a
+    whole, into one of two places, a copy has to be done before the next commit but one.
+    """
+    wanted: list[tuple[int, int]] = []
+    if newest is not None:
+        with contextlib.suppress(StaleSnapshotError):
+            return _copies(newest, asked, wanted)
+    for attempt in range(_ATTEMPTS):
+        core = Core.of_snapshot(reader.take(wanted))
+        try:
+            return _copies(core, asked, wanted)
+        except StaleSnapshotError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        finally:
+            core.close()
+    raise AssertionError
+
+
+def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:
+    """The result of a function that looks at one commit of a store. If a later commit has changed what it asks for, the
+    store goes to the newest commit, and the function is called again."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return look()
+        except StaleSnapshotError:
+            refresh()
+    return look()
+
+
+def _copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -> list[Any]:
+    catalog = Catalog(core, read_only=True)
+    return [_copy(catalog, one, wanted) for one in asked]
+
+
+def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> Any:
+    entry = catalog.core.get(key_of(one.name))
+    if entry is not None and entry.kind == ARRAY and entry.offset:
+        if (entry.offset, entry.length) not in wanted:
+            wanted.append((entry.offset, entry.length))
+        return _copy_array(catalog.core, entry, one)
+    value = catalog.get(one.name)
+    if value is MISSING:
+        raise catalog.unknown(one.name)
+    if value is COMPUTED:
+        raise DerivedArrayError(one.name, "is derived: declare it with store.derive, and read store[name]")
+    if isinstance(value, PersistentList):
+        value = list(value)
+    if not one.whole:
+        value = value[one.part]
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _copy_array(core: Core, entry: Entry, one: Selection) -> Any:
+    described = read_layout(core, entry)
+    rows, rest = (slice(None), ()) if one.whole else _rows(one.part, described)
+    start, stop, _ = rows.indices(described.shape[0]) if described.shape else (0, 1, 1)
+    axis = (max(stop - start, 0), *described.shape[1:]) if described.shape else ()
+    dtype = described.dtype if described.dtype.names is None else np.dtype(described.dtype, copy=True)
+    out = np.empty(axis, dtype, order="F" if described.order == "F" else "C")
+    row = described.nbytes // described.shape[0] if described.shape and described.shape[0] else described.nbytes
+    if out.nbytes:
+        address = out.__array_interface__["data"][0]
+        core.snapshot.copy(entry.offset, entry.length, start * row, address, out.nbytes)
+    return out[rest] if rest else out
+
+
+def _rows(part: Any, described: Layout) -> tuple[slice, Any]:
+    """The rows that a part of an array needs, and what to take of them. All rows, unless a slice or a number of the
+    first axis of an array in C order says less."""
+    parts = part if isinstance(part, tuple) else (part,)
+    if not described.shape or described.order == "F" or not parts:
+        return slice(None), parts
+    first = parts[0]
+    length = described.shape[0]
+    if isinstance(first, slice) and first.step in (None, 1):
+        start, stop, _ = first.indices(length)
+        return slice(start, max(start, stop)), (slice(None), *parts[1:])
+    if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
+        number = operator.index(first)
+        if -length <= number < length:
+            return slice(number % length, number % length + 1), (0, *parts[1:])
+    return slice(None), parts

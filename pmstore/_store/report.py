@@ -1,0 +1,236 @@
+"""The results of `Store.check` and `Store.stats`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+from pmstore._catalog import names as _names
+from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.declaration import Declaration, Stamp
+from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST
+from pmstore._core import BLOCK, Entry
+from pmstore._errors import UNSOUND, CorruptStoreError
+from pmstore._values.array import read_layout
+from pmstore._values.values import decode
+
+__all__ = ["CheckReport", "Problem", "Stats", "Waited", "check"]
+
+
+class Waited(NamedTuple):
+    """What `Store.wait` returns: the sequence number of the newest durable commit, and why the wait has ended.
+
+    event: "commit", there is a newer one; "timeout"; "closed", the process that wrote the store has closed it; "died",
+    it ended without.
+    """
+
+    sequence: int
+    event: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Figures of an open store. Sizes are in bytes. Counts start at this opening, except `sequence` and `keys`.
+
+    durable_sequence is the last commit that is known to be durable: with durability="sync" the last commit, with
+    "async" the last one that a sync has covered. dirty_bytes is the size of the changes in the last commit. buffers
+    counts live arrays, and detached ones that still have references.
+    """
+
+    medium: str
+    tracker: str
+    sequence: int
+    commits: int
+    checkpoints: int
+    records_replayed: int
+    durable_sequence: int
+    bytes_logged: int
+    bytes_direct: int
+    bytes_home: int
+    fences: int
+    syncs: int
+    dirty_bytes: int
+    file_size: int
+    region_size: int
+    region_used: int
+    log_size: int
+    log_used: int
+    buffers: int
+    keys: int
+    max_size: int
+
+    @property
+    def bytes_written(self) -> int:
+        """All bytes written to the medium."""
+        return self.bytes_logged + self.bytes_direct + self.bytes_home
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One damaged or inconsistent place.
+
+    name is the name of the array, value or list element, or None if no name owns the place. offset and length give the
+    place in the file's region. block is the first bad block of 4096 bytes of the contents. rows is the range of the
+    array's first axis (of its last one, if its order is "F") that the block covers, or None.
+    """
+
+    text: str
+    name: str | None = None
+    offset: int = 0
+    length: int = 0
+    block: int | None = None
+    rows: range | None = None
+    axis: int = 0
+
+    def __str__(self) -> str:
+        text = self.text if self.name is None else f"{self.name!r}: {self.text}"
+        if self.rows is not None:
+            axis = "rows" if self.axis == 0 else f"places of axis {self.axis}"
+            text += f" ({axis} {self.rows.start} to {self.rows.stop - 1})"
+        return text
+
+
+class CheckReport(Sequence[Problem]):
+    """The problems that were found, as a sequence, which is empty if the store is valid."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._problems = tuple(problems)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self._problems
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Problem, ...]: ...
+    def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
+        return self._problems[index]
+
+    def __str__(self) -> str:
+        if self.ok:
+            return "sound"
+        return "\n".join(["1 problem:" if len(self) == 1 else f"{len(self)} problems:", *map(str, self)])
+
+    def __repr__(self) -> str:
+        return f"<CheckReport: {self}>"
+
+
+def check(catalog: Catalog) -> CheckReport:
+    """Let the core verify structures and hashes, then verify what only Python knows: names, layouts, values, lists."""
+    with catalog.lock:
+        lists: dict[int, str] = {}
+        problems = _structure(catalog, lists)
+        damaged = {problem.name for problem in problems}
+        for offset, length, block, key, text in catalog.core.check():
+            found = _problem(catalog, lists, offset, length, block, key, text)
+            if found.name is not None and found.name in damaged:  # the core reports the place
+                problems = [problem for problem in problems if problem.name != found.name]
+            problems.append(found)
+    return CheckReport(problems)
+
+
+def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
+    problems = []
+    lengths: dict[int, int] = {}
+    try:
+        for row in catalog.core.scan(_names.NAME_PREFIX):
+            name = None
+            try:
+                name = _names.name_of(row.key)
+                if row.entry.kind == LIST:
+                    lists[catalog.list_id(row.entry)] = name
+                else:
+                    _check_entry(catalog, row.entry)
+            except UNSOUND as error:
+                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        for row in catalog.core.scan(_names.LIST_PREFIX):
+            place = _names.split_element(row.key)
+            name = None if place is None else _element_name(lists, place)
+            try:
+                if place is None or place[1] != lengths.get(place[0], 0) or name is None or row.entry.kind == ARRAY:
+                    raise CorruptStoreError("an element of a list is out of its place")
+                lengths[place[0]] = place[1] + 1
+                _check_entry(catalog, row.entry)
+            except UNSOUND as error:
+                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        for row in catalog.core.scan(_names.DERIVED_PREFIX):
+            try:
+                _check_derived(catalog, row.key, row.entry)
+            except UNSOUND as error:
+                problems.append(Problem(str(error), _derived_name(row.key), row.entry.offset, row.entry.length))
+    except UNSOUND as error:
+        problems.append(Problem(str(error)))
+    return problems
+
+
+def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:
+    """Check the stamp or the stored value of a derived array."""
+    owner = _names.owner_of(key)
+    declared = None if owner is None else catalog.core.get(owner)
+    if declared is None or declared.kind != DERIVED:
+        raise CorruptStoreError("a part of a derived array that isn't declared")
+    if entry.kind != (INLINE if key.endswith(b"s") else ARRAY):
+        raise CorruptStoreError("a part of a derived array is of the wrong kind")
+    if entry.kind == ARRAY:
+        read_layout(catalog.core, entry)
+    else:
+        Stamp.decode(entry.meta)
+
+
+def _derived_name(key: bytes) -> str | None:
+    owner = _names.owner_of(key)
+    return None if owner is None else owner[1:].decode("utf-8", "backslashreplace")
+
+
+def _check_entry(catalog: Catalog, entry: Entry) -> None:
+    if entry.kind == ARRAY:
+        read_layout(catalog.core, entry)
+    elif entry.kind == DERIVED:
+        Declaration.decode(catalog.encoded(entry))
+    else:
+        decode(catalog.encoded(entry))
+
+
+def _element_name(lists: dict[int, str], place: tuple[int, int]) -> str | None:
+    name = lists.get(place[0])
+    return None if name is None else f"{name}[{place[1]}]"
+
+
+def _problem(
+    catalog: Catalog, lists: dict[int, str], offset: int, length: int, block: int, key: bytes, text: str
+) -> Problem:
+    if not key:
+        return Problem(text, None, offset, length)
+    name: str | None = None
+    place = _names.split_element(key)
+    if place is not None:
+        name = _element_name(lists, place)
+    elif key[:1] == _names.NAME_PREFIX:
+        name = key[1:].decode("utf-8", "backslashreplace")
+    else:
+        name = _derived_name(key)
+    rows, axis = None, 0
+    try:
+        entry = catalog.core.get(key)
+        if entry is not None and entry.kind == ARRAY:
+            described = read_layout(catalog.core, entry)
+            axis = len(described.shape) - 1 if described.order == "F" else 0
+            rows = _rows(described.nbytes, described.shape[axis] if described.shape else 1, block)
+    except UNSOUND:
+        pass
+    return Problem(text, name, offset, length, block, rows, axis)
+
+
+def _rows(nbytes: int, count: int, block: int) -> range | None:
+    """The range of parts that a block covers, if nbytes bytes are divided into count equal parts."""
+    first, last = block * BLOCK, min((block + 1) * BLOCK, nbytes) - 1
+    if first >= nbytes:
+        return None
+    size = nbytes // count
+    return range(first // size, last // size + 1)

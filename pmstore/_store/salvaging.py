@@ -1,0 +1,189 @@
+"""`salvage`: all that is sound in a damaged store goes into a new store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.copying import Contents, checked, verified
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
+from pmstore._catalog.names import (
+    NAME_MAX,
+    NAME_PREFIX,
+    element_key,
+    element_prefix,
+    name_of,
+    split_element,
+    stamp_key,
+    value_key,
+)
+from pmstore._core import Core, Entry, Row
+from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError
+from pmstore._store.entrance import open as open_store
+from pmstore._store.new_store import NewStore, refuse_taken, written_anew
+from pmstore._store.opening import path_of
+from pmstore._store.report import CheckReport, Problem, check
+from pmstore._values.array import read_layout
+from pmstore._values.values import decode
+
+__all__ = ["salvage"]
+
+_REPORTED = 1000  # problems; the core's check keeps no more
+_NO_TEXT = 0xF8  # no byte of a name is as high
+
+
+def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[Any]) -> CheckReport:
+    """Copy all that is sound in a damaged store to a new store.
+
+    Every content is verified against its hashes before it is copied. Of a damaged list, the elements before the first
+    damaged one are copied; of a derived array, the declaration without a damaged value. The new store is complete when
+    it gets its name. The damaged store is not changed.
+
+    Parameters
+    ----------
+    src : str, bytes or os.PathLike
+        The damaged store. It must still open with mode "r".
+    dst : str, bytes or os.PathLike
+        The new store, which must not exist.
+
+    Returns
+    -------
+    CheckReport
+        The problems of the damaged store, with the names that were left out; `ok` if it was sound, and everything was
+        copied. A problem without a name says that names may be missing, or that something may be older than the last
+        commit.
+
+    Raises
+    ------
+    StoreExistsError
+        There is a file at dst, perhaps the damaged store itself.
+    CorruptStoreError, NotAStoreError, FormatVersionError, StoreIOError
+        The damaged store can't be opened at all.
+    StoreLockedError, StoreNotFoundError, OutOfSpaceError, ReadOnlyStoreError
+    """
+    source, target = path_of(src), path_of(dst)
+    refuse_taken(target, source, "the damaged store", "salvage writes a new store")
+    with open_store(source, "r", exclusive=True) as store:
+        most = os.stat(source).st_size
+        with written_anew(target) as new:
+            return CheckReport(_Salvage(store._catalog, new, most).run())
+
+
+class _Salvage:
+    """most: bytes of all names and contents; a manipulated file could list the same ones again and again."""
+
+    def __init__(self, source: Catalog, new: NewStore, most: int) -> None:
+        self.source, self.new, self.left = source, new, most
+        report = check(source)
+        self.problems = list(report)
+        self.damaged = {problem.name for problem in report if problem.name is not None}
+        # If the check could not report everything, even large arrays are verified in memory.
+        self.contents = checked if len(report) < _REPORTED else verified
+
+    def run(self) -> list[Problem]:
+        for row in self._rows():
+            name = None
+            try:
+                name = name_of(row.key)
+                self.new.catalog.refuse_conflict(name, row.key)
+                self._copy(name, row.key, row.entry)
+            except (*UNSOUND, NameConflictError) as error:
+                self._left_out(name, str(error))
+        return self.problems
+
+    def _left_out(self, name: str | None, text: str) -> None:
+        if name not in self.damaged:  # otherwise the check has a better text
+            self.problems.append(Problem(text, name))
+
+    def _copy(self, name: str, key: bytes, entry: Entry) -> None:
+        core = self.source.core
+        if entry.kind == LIST:
+            self._copy_list(name, self.source.list_id(entry))
+        elif entry.kind == DERIVED:
+            self.source.declaration(name, entry)
+            self._put(key, entry, verified)
+            if name not in self.damaged:
+                for part in (value_key(key), stamp_key(key)):  # I16: the stamp behind the value
+                    kept = core.get(part)
+                    if kept is not None:
+                        self._put(part, kept, self.contents)
+        elif name in self.damaged:
+            return
+        elif entry.kind == ARRAY:
+            read_layout(core, entry)
+            self._put(key, entry, self.contents)
+        else:
+            self._put_value(key, entry)
+
+    def _copy_list(self, name: str, list_id: int) -> None:
+        made = self.new.catalog.create_list(name)._id
+        i = 0
+        try:
+            for row in self.source.core.scan(element_prefix(list_id)):
+                if f"{name}[{i}]" in self.damaged:
+                    raise CorruptStoreError("it is damaged")
+                if split_element(row.key) != (list_id, i) or row.entry.kind not in (INLINE, BLOB):
+                    raise CorruptStoreError("it is missing")
+                self._put_value(element_key(made, i), row.entry)
+                i += 1
+        except UNSOUND as error:
+            self.problems.append(Problem(f"its elements from number {i} on are left out: {error}", name))
+
+    def _put_value(self, key: bytes, entry: Entry) -> None:
+        decode(self.source.encoded(entry))
+        self._put(key, entry, verified)
+
+    def _put(self, key: bytes, entry: Entry, contents: Callable[[Core, Entry], Contents]) -> None:
+        self.left -= len(key) + len(entry.meta) + entry.length
+        if self.left < 0:
+            raise CorruptStoreError("the names so far have more contents than the file")
+        self.new.put(key, entry, contents(self.source.core, entry))
+
+    def _rows(self) -> Iterator[Row]:
+        """The rows of all names that can be reached, past the damaged pages of the catalog."""
+        core, at = self.source.core, NAME_PREFIX
+        while True:
+            try:
+                for row in core.scan(NAME_PREFIX, start=at):
+                    yield row
+                    at = row.key + b"\0"
+                return
+            except UNSOUND as error:
+                behind = _readable_behind(core, at)
+                where = "" if at == NAME_PREFIX else f" behind {_shown(at)}"
+                where += "" if behind is None else f" before {_shown(behind)}"
+                self.problems.append(Problem(f"any names{where} are left out: {error}"))
+                if behind is None:
+                    return
+                at = behind
+
+
+def _shown(key: bytes) -> str:
+    return repr(key[1:].decode("utf-8", "backslashreplace").rstrip("\0"))
+
+
+def _readable_behind(core: Core, key: bytes) -> bytes | None:
+    """A key behind this one from which on the catalog can be read, if there is one: the first such key, unless two
+    damaged pages are near each other.
+    """
+
+    def next_of(stem: bytes) -> bytes | None:
+        """The first such key that is one byte longer than the stem."""
+        for byte in range(_NO_TEXT) if len(stem) <= NAME_MAX else ():
+            start = stem + bytes([byte])
+            if start > key:
+                with contextlib.suppress(*UNSOUND):
+                    next(core.scan(NAME_PREFIX, start=start), None)
+                    return start
+        return None
+
+    stems = (key[:length] for length in range(len(key), 0, -1))
+    found = next(filter(None, map(next_of, stems)), None)
+    closer = found
+    while closer is not None and closer[-1]:
+        found = closer
+        closer = next_of(found[:-1] + bytes([found[-1] - 1]))
+    return closer or found

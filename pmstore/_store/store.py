@@ -1,0 +1,480 @@
+"""`open` and `Store`: a file of arrays and values that change together or not at all."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pmstore._catalog.catalog import Catalog
+from pmstore._core import Core, all_ranges
+from pmstore._derived.arrays import DerivedArrays
+from pmstore._errors import (
+    ClosedStoreError,
+    Error,
+    FailedStoreError,
+    LostUpdateWarning,
+    OutOfMemoryError,
+    OutOfSpaceError,
+    TransactionError,
+)
+from pmstore._locks import Lock, Transaction, TransactionLock
+from pmstore._snapshot import Reader, Snapshot
+from pmstore._store.cores import opened_snapshot
+from pmstore._store.following import Following
+from pmstore._store.held import FileLock, Held
+from pmstore._store.interrupts import later
+from pmstore._store.lost_work import Undo, warn_of_drop
+from pmstore._store.only import spans, violation
+from pmstore._store.opening import open_source, outside
+from pmstore._store.report import CheckReport, Stats, check
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Store", "close_all", "open_stores"]
+
+open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+class Store(Following):
+    """An open store: a mapping from names to arrays and values, made by `open`. A context manager.
+
+    Leaving a with statement commits and closes, or rolls back and closes if an exception is passing. Changes that are
+    pending when the program ends, or when the last reference to the store is gone, are lost, with an
+    UncommittedChangesWarning. Stores compare by identity and are hashable; a copy of one is the store itself.
+    Everything but `close`, `closed`, `path`, `mode` and `media` raises ClosedStoreError on a closed store.
+
+    A store travels to other processes as a reader of the same path. A pickle holds the path, and is loaded by
+    ``pmstore.open(path, "r")``. In a process that was forked while the store was open, the first use opens such a
+    snapshot, and changes raise ForkedStoreError. Either shows the newest commit, without pending changes.
+
+    Several threads may use a store. `transaction` explains which changes become durable together.
+    """
+
+    __slots__ = ("_debug", "_media", "_mode")
+
+    def __init__(self, path: str, mode: str, core: Core, held: Held, reader: Reader | None) -> None:
+        """Only `open` calls this, where no signal handler runs."""
+        self._reader = reader  # for snapshots; a store that is written makes one for its first read()
+        self._path = path
+        self._mode = mode
+        self._file_lock = held
+        self._media = core.media if core.snapshot is None else core.snapshot.media
+        self._catalog = Catalog(core, read_only=mode == "r")
+        self._derived = DerivedArrays(self._catalog, path)
+        self._prefix = ""
+        self._lock = TransactionLock(usable=mode != "r", operations=self._catalog.lock)
+        self._catalog.lock.undo = Undo(self._catalog, self._described())
+        self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
+        open_stores.add(self)
+
+    def _described(self) -> str:
+        return f"the store {self._path!r}, opened at {self._file_lock.where}"
+
+    # ---- about the store
+
+    @property
+    def store(self) -> Store:
+        """The store itself; for a group, its store."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """The absolute path under which the store was first opened."""
+        return self._path
+
+    @property
+    def mode(self) -> str:
+        """The mode, as it was first given to `open`; "r" in a process that was forked since."""
+        return self._mode
+
+    @property
+    def media(self) -> str:
+        """ "memory" or "file": how bytes become durable."""
+        return self._media
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a crash test records what is done to the durable bytes, so that a program must do the same in every
+        run."""
+        return self._catalog.core.trace is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store is closed."""
+        return self._catalog.core.gone
+
+    @property
+    def openings(self) -> int:
+        """How often `open` returned this store, less the openings that were given back by `close`."""
+        return 0 if self.closed else self._file_lock.openings
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the calling thread is inside a transaction of this store."""
+        return self._lock.mine()
+
+    @property
+    def sequence(self) -> int:
+        """The number of commits since the store was created."""
+        with self._catalog.lock:
+            return self._catalog.core.sequence
+
+    def stats(self) -> Stats:
+        """Figures: sizes, bytes written, ordering points."""
+        with self._catalog.lock:
+            return Stats(medium=self._media, tracker=self._catalog.core.tracker, **self._catalog.core.stats())
+
+    def check(self) -> CheckReport:
+        """Verify every structure and every checksum of the committed state.
+
+        Returns
+        -------
+        CheckReport
+            A sequence of all problems, with the names concerned; its `ok` is true if there are none.
+        """
+        return check(self._catalog)
+
+    # ---- transactions
+
+    def transaction(self, *, only: Iterable[np.ndarray[Any, Any]] | None = None) -> Transaction:
+        """A transaction, for one with statement, which gets the store::
+
+            with store.transaction():
+                array += 1
+                store["epoch"] = epoch
+
+        Leaving it commits. Leaving it by an exception, KeyboardInterrupt included, takes every array, in place, and
+        every name back to the last commit. A transaction covers everything since the last commit, also changes made
+        before it began.
+
+        Don't use await or yield inside: the transaction would include the changes of other code that runs meanwhile. If
+        transactions are then left out of order, all of them are rolled back and raise TransactionError. If they are
+        left in order, the store does not notice. A transaction that is never left is rolled back after the garbage
+        collector has found it, before the next operation of the store, with an AbandonedTransactionWarning.
+
+        A transaction belongs to one thread; other threads wait for their own. A transaction inside another one joins
+        it. If an exception leaves the inner one, the outer one is doomed: it rolls back, and raises TransactionError if
+        it ends without an exception.
+
+        If the commit fails with OutOfSpaceError, the changes stay pending: make space and `commit`, or `rollback`.
+
+        Parameters
+        ----------
+        only : iterable of arrays, optional
+            The declared write set: of all arrays, only these have changed since the last commit. The commit then scans
+            only these. They are live arrays of this store or views of them. The gaps of a view with gaps are scanned
+            too. Names, values, new arrays and assignments to names are always committed. ``[]`` declares that no array
+            has changed. Inside another transaction, the arrays of both declarations may change; a transaction without a
+            declaration ends the restriction.
+
+            A change elsewhere is not in this commit. The next commit that scans the array takes it, or a rollback takes
+            it back. With PMSTORE_DEBUG=1 in the environment when the store is opened, every commit looks for such
+            changes first, and raises a TransactionError that names the array and its elements. Then nothing is
+            committed, and everything stays pending.
+        """
+        return self._lock.transaction(self, None if only is None else spans(self._catalog, only))
+
+    def commit(self) -> None:
+        """Make every change of arrays and names since the last commit durable, all together.
+
+        Raises TransactionError inside a transaction; waits for a transaction of another thread. After OutOfSpaceError
+        the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the store shows which
+        commits are durable.
+        """
+        if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
+            self._refuse_inside("commit")
+        catalog = self._catalog
+        if catalog.watch.seen or catalog.watch.changed:
+            self._lock.inner.call(self._commit_now)
+        else:  # the quick path: an 8-byte commit is little work
+            self._lock.inner.call(catalog.lock.call, catalog.core.commit)
+
+    def sync(self) -> None:
+        """Wait until all commits are durable; with durability "async" some may not be yet.
+
+        Raises FailedStoreError or StoreIOError if a sync failed: only reopening the store shows which commits are
+        durable.
+        """
+        with self._catalog.lock:
+            self._catalog.core.sync()
+
+    def rollback(self) -> None:
+        """Take all arrays, in place, and names back to the last commit.
+
+        An array created since then is detached; one deleted since then is back, and live. Raises TransactionError like
+        `commit`. OutOfSpaceError is possible only where a copy of the file shares its blocks (docs/guarantees.md); then
+        nothing is committed before a rollback has succeeded.
+        """
+        self._refuse_inside("rollback")
+        with self._lock.inner:
+            self._rollback_now()
+
+    def _refuse_inside(self, what: str) -> None:
+        self._require_writable()
+        if self._lock.mine():
+            raise TransactionError(f"{what}() inside a transaction: leave the with statement instead")
+
+    def _require_writable(self) -> None:
+        self._catalog.writable()
+
+    def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
+        catalog = self._catalog
+        if catalog.watch.seen or catalog.watch.changed or (self._debug and only is not None):
+            self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
+        elif only is None:
+            catalog.lock.call(catalog.core.commit)
+        else:
+            catalog.lock.call(catalog.core.commit_only, only)
+
+    def _commit_and_compare(self, only: Any, closing: bool) -> list[tuple[str, str]]:
+        """Commit, and return the values that were read and changed, but not assigned back."""
+        catalog = self._catalog
+        if only is not None and self._debug and (error := violation(catalog, only)) is not None:
+            raise error
+        lost = catalog.watch.lost(all_of_them=closing)
+        if only is None:
+            catalog.core.commit()
+        else:
+            catalog.core.commit_only(only)
+        return lost
+
+    @staticmethod
+    def _warn_of_lost_updates(lost: list[tuple[str, str]]) -> None:
+        for what, place in lost:
+            warnings.warn(
+                f"{what!r} was read from the store and changed, but not assigned back: the change is not in the store. "
+                f"{place} = value stores it",
+                LostUpdateWarning,
+                stacklevel=outside()[0],
+            )
+
+    _declared_in_both = staticmethod(all_ranges)
+
+    def _rollback_now(self) -> None:
+        self._catalog.rollback()
+
+    # ---- arrays
+
+    def release(self, *names: str) -> None:
+        """Give back the private memory of the given arrays, by default of all. Pages that equal the last commit are
+        read from the file again.
+
+        No other thread may write to the arrays meanwhile. Raises UnknownNameError; TypeError for a value that isn't an
+        array.
+        """
+        self._catalog.release(names)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Commit, and close the file, unless `open` returned this store more than once: then this gives one opening
+        back. Closing a closed store is allowed.
+
+        Live arrays become read-only and keep their bytes, apart from the file. Raises TransactionError inside a
+        transaction, unless there are more openings: then the changes are part of that transaction. Waits for a
+        transaction of another thread. After OutOfSpaceError the store is still open, with its pending changes: make
+        space, or `rollback` first. After OutOfMemoryError it is open, too. Either the commit lacked memory, and all
+        changes are pending, or it succeeded, and there is no memory for the live arrays: drop some of them.
+        A store that failed is closed at once.
+        """
+        if self.closed:
+            return
+        if self._lock.mine():
+            if self._file_lock.openings == 1:
+                raise TransactionError("close() inside a transaction: leave the with statement first")
+            self._give_back()
+            return
+        with self._leaving():
+            if self.closed:  # another thread closed it while this one waited
+                return
+            try:
+                if self._lock.usable:
+                    self._commit_now(closing=self._file_lock.openings == 1)
+            except (OutOfSpaceError, OutOfMemoryError):
+                raise
+            except BaseException as error:
+                with contextlib.suppress(Error):
+                    self._drop() if isinstance(error, FailedStoreError) else self._give_back()
+                raise
+            self._give_back()
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """The transaction lock, to give an opening back. An interrupt of the wait for it gives back one of several, and
+        what is pending stays with the others."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._lock.inner)
+            except BaseException:
+                if self._file_lock.openings > 1:
+                    self._give_back()
+                raise
+            yield
+
+    def _give_back(self) -> None:
+        """Give one opening back without a commit. The last one closes the store."""
+        with later():
+            if self._file_lock.leave():
+                self._drop()
+
+    def _drop(self, *, discard: bool = False, exiting: bool = False) -> None:
+        """Close without a commit. After OutOfMemoryError the store is still open."""
+        with later():
+            self._drop_now(discard, exiting)
+
+    def _drop_now(self, discard: bool, exiting: bool) -> None:
+        self._file_lock.closing()
+        usable, self._lock.usable = self._lock.usable, False
+        undo = self._catalog.lock.undo
+        undo.closing = True
+        try:
+            with self._catalog.lock:  # taking the lock may report an abandoned transaction, perhaps as an error
+                pass
+        finally:
+            try:
+                self._catalog.close(discard=discard, exiting=exiting)
+            finally:
+                if not self.closed:
+                    undo.closing = False
+                    self._lock.usable = usable
+                    self._file_lock.stay()
+                else:
+                    self._reader = None
+                    self._derived.clear()
+                    open_stores.discard(self)
+                    self._file_lock.unlock()
+
+    def _leased(self) -> contextlib.AbstractContextManager[None]:
+        """Inside this context, other processes are told that this one will close the store itself."""
+        return self._file_lock.lease() if isinstance(self._file_lock, FileLock) else contextlib.nullcontext()
+
+    def __enter__(self) -> Store:
+        self._catalog.core.require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.closed:
+            return
+        if kind is None:
+            try:
+                self.close()
+            except OutOfSpaceError:
+                self._give_back()
+                raise
+            return
+        with self._leaving():  # if the store is closed inside its own transaction, that transaction can't continue
+            if self.closed:
+                return
+            try:
+                if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
+                    transaction = self._lock.transaction(self, None)
+                    transaction.__enter__()
+                    transaction.__exit__(kind, error, traceback)
+            finally:
+                self._give_back()
+
+    def __del__(self) -> None:
+        # The store is not open: opening failed, or it was closed.
+        if getattr(self, "_file_lock", None) is None or self.closed:
+            return
+        _drop_with_warning(self)
+
+    def _leave_parent(self) -> None:
+        """In a forked process: become a reader, which opens its snapshot when it is first used."""
+        lock = Lock()  # another thread of the parent may hold the old one forever
+        lock.undo = self._catalog.lock.undo
+        this = weakref.ref(self)
+        self._catalog.leave(lock, lambda: _snapshot_for(this()))
+        self._derived.leave()
+        self._lock.usable = False  # for open transactions; their lock, too, may be held forever
+        self._lock = TransactionLock(usable=False, operations=lock)
+        if self._reader is not None:
+            self._reader.leave()
+            self._reader = None
+        self._mode = "r"
+
+    def _snapshot_of_path(self) -> Snapshot:
+        held = open_source(self._path, self._file_lock.where)
+        if held.inode != self._file_lock.inode:
+            held.unlock()
+            raise self._replaced()
+        reader, snapshot = opened_snapshot(self._path, held)
+        held.openings = self._file_lock.openings
+        self._file_lock.unlock()
+        self._file_lock, self._reader = held, reader
+        return snapshot
+
+    # ---- identity
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self) >> 4
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As its path: elsewhere, it is a snapshot."""
+        if self.closed:
+            raise ClosedStoreError("the store is closed: open it before it is sent to another process")
+        return _arrived, (self._path,)
+
+    def __sklearn_clone__(self) -> Store:
+        """The store itself: clones of an estimator keep their fits in the same store."""
+        return self
+
+
+def _snapshot_for(store: Store | None) -> Snapshot:
+    if store is None:
+        raise ClosedStoreError("the store is closed")
+    return store._snapshot_of_path()
+
+
+def _arrived(path: str) -> Store:
+    """A store from a pickle."""
+    from pmstore._store.entrance import open
+
+    return open(path, "r")
+
+
+def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
+    try:
+        if store._lock.usable:
+            warn_of_drop(store, store._described(), store._file_lock.where)
+    finally:
+        # After OutOfMemoryError the core stays open, and the file locked, until the process ends.
+        with contextlib.suppress(Error):
+            store._drop(exiting=exiting)
+
+
+@atexit.register
+def close_all() -> None:
+    """Close all open stores as the interpreter does when it exits: pending changes are dropped, with a warning."""
+    told: Warning | None = None
+    for store in list(open_stores):
+        try:
+            _drop_with_warning(store, exiting=True)
+        except ResourceWarning:  # a filter made the warning an error; the other stores are still to be closed
+            pass
+        except Warning as warning:
+            told = told or warning
+    if told is not None:
+        raise told  # Python prints it and continues
+
+
+def _after_fork() -> None:
+    global open_stores
+    open_stores = weakref.WeakSet(list(open_stores))  # another thread of the parent may have been changing it
+    for store in list(open_stores):
+        store._leave_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""Arrays and other values: their layout, their encoding, and live arrays."""

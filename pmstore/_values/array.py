@@ -1,0 +1,201 @@
+"""Arrays in the store: their layout as an entry's meta, and live ndarrays over the bytes of an extent.
+
+The meta of an array is msgpack of ``[dtype descriptor, shape, order, writeable]``. If that is too long for an entry's
+meta, it is stored behind the array's bytes, at the next multiple of 8, and the meta is ``[nbytes, length, pm_hash64]``
+of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from pmstore._core import META_MAX, Core, Entry, hash64
+from pmstore._errors import CorruptStoreError, TooLargeError
+from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
+
+__all__ = ["Array", "Layout", "chunks", "decode_layout", "layout", "live_array", "order_of", "read_layout"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NBYTES_MAX = 1 << 62  # far above any address range; below the overflow of the computations of numpy and the core
+_DIMENSIONS_MAX = 64
+_CHUNK_BYTES = 1 << 20
+
+
+class Layout(NamedTuple):
+    """The layout of an array in the bytes of an extent.
+
+    shape is in elements; order is "C" or "F"; nbytes is the size of the elements, without the tail. meta goes into the
+    catalog, tail (often empty) behind the elements.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: str
+    writeable: bool
+    nbytes: int
+    meta: bytes
+    tail: bytes
+
+    @property
+    def length(self) -> int:
+        """The number of bytes of the extent."""
+        return _align8(self.nbytes) + len(self.tail) if self.tail else self.nbytes
+
+    def fits(self, array: Array) -> bool:
+        """Whether the array, in place, has this layout (any caller can set its shape and dtype)."""
+        return (
+            array.shape == self.shape
+            and array.dtype == self.dtype
+            and bool(array.flags.f_contiguous if self.order == "F" else array.flags.c_contiguous)
+        )
+
+
+def _align8(n: int) -> int:
+    return (n + 7) & ~7
+
+
+def layout(shape: Any, dtype: Any, order: str, writeable: bool) -> Layout:
+    """The layout of an array to be created.
+
+    Parameters
+    ----------
+    shape : int or sequence of int
+        Lengths of the axes, in elements.
+    dtype : dtype or an argument of np.dtype
+        Any dtype except those that hold Python objects (TypeError). A subarray dtype adds its axes to the shape.
+    order : {"C", "F"}
+        Whether rows or columns are contiguous.
+    writeable : bool
+        Whether the array can be changed after its creation.
+
+    Raises
+    ------
+    TypeError, ValueError
+        TooLargeError (a ValueError) if the array would be larger than any address range.
+    """
+    dtype = storable_dtype(dtype)
+    if order not in ("C", "F"):
+        raise ValueError(f'order is "C" or "F", not {order!r}')
+    axes = _axes(shape)
+    if dtype.subdtype is not None:  # np.empty does the same
+        dtype, inner = dtype.subdtype
+        axes += inner
+    if len(axes) > _DIMENSIONS_MAX:
+        raise TooLargeError(f"an array has at most {_DIMENSIONS_MAX} dimensions, not {len(axes)}")
+    nbytes = math.prod(axes) * dtype.itemsize
+    # numpy multiplies the axes that aren't 0 even if one is
+    if math.prod(n for n in axes if n) * max(dtype.itemsize, 1) > _NBYTES_MAX:
+        raise TooLargeError(f"an array of shape {axes} and dtype {dtype} is larger than any address range")
+    if len(axes) <= 1:
+        order = "C"
+    full = bytes(msgpack.packb([descriptor_of(dtype), list(axes), order, bool(writeable)]))
+    if len(full) <= META_MAX:
+        return Layout(dtype, axes, order, bool(writeable), nbytes, full, b"")
+    if not nbytes:
+        raise TooLargeError(f"an array without elements can't keep a dtype this long: {len(full)} bytes described")
+    meta = bytes(msgpack.packb([nbytes, len(full), hash64(full)]))
+    return Layout(dtype, axes, order, bool(writeable), nbytes, meta, full)
+
+
+def _axes(shape: Any) -> tuple[int, ...]:
+    axes: tuple[int, ...]
+    try:
+        axes = (operator.index(shape),)
+    except TypeError:
+        try:
+            axes = tuple(operator.index(n) for n in shape)
+        except TypeError as error:
+            raise TypeError(f"a shape is an int or a sequence of int, not {shape!r:.80}") from error
+    if any(n < 0 for n in axes):
+        raise ValueError(f"a shape can't have a negative length: {axes}")
+    return axes
+
+
+def order_of(array: Array) -> str:
+    """The order to store an array in: its own if it is contiguous, otherwise "C"."""
+    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_layout(meta: bytes) -> Layout | tuple[int, int, int]:
+    """The layout in an entry's meta, which is not trusted; or (nbytes, length, hash) of the tail that holds the
+    layout."""
+    try:
+        parts = msgpack.unpackb(meta)
+        if len(parts) == 3:
+            nbytes, length, checksum = parts
+            if not all(type(part) is int and part >= 0 for part in parts):
+                raise ValueError("the place of the dtype")
+            return nbytes, length, checksum
+        descriptor, axes, order, writeable = parts
+        if order not in ("C", "F") or type(writeable) is not bool or not all(type(n) is int for n in axes):
+            raise ValueError("shape, order or flags")
+        # Build the layout anew, so that it passes the checks of creation.
+        made = layout(axes, dtype_of(descriptor), order, writeable)
+        return made._replace(meta=meta, tail=b"")
+    except CorruptStoreError:
+        raise
+    except Exception as error:
+        raise CorruptStoreError(f"a damaged description of an array: {error}") from error
+
+
+def read_layout(core: Core, entry: Entry) -> Layout:
+    """The layout of the array in an entry, checked against the entry's extent."""
+    decoded = decode_layout(entry.meta)
+    if not isinstance(decoded, Layout):
+        nbytes, length, checksum = decoded
+        start = _align8(nbytes)
+        if start + length != entry.length or not entry.offset:
+            raise CorruptStoreError("a damaged description of an array: it is not where the entry says")
+        core.require_readable(entry.offset, entry.length, start, length)
+        tail = bytes(memoryview(core.buffer(entry.offset, entry.length, False))[start:])
+        if hash64(tail) != checksum:
+            raise CorruptStoreError("a damaged description of an array: its hash is wrong")
+        inner = decode_layout(tail)
+        if not isinstance(inner, Layout) or inner.nbytes != nbytes:
+            raise CorruptStoreError("a damaged description of an array: its size is wrong")
+        decoded = inner._replace(meta=entry.meta, tail=tail)
+    if decoded.length != entry.length or bool(decoded.length) != bool(entry.offset):
+        raise CorruptStoreError(
+            f"a damaged description of an array: {entry.length} bytes are stored, "
+            f"shape {decoded.shape} and dtype {decoded.dtype} take {decoded.length}"
+        )
+    return decoded
+
+
+def live_array(buffer: Any, described: Layout, writeable: bool) -> Array:
+    """The ndarray over a buffer object from `Core.buffer`, which lives as long as the array or a view of it."""
+    if not writeable:
+        # Through a read-only memoryview of the buffer, numpy would let a caller set flags.writeable. It does not
+        # through this array's base.
+        buffer = np.frombuffer(memoryview(buffer).toreadonly(), np.uint8)
+    order: Any = described.order
+    dtype = described.dtype
+    if dtype.names is not None:  # any caller can set the names, and layouts are shared
+        dtype = np.dtype(dtype, copy=True)
+    array: Array = np.ndarray(described.shape, dtype, buffer=buffer, order=order)
+    return array
+
+
+def chunks(array: Array, order: str) -> Iterator[Array]:
+    """The elements of an array in order, as contiguous 1-d arrays of about 1 MiB, to save memory."""
+    if array.flags.f_contiguous if order == "F" else array.flags.c_contiguous:
+        yield array.reshape(-1, order="F" if order == "F" else "C")
+        return
+    nditer: Any = np.nditer  # numpy's types don't know "contig"
+    with nditer(
+        array,
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly", "contig"]],
+        order=order,
+        buffersize=max(1, _CHUNK_BYTES // max(1, array.itemsize)),
+    ) as pieces:
+        yield from pieces

@@ -1,0 +1,223 @@
+"""Python values as bytes: msgpack, with extension types for the types that it lacks. Nothing is pickled.
+
+A value is read back with exactly the same type. Subclasses (IntEnum, namedtuple, OrderedDict, ...) raise TypeError.
+
+====  ================  ========================================================================================
+code  type              payload
+====  ================  ========================================================================================
+1     int over 64 bits  two's complement, little-endian
+2     complex           real, imaginary: two little-endian doubles
+3     tuple             an array of the elements, encoded
+4     numpy scalar      [dtype descriptor, bytes, writeable]; ["U", str] for np.str_; ["S", bytes] for np.bytes_
+5     ndarray           [dtype descriptor, shape, order "C" or "F", bytes]
+====  ================  ========================================================================================
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import struct
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from pmstore._errors import CorruptStoreError, TooLargeError
+from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
+
+__all__ = ["DEPTH", "decode", "encode", "has_containers", "type_name"]
+
+DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
+
+_BIG_INT, _COMPLEX, _TUPLE, _SCALAR, _ARRAY = 1, 2, 3, 4, 5
+_ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+_CONTAINERS = frozenset({list, tuple, dict})
+_TWO_DOUBLES = struct.Struct("<2d")
+_TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")  # the possible starts of msgpack's own extension
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes. Raises TypeError with a hint if its type can't be stored, ValueError if it is nested too
+    deep or too large.
+    """
+    kind = type(value)
+    if kind not in _ATOMS:
+        _check(value, 0)
+    try:
+        return _pack(value)
+    except (OverflowError, ValueError) as error:
+        raise TooLargeError(
+            f"a {kind.__name__} takes at most 4 GiB encoded, and so does each of its parts ({error}); "
+            "keep such contents in an array"
+        ) from error
+
+
+def decode(encoded: bytes) -> Any:
+    """The value that is encoded in bytes, which are not trusted. Raises CorruptStoreError if they encode none."""
+    try:
+        value = _Decoder(0).unpack(encoded)
+    except CorruptStoreError:
+        raise
+    except Exception as error:  # anything that hostile bytes provoke, MemoryError and RecursionError included
+        raise CorruptStoreError(f"a damaged value: {str(error) or type(error).__name__}") from error
+    if any(start in encoded for start in _TIMESTAMPS):
+        try:
+            _check(value, 0)
+        except (TypeError, ValueError) as error:
+            raise CorruptStoreError(f"a damaged value: {error}") from error
+    return value
+
+
+def has_containers(value: Any) -> bool:
+    """Whether a part of the value can be changed in place: a list, a dict, an array, a structured scalar, or a tuple
+    that holds one.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return False
+    if kind is tuple:
+        return any(map(has_containers, value))
+    return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
+
+
+def type_name(value: Any) -> str:
+    """The name of a storable value's type: "int", "numpy.float64"."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _check(value: Any, depth: int) -> None:
+    kind = type(value)
+    if kind in _ATOMS:
+        return
+    if kind in _CONTAINERS:
+        if depth >= DEPTH:
+            raise ValueError(f"the value is nested more than {DEPTH} levels deep, or holds itself")
+        if kind is dict:
+            _check_parts(value.keys(), depth)
+            value = value.values()
+        _check_parts(value, depth)
+    elif kind is np.ndarray:
+        storable_dtype(value.dtype)
+    elif isinstance(value, np.generic) and kind is value.dtype.type and not value.dtype.hasobject:
+        descriptor_of(value.dtype)
+    else:
+        raise TypeError(_hint(value))
+
+
+def _check_parts(parts: Any, depth: int) -> None:
+    if not _ATOMS.issuperset(map(type, parts)):
+        for part in parts:
+            _check(part, depth + 1)
+
+
+def _hint(value: Any) -> str:
+    kind = type(value)
+    text = f"a store can't keep a {kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, np.ma.MaskedArray):
+        return f"{text}, as np.asarray(value) would lose its mask: store value.data and value.mask"
+    if isinstance(value, np.ndarray):
+        return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
+    if kind.__module__.startswith("scipy.sparse"):
+        return f"{text}: store the arrays that it is made of (value.tocsr() has data, indices and indptr) and its shape"
+    for base in (bool, int, float, complex, str, bytes, tuple, list, dict):
+        if isinstance(value, base):
+            return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"
+    if isinstance(value, (bytearray, memoryview)):
+        return f"{text}: store bytes(value), or a numpy array of uint8"
+    if isinstance(value, (set, frozenset)):
+        return f"{text}: store sorted(value) or list(value)"
+    if isinstance(value, datetime.timedelta):
+        return f"{text}: store np.timedelta64(value), if it is below 292,000 years, or value.total_seconds()"
+    if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date
+        return f"{text}: store value.isoformat(), or np.datetime64(value) if it has no time zone"
+    if hasattr(value, "__array__"):
+        return f"{text}: store np.asarray(value)"
+    return (
+        f"{text}: values are numpy arrays and scalars, int, float, complex, bool, None, str, bytes, "
+        "and tuples, lists and dicts of these. Nothing is pickled; store the parts that matter"
+    )
+
+
+def _pack(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, strict_types=True, unicode_errors="surrogatepass", default=_extension))
+
+
+def _extension(value: Any) -> msgpack.ExtType:
+    kind = type(value)
+    if kind is int:
+        return msgpack.ExtType(_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    if kind is complex:
+        return msgpack.ExtType(_COMPLEX, _TWO_DOUBLES.pack(value.real, value.imag))
+    if kind is tuple:
+        return msgpack.ExtType(_TUPLE, _pack(list(value)))
+    if kind is np.ndarray:
+        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        contents = value.tobytes(order)
+        return msgpack.ExtType(_ARRAY, _pack([descriptor_of(value.dtype), list(value.shape), order, contents]))
+    if kind is np.str_:  # its own str() drops NULs at the end
+        return msgpack.ExtType(_SCALAR, _pack(["U", str.__str__(value)]))
+    if kind is np.bytes_:  # a plain scalar would lose the NULs at its end
+        return msgpack.ExtType(_SCALAR, _pack(["S", bytes(value)]))
+    if isinstance(value, np.generic):
+        # A structured scalar that isn't writeable is hashable, and so may be a dict's key.
+        return msgpack.ExtType(
+            _SCALAR, _pack([descriptor_of(value.dtype), value.tobytes(), bool(value.flags.writeable)])
+        )
+    raise TypeError(_hint(value))
+
+
+class _Decoder:
+    """Decodes one value. msgpack's C code calls `extension`, which would not know the depth otherwise."""
+
+    __slots__ = ("_depth",)
+
+    def __init__(self, depth: int) -> None:
+        if depth > DEPTH + 1:
+            raise CorruptStoreError(f"a damaged value: nested more than {DEPTH} levels deep")
+        self._depth = depth
+
+    def unpack(self, encoded: bytes) -> Any:
+        return msgpack.unpackb(encoded, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=self.extension)
+
+    def extension(self, code: int, payload: bytes) -> Any:
+        if code == _BIG_INT:
+            return int.from_bytes(payload, "little", signed=True)
+        if code == _COMPLEX:
+            return complex(*_TWO_DOUBLES.unpack(payload))
+        if code not in (_TUPLE, _SCALAR, _ARRAY):
+            raise CorruptStoreError(f"a damaged value: extension {code} is unknown")
+        parts = _Decoder(self._depth + 1).unpack(payload)
+        if type(parts) is not list:
+            raise CorruptStoreError("a damaged value: an extension breaks the format")
+        if code == _TUPLE:
+            return tuple(parts)
+        return _scalar(*parts) if code == _SCALAR else _array(*parts)
+
+
+def _scalar(descriptor: Any, contents: Any, writeable: Any = None) -> Any:
+    if descriptor == "U" and type(contents) is str:
+        return np.str_(contents)
+    if descriptor == "S" and type(contents) is bytes:
+        return np.bytes_(contents)
+    dtype = dtype_of(descriptor)
+    if type(contents) is not bytes or len(contents) != dtype.itemsize or type(writeable) is not bool:
+        raise CorruptStoreError("a damaged value: a scalar breaks the format")
+    scalar: Any = np.ndarray((), dtype, buffer=bytearray(contents) if writeable else contents)[()]
+    if not isinstance(scalar, np.generic):  # it has a subarray dtype
+        raise CorruptStoreError("a damaged value: a scalar breaks the format")
+    return scalar
+
+
+def _array(descriptor: Any, shape: Any, order: Any, contents: Any) -> Any:
+    dtype = dtype_of(descriptor)
+    if (
+        dtype.subdtype is not None
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or order not in ("C", "F")
+        or type(contents) is not bytes
+        or math.prod(shape) * dtype.itemsize != len(contents)
+    ):
+        raise CorruptStoreError("a damaged value: an array breaks the format")
+    return np.ndarray(tuple(shape), dtype, buffer=bytearray(contents), order=order)

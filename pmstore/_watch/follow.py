@@ -1,0 +1,274 @@
+"""Follows a store that another process writes: what it shows after each commit, without slowing the commits."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pmstore._display import Row, type_text, value_text
+from pmstore._errors import UNSOUND, FingerprintMismatchError, UnknownNameError
+from pmstore._resume.history import History, fits_of, read_history
+from pmstore._store.entrance import open as open_store
+from pmstore._store.reading import consistently
+from pmstore._store.store import Store
+from pmstore._watch.state import Curve, Fit, fit_of, sampled, unreadable
+
+__all__ = ["EVERY", "Follower", "Look", "Value", "looks"]
+
+EVERY = 0.25  # seconds from one look to the next, at least
+IDLE = 0.5  # seconds without a commit until the ages are told anew
+MOST = 40  # fits, and values
+LAST = 100  # elements of a list
+TEXT = 60  # characters of a value
+READ = 4096  # bytes of a value, at most; of a larger one only the type is told
+NEVER = (1 << 63) - 1  # the number of a commit that no store reaches
+
+T = TypeVar("T")
+
+
+class Value(NamedTuple):
+    """A value or an array that is no part of a fit. curve: of a list of numbers."""
+
+    name: str
+    text: str
+    curve: Curve | None
+
+
+class Look(NamedTuple):
+    """What a store shows at a time.
+
+    time: Unix time. writer: "alive"; "closed", no process has the store open for writing; "died", and the last one has
+    not closed it. age: seconds since the last commit. more: the number of fits and values that are left out.
+    """
+
+    path: str
+    time: float
+    sequence: int
+    writer: str
+    age: float
+    fits: list[Fit]
+    values: list[Value]
+    more: int
+
+    def as_json(self, *, curves: bool) -> dict[str, Any]:
+        """In the types of JSON, with the curves or without."""
+        fits = [fit._asdict() for fit in self.fits]
+        for fit in fits:
+            for name in ("curve", "ends"):
+                fit[name] = fit[name]._asdict()
+                if not curves:
+                    del fit[name]
+        values = [value._asdict() | {"curve": value.curve and value.curve._asdict()} for value in self.values]
+        if not curves:
+            values = [{"name": value["name"], "text": value["text"]} for value in values]
+        return self._asdict() | {"fits": fits, "values": values}
+
+
+class _Commit(NamedTuple):
+    """What is shown of a commit, at any time. A history is None if it can't be read."""
+
+    sequence: int
+    fits: list[tuple[str, History | None]]
+    values: list[Value]
+    more: int
+
+
+class Follower:
+    """An open store, in mode "r", that goes to the newest commit at each look. Several threads may use it.
+
+    Parameters
+    ----------
+    path : str or path-like
+    names : sequence of str
+        The fits, values and groups to look at; empty: all fits, and the values beside them that fit in a line.
+
+    Raises what `pmstore.open` raises; UnknownNameError if there is no such name.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
+        self.path = os.fspath(path)
+        self._names = [name.strip("/") for name in names]
+        self._lock = threading.RLock()
+        self._quiet: dict[str, tuple[int, float, float]] = {}  # of a fit: its rows, since when, the longest time
+        self._newest: _Commit | None = None
+        self._since = 0.0  # the time of the newest commit
+        self._status = os.stat(self.path) if os.path.exists(self.path) else None
+        self.store = open_store(self.path, "r")
+        try:
+            if self._names:
+                self.consistently(self._check_names)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def consistently(self, read: Callable[[Store], T]) -> T:
+        """The result of a function that reads one commit. It is called again if a commit comes between."""
+        with self._lock:
+            return consistently(lambda: read(self.store), self.store.refresh)
+
+    def writer(self) -> str:
+        """ "alive", "closed" or "died"."""
+        event = self.store.wait(NEVER, 0).event
+        return "alive" if event == "timeout" else event
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there is a newer commit, or no process writes the store any more."""
+        self.store.wait(timeout=timeout)
+
+    def look(self, now: Callable[[], float] = time.time) -> Look:
+        """Go to the newest commit, and look at it."""
+        with self._lock:
+            self._open_again_if_replaced()
+            writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
+            before = self._newest
+            if before is None or before.sequence != self.store.refresh():
+                self._since = os.stat(self.path).st_mtime if before is None else now()
+                self._newest = before = self.consistently(self._commit)
+            return self._look(before, writer, now())
+
+    def _open_again_if_replaced(self) -> None:
+        status = os.stat(self.path)
+        if self._status is not None and not os.path.samestat(status, self._status):
+            replaced, self.store = self.store, open_store(self.path, "r")
+            replaced.close()
+            self._status, self._newest = status, None
+            self._quiet.clear()
+
+    def _commit(self, store: Store) -> _Commit:
+        """What is to be shown of the commit that the store shows."""
+        every = fits_of(store)
+        fits = [name for name in every if self._wanted(name)]
+        at_work = {name for name in fits if store.get(f"{name}/finished") is False}
+        shown = {*sorted(fits, key=lambda name: name not in at_work)[:MOST]}
+        inside = set(every)
+        rows = [row for row in store._rows() if self._is_value(row, inside)]
+        return _Commit(
+            store.sequence,
+            [(name, _history(store, name)) for name in fits if name in shown],
+            [_value(store, row) for row in rows[:MOST]],
+            len(fits) - len(shown) + max(0, len(rows) - MOST),
+        )
+
+    def _look(self, commit: _Commit, writer: str, now: float) -> Look:
+        fits = [self._fit(name, told, now, writer) for name, told in commit.fits]
+        newest = max((now - fit.age for fit in fits if fit.age is not None), default=0.0)
+        age = max(0.0, now - max(self._since, newest))
+        return Look(self.path, now, commit.sequence, writer, age, fits, commit.values, commit.more)
+
+    def _fit(self, name: str, told: History | None, now: float, writer: str) -> Fit:
+        if told is None:
+            return unreadable(name)
+        rows = len(told["run"])
+        before, since, quiet = self._quiet.get(name, (rows, now, 0.0))
+        if rows != before:
+            quiet, since = (max(quiet, now - since), now)
+        self._quiet[name] = (rows, since, quiet)
+        return fit_of(name, told, now, writer, quiet)
+
+    def _wanted(self, name: str) -> bool:
+        return not self._names or any(name == one or name.startswith(one + "/") for one in self._names)
+
+    def _is_value(self, row: Row, fits: set[str]) -> bool:
+        """Whether a row is to be shown as a value. What a fit keeps of itself is not, and without names, no array."""
+        name, kind = row[:2]
+        if name in self._names:
+            return True
+        if _in_a_fit(name, fits):
+            return False
+        return self._wanted(name) and (bool(self._names) or kind in ("value", "list"))
+
+    def _check_names(self, store: Store) -> None:
+        for name in self._names:
+            if name not in store and not any(True for _ in store.group(name)):
+                raise _unknown(store, name)
+
+
+def looks(follower: Follower, stopped: threading.Event) -> Iterator[Look]:
+    """A look after each commit, at most one in EVERY seconds, and without commits from time to time, as ages change.
+
+    Looking takes at most a quarter of the time of one processor.
+    """
+    while not stopped.is_set():
+        begun = time.monotonic()
+        look = follower.look()
+        yield look
+        took = time.monotonic() - begun
+        if stopped.wait(max(EVERY - took, 3 * took)):
+            return
+        if look.writer == "alive":
+            follower.wait(IDLE)
+        else:
+            stopped.wait(IDLE)  # nobody writes, and the wait for a commit would end at once
+
+
+def _history(store: Store, name: str) -> History | None:
+    try:
+        return read_history(store, name)
+    except (*UNSOUND, FingerprintMismatchError):
+        return None
+
+
+def _value(store: Store, row: Row) -> Value:
+    try:
+        return Value(row[0], *_told(store, row))
+    except UNSOUND as error:
+        return Value(row[0], f"damaged: {error}", None)
+
+
+def _told(store: Store, row: Row) -> tuple[str, Curve | None]:
+    name, kind = row[:2]
+    if kind == "list":
+        items = store[name]
+        last = items[-1:] if len(items) else []
+        numbers = items[-LAST:] if last and _is_number(last[0]) else []
+        curve = None
+        if numbers:
+            curve = sampled(
+                np.arange(len(items) - len(numbers), len(items)),
+                np.array([item if _is_number(item) else np.nan for item in numbers]),
+            )
+        return f"{len(items):,} items" + (f", the last one {value_text(last[0], TEXT)}" if last else ""), curve
+    if kind == "value" and row[4] <= READ:
+        return value_text(store[name], TEXT), None
+    return type_text(row), None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < 1 << 63)
+
+
+def _unknown(store: Store, name: str) -> UnknownNameError:
+    there = _what_there_is(store)  # now, while the store is open
+    return UnknownNameError(name, lambda: there)
+
+
+def _what_there_is(store: Store) -> str:
+    """A part of a sentence: the fits of a store, and the names beside them."""
+    fits = fits_of(store)
+    inside = set(fits)
+    others = [repr(name) for name in store if not _in_a_fit(name, inside)]
+    text = f"; there are the fits {', '.join(map(repr, fits[:MOST]))}" if fits else "; there are no fits"
+    if others:
+        text += f", and the names {', '.join(others[:MOST])}{', …' if len(others) > MOST else ''}"
+    return text
+
+
+def _in_a_fit(name: str, fits: set[str]) -> bool:
+    """Whether a name is in the group of a fit."""
+    return any(name[: match.start()] in fits for match in re.finditer("/", name))

@@ -1,0 +1,141 @@
+"""What watch and top show in a terminal, drawn with rich."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from pmstore._display import name_text, size_text
+from pmstore._watch.follow import Follower, Look, looks
+from pmstore._watch.state import Fit, count_text, duration_text, rate_text, sparkline
+from pmstore._watch.top import Summary
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = ["console_for", "drawn", "live", "looked", "summaries"]
+
+CURVE = 12  # characters of a curve
+
+WIDE = ("fit", "fits", "iteration", "name", "state", "store", "value", "writer")  # columns that may have two lines
+
+STYLES = {
+    "starting": "cyan",
+    "running": "green",
+    "stalled": "yellow",
+    "writer died": "bold red",
+    "closed": "yellow",
+    "finished": "blue",
+    "unreadable": "bold red",
+    "alive": "green",
+    "died": "bold red",
+}
+WRITERS = {"alive": "being written", "closed": "no writer", "died": "writer died"}
+
+
+def console_for(once: bool) -> Console:
+    """A console on standard output.
+
+    Raises ModuleNotFoundError if rich is missing, and ValueError if standard output is no terminal, unless it gets one
+    picture only.
+    """
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "a terminal is drawn with rich, which is missing: pip install 'pmstore[watch]', or use --json", name="rich"
+        ) from error
+    console = Console(highlight=False)
+    if not once and not console.is_terminal:
+        raise ValueError("standard output is no terminal: use --json for lines, or --once for one picture")
+    return console
+
+
+def live(console: Console, pictures: Iterable[RenderableType]) -> None:
+    """Draw pictures in one place, until there are no more."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as drawing:
+        for picture in pictures:
+            drawing.update(picture, refresh=True)
+
+
+def looked(follower: Follower) -> Iterable[RenderableType]:
+    """Pictures of a store, one for each look."""
+    return map(drawn, looks(follower, threading.Event()))
+
+
+def drawn(look: Look) -> RenderableType:
+    """A picture of a store."""
+    from rich.console import Group
+    from rich.text import Text
+
+    title = Text(no_wrap=True, overflow="ellipsis")
+    title.append(name_text(look.path), style="bold")
+    title.append(f"  commit {look.sequence:,}, {duration_text(look.age)} ago, ")
+    title.append(WRITERS[look.writer], style=STYLES[look.writer])
+    parts: list[RenderableType] = [title]
+    if look.fits:
+        columns = ("fit", "iteration", "objective", "curve", ">rate", ">left", ">age", ">lives", "state")
+        parts.append(_table(columns, map(_fit_cells, look.fits)))
+    if look.values:
+        cells = ([value.name, value.text, _curve(value.curve and value.curve.y)] for value in look.values)
+        parts.append(_table(("name", "value", "curve"), cells))
+    if look.more:
+        parts.append(Text(f"… and {look.more:,} more: name those to look at"))
+    if not look.fits and not look.values:
+        parts.append(Text("no fits, and no values: name the arrays to look at"))
+    return Group(*parts)
+
+
+def summaries(found: list[Summary]) -> RenderableType:
+    """A picture of the stores in a directory."""
+    cells = (
+        [
+            one.name,
+            "" if one.size is None else size_text(one.size),
+            duration_text(one.age),
+            "" if one.sequence is None else f"{one.sequence:,}",
+            one.problem or ("" if one.writer is None else (WRITERS[one.writer], STYLES[one.writer])),
+            ", ".join(f"{fit.name} {count_text(fit)} {fit.state}" for fit in one.fits),
+        ]
+        for one in found
+    )
+    return _table(("store", ">size", ">last commit", ">commits", "writer", "fits"), cells)
+
+
+def _fit_cells(fit: Fit) -> list[Any]:
+    left = duration_text(fit.left)
+    return [
+        fit.name,
+        count_text(fit),
+        "–" if fit.objective is None else f"{fit.objective:,.7g}",
+        _curve(fit.curve.y),
+        rate_text(fit.rate),
+        f"≤ {left}" if fit.at_most else left,
+        duration_text(fit.age),
+        str(fit.lives),
+        (fit.state, STYLES[fit.state]),
+    ]
+
+
+def _curve(values: list[float | None] | None) -> str:
+    return sparkline(values or [], CURVE)
+
+
+def _table(columns: Iterable[str], rows: Iterable[list[Any]]) -> RenderableType:
+    """A table of texts, or of texts with a style. ">" in front of a column's name puts it to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(
+            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=column not in WIDE
+        )
+    for row in rows:  # as Text: a name is no markup
+        cells = (cell if isinstance(cell, tuple) else (cell, "") for cell in row)
+        table.add_row(*(Text(name_text(text), style=style) for text, style in cells))
+    return table

@@ -1,0 +1,67 @@
+"""The stores in a directory, one after the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pmstore._errors import Error
+from pmstore._watch.follow import Follower
+from pmstore._watch.state import Fit
+
+__all__ = ["Summary", "stores_in"]
+
+MAGIC = b"PMSTORE"
+COPIES = (0, 4096)  # the places of the header in a file
+
+
+class Summary(NamedTuple):
+    """One store. problem: why it can't be read; then all but name and size is missing."""
+
+    name: str
+    size: int | None
+    age: float | None
+    sequence: int | None
+    writer: str | None
+    fits: list[Fit]
+    problem: str
+
+    def as_json(self) -> dict[str, Any]:
+        """In the types of JSON."""
+        fits = [
+            {"name": fit.name, "state": fit.state, "run": fit.run, "runs": fit.runs}
+            | {"iteration": fit.iteration, "max_iter": fit.max_iter, "objective": fit.objective, "lives": fit.lives}
+            for fit in self.fits
+        ]
+        return self._asdict() | {"fits": fits}
+
+
+def stores_in(directory: str, now: Callable[[], float] = time.time) -> list[Summary]:
+    """The stores in a directory, sorted by name. Raises OSError if it can't be listed."""
+    with os.scandir(directory) as entries:
+        paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and entry.is_file())
+    return [_summary(path, now) for path in paths if _is_store(path)]
+
+
+def _is_store(path: str) -> bool:
+    """Whether one of the two copies of the header begins like one of a store."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(COPIES[-1] + len(MAGIC))
+    except OSError:
+        return False
+    return any(head.startswith(MAGIC, place) for place in COPIES)
+
+
+def _summary(path: str, now: Callable[[], float]) -> Summary:
+    name = os.path.basename(path)
+    size = None
+    try:
+        size = os.stat(path).st_size
+        with Follower(path) as follower:
+            look = follower.look(now)
+    except (Error, OSError) as error:
+        return Summary(name, size, None, None, None, [], str(error))
+    return Summary(name, size, look.age, look.sequence, look.writer, look.fits, "")

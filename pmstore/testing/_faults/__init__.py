@@ -1,0 +1,1 @@
+"""System calls that fail, and damage at rest."""

@@ -1,0 +1,190 @@
+"""Crash images as directories, and the results of the user's check on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pmstore.testing._base.commandline import need_asserts, split_command
+from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._base.scratch import Scratch
+from pmstore.testing._files.apart import ApartCheck
+from pmstore.testing._files.model import Image
+
+__all__ = ["Check", "CommandCheck", "FunctionCheck", "Judge", "write_image"]
+
+Check = Callable[[Path, bytes], str | None]
+"""Called with a crash image as a directory, which it may change, and the program's output. Returns the problem."""
+
+MEMORY = "/dev/shm"
+MOST_TEXT = 300
+
+
+def write_image(image: Image, directory: Path) -> None:
+    """Writes an image into a directory, which must exist and be empty."""
+    first: dict[int, Path] = {}
+    for name, file in image.items():
+        path = directory / name
+        if file.kind == "directory":
+            path.mkdir()
+        elif file.kind == "link":
+            os.symlink(os.fsdecode(file.content), path)
+        elif file.inode in first:
+            os.link(first[file.inode], path)
+        else:
+            first[file.inode] = path
+            with path.open("wb", buffering=0) as out:
+                out.write(file.content)
+                if file.mode != 0o644:
+                    os.fchmod(out.fileno(), file.mode | 0o600)
+
+
+def empty(directory: Path) -> None:
+    """Removes the contents of a directory."""
+    for entry in os.scandir(directory):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+class FunctionCheck:
+    """A check that is a Python function of the directory and of the program's output, as str."""
+
+    def __init__(self, function: Callable[[Path, str], Any]) -> None:
+        need_asserts()
+        if not callable(function):
+            raise CrashTestError(f"check is a function of (directory, said), not {function!r}")
+        self.function = function
+
+    def __call__(self, directory: Path, said: bytes) -> str | None:
+        try:
+            answer = self.function(directory, said.decode("utf-8", "replace"))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # also sys.exit() and pytest.fail()
+            text = next((line for line in str(error).splitlines() if line.strip()), "")  # pytest explains at length
+            return f"{type(error).__name__}: {text[:MOST_TEXT]}" if text else type(error).__name__
+        if answer is None or answer is True:
+            return None
+        return "the check returned False" if answer is False else str(answer)
+
+
+class CommandCheck:
+    """A check that is a command: exit status 0 means that it passes. ``{dir}`` and ``{said}`` stand for the two
+    paths.
+    """
+
+    def __init__(self, command: str, timeout: float) -> None:
+        self.words = split_command(command, "--check", ("dir", "said"))
+        self.timeout = timeout
+        self.running: set[int] = set()
+        self.stopped = False
+        if not timeout > 0:
+            raise CrashTestError(f"--timeout: a check can't end within {timeout:g} s: give seconds, more than 0")
+        if os.environ.get("PYTHONOPTIMIZE"):
+            raise CrashTestError("PYTHONOPTIMIZE is set: a Python check would run without its asserts, and see nothing")
+        if "{dir}" not in command:
+            raise CrashTestError("--check must say where the crash image comes in: --check 'python check.py {dir}'")
+        if shutil.which(self.words[0]) is None:
+            raise CrashTestError(f"--check: there is no program {self.words[0]!r}")
+
+    def __call__(self, directory: Path, said: bytes) -> str | None:
+        with tempfile.NamedTemporaryFile(prefix="pmstore-said-") as file:
+            file.write(said)
+            file.flush()
+            words = [word.replace("{dir}", str(directory)).replace("{said}", file.name) for word in self.words]
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PMSTORE_CRASH_SAID": file.name},
+                start_new_session=True,
+            )
+            self.running.add(process.pid)
+            if self.stopped:
+                self.stop()
+            try:
+                output, _ = process.communicate(timeout=self.timeout)
+            except subprocess.TimeoutExpired:
+                return f"the check took longer than {self.timeout:g} s"
+            finally:
+                _kill_group(process.pid)
+                self.running.discard(process.pid)
+                process.wait()
+        if process.returncode == 0:
+            return None
+        lines = output.decode("utf-8", "replace").strip().splitlines()
+        status = process.returncode
+        how = f"status {status}" if status > 0 else signal.Signals(-status).name
+        return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
+
+    def stop(self) -> None:
+        """Kills the checks that run in other threads: they are in sessions of their own, which ^C does not reach."""
+        self.stopped = True
+        for pid in list(self.running):
+            _kill_group(pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+class Judge:
+    """Calls the check for images. A context manager: it owns the directories that the images are written to."""
+
+    def __init__(self, check: Check, keep_name: str = "files") -> None:
+        self.check = check
+        self.name = keep_name
+        self.owned = Scratch(MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.scratch = Path(self.owned.path)
+        self.threads = threading.local()
+        self.count = 0
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.owned.close()
+        if isinstance(self.check, ApartCheck):
+            self.check.close()
+
+    def stop(self) -> None:
+        """Ends the checks that are running: their results are no longer needed."""
+        if isinstance(self.check, CommandCheck):
+            self.check.stop()
+
+    def _directory(self) -> Path:
+        """This thread's directory, empty. Its name is the same for all images, because a check may store names
+        derived from it.
+        """
+        directory: Path | None = getattr(self.threads, "directory", None)
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(dir=self.scratch)) / self.name
+            self.threads.directory = directory
+        if directory.is_dir():
+            empty(directory)
+        else:
+            directory.mkdir()
+        return directory
+
+    def __call__(self, image: Image, said: bytes) -> str | None:
+        """The problem of an image, or None."""
+        directory = self._directory()
+        write_image(image, directory)
+        self.count += 1
+        text = self.check(directory, said)
+        return None if text is None else text.replace(f"{directory}/", "").replace(str(directory), "the directory")

@@ -1,0 +1,1 @@
+"""Crashes of stores: recorded, explored, judged, shrunk, described and kept."""

@@ -1,0 +1,91 @@
+"""What the C face refuses, which Python's never asks it for: keys, entries and extents past their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import pmstore
+from pmstore._core import META_MAX, Core, Entry
+
+KEY_MAX = 768
+PAGE = 4096
+
+
+@pytest.fixture
+def core(open_store: Callable[..., pmstore.Store]) -> Iterator[Core]:
+    store = open_store()
+    store["w"] = bytes(100_000)
+    store.commit()
+    yield store._catalog.core
+    store.rollback()
+    assert len(store) == 1 and store.check().ok
+
+
+@pytest.mark.parametrize("key", [b"", bytes(KEY_MAX + 1)])
+def test_keys_have_a_length(core: Core, key: bytes) -> None:
+    refused = [lambda: core.get(key), lambda: core.delete(key), lambda: core.put(key, Entry(0, 0, 1, 0, b""))]
+    for call in refused:
+        with pytest.raises((pmstore.InternalError, pmstore.TooLargeError), match=r"an empty key|over the limit of 768"):
+            call()
+
+
+def test_the_longest_key_is_a_key(core: Core) -> None:
+    key = b"k" * KEY_MAX
+    core.put(key, Entry(0, 0, 1, 0, b"v" * META_MAX))
+    assert core.get(key) == Entry(0, 0, 1, 0, b"v" * META_MAX)
+    assert [row.key for row in core.scan(key)] == [key]
+    assert core.delete(key) and core.get(key) is None
+
+
+def test_an_entry_carries_so_much_itself(core: Core) -> None:
+    with pytest.raises(pmstore.TooLargeError, match="a meta of 769 bytes is over the limit of 768"):
+        core.put(b"k", Entry(0, 0, 1, 0, bytes(META_MAX + 1)))
+    assert core.get(b"k") is None
+
+
+@pytest.mark.parametrize("prefix", [b"", bytes(KEY_MAX + 1)])
+def test_the_last_of_a_prefix(core: Core, prefix: bytes) -> None:
+    with pytest.raises(pmstore.InternalError, match="the prefix must have 1 to 768 bytes"):
+        core.last(prefix)
+
+
+@pytest.mark.parametrize("last", [b"\xff", b"\xff" * 5, b"\xff" * KEY_MAX])
+def test_the_last_of_a_prefix_that_has_no_next_one(core: Core, last: bytes) -> None:
+    core.put(last, Entry(0, 0, 1, 0, b"1"))
+    found = core.last(last[:1])
+    assert found is not None and found.key == last
+
+
+@pytest.mark.parametrize(("at", "length"), [(0, PAGE + 1), (PAGE, 1), (1, PAGE), (2**63, 1)])
+def test_a_write_stays_in_its_extent(core: Core, at: int, length: int) -> None:
+    offset = core.alloc(PAGE)
+    with pytest.raises(pmstore.InternalError, match="a write beyond the end of an extent"):
+        core.write(offset, at, bytes(PAGE + 1), length)
+    core.write(offset, 0, b"x" * PAGE, PAGE)
+    core.free(offset, PAGE)
+
+
+def test_a_pattern_fits_into_its_extent(core: Core) -> None:
+    offset = core.alloc(PAGE)
+    with pytest.raises(pmstore.InternalError, match="a write beyond the end of an extent"):
+        core.fill(offset, PAGE + 8, b"12345678")
+    for pattern in (b"123", b""):
+        with pytest.raises(pmstore.InternalError, match="a pattern that does not fit into the extent"):
+            core.fill(offset, PAGE, pattern)
+    core.fill(offset, PAGE, b"12345678")
+    core.free(offset, PAGE)
+
+
+def test_an_extent_has_one_owner(core: Core) -> None:
+    owned = core.get(next(iter(core.scan(b"")), None).key)  # type: ignore[union-attr]
+    assert owned is not None and owned.offset
+    with pytest.raises(pmstore.InternalError, match="only a fresh extent is freed by hand"):
+        core.free(owned.offset, owned.length)
+    with pytest.raises(pmstore.InternalError, match="only an extent allocated since the last commit"):
+        core.write(owned.offset, 0, b"x", 1)
+    with pytest.raises(pmstore.InternalError, match="an entry takes a fresh extent that has no owner"):
+        core.put(b"another", owned)
+    with pytest.raises(pmstore.InternalError, match="an extent of no bytes"):
+        core.alloc(0)

@@ -1,0 +1,187 @@
+"""Which file system it is, and what follows from that: real ones, in images that are mounted here.
+
+What a commit has handed to the disk is what an image holds when the commit returns. A copy of it, made without
+unmounting anything, is what a crash of the system leaves. That needs root and loop devices; without them only the
+choice is tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.support import shim as shims
+from tests.support.shim import FDATASYNC, ONCE, begin, count, end, pretend_ext4, variable
+from tests.support.snapshots import snapshot
+
+
+class Kind(NamedTuple):
+    """make: the command that makes it, without the image; options: how it is mounted; size: of the image, in MiB."""
+
+    make: str
+    options: str = ""
+    size: int = 64
+
+
+KINDS = {
+    "ext4-ordered": Kind("mkfs.ext4 -q -F", "data=ordered"),
+    "ext4-writeback": Kind("mkfs.ext4 -q -F", "data=writeback"),
+    "ext4-journal": Kind("mkfs.ext4 -q -F", "data=journal"),
+    "ext4-no-journal": Kind("mkfs.ext4 -q -F -O ^has_journal"),
+    "ext4-dioread-lock": Kind("mkfs.ext4 -q -F", "dioread_lock"),
+    "ext3": Kind("mkfs.ext3 -q -F"),
+    "ext2": Kind("mkfs.ext2 -q -F"),
+    "xfs": Kind("mkfs.xfs -q -f", size=300),
+    "btrfs": Kind("mkfs.btrfs -q -f", size=128),
+}
+
+
+silent: list[str] = []  # why no more mounts are tried
+
+
+def run(*command: str | Path, timeout: float = 60) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=timeout)
+
+
+def image_of(kind: Kind, path: Path) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount an image")
+    program, *arguments = kind.make.split()
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program}")
+    with path.open("wb") as file:
+        file.truncate(kind.size << 20)
+    run(program, *arguments, path)
+    return path
+
+
+@contextlib.contextmanager
+def mounted(image: Path, options: str) -> Iterator[Path]:
+    if silent:
+        pytest.skip(silent[0])
+    place = image.with_suffix(".mounted")
+    place.mkdir()
+    try:
+        run("mount", "-o", f"loop,{options}" if options else "loop", image, place, timeout=10)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"an image can't be mounted: {error.stderr.decode().strip()}")
+    except subprocess.TimeoutExpired:
+        silent.append("an image can't be mounted: the kernel's loop devices do not answer")
+        pytest.skip(silent[0])
+    try:
+        yield place
+    finally:
+        busy = subprocess.run(
+            ["umount", place], check=False, capture_output=True, timeout=60
+        ).returncode  # by a test that failed
+        if busy:
+            run("umount", "--lazy", place)
+
+
+def crashed(image: Path, copy: Path) -> Path:
+    """The disk as it is now. Without a journal a check comes before the next mount."""
+    run("cp", "--sparse=always", "--reflink=never", image, copy)
+    if "no-journal" in image.name or "ext2" in image.name:
+        subprocess.run(["e2fsck", "-fy", copy], check=False, capture_output=True, timeout=60)
+    return copy
+
+
+def keeps_what_is_synced(place: Path, image: Path) -> bool:
+    """False if the kernel itself forgets: see media/file_system.h, ext4 without a journal."""
+    fd = os.open(place / "probe", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 1 << 20)
+    os.fsync(fd)
+    os.pwrite(fd, b"here", 1 << 18)
+    os.fdatasync(fd)
+    os.close(fd)
+    with mounted(crashed(image, image.with_name("probe-no-journal.img")), "") as copy:
+        return (copy / "probe").exists() and b"here" in (copy / "probe").read_bytes()
+
+
+def commits(store: pmstore.Store, step: int) -> None:
+    """A new array in reserved space, a small record, one of 200 KB, an array that is written whole."""
+    if step == 0:
+        store["new"] = np.arange(40_000.0)
+        store["small"] = np.zeros(3)
+        store["middle"] = np.zeros(30_000)
+        store["whole"] = np.zeros(200_000)
+    store["small"][:] = step
+    if step % 3:
+        store["middle"][step:] = step
+    if step > 2:
+        store["whole"] += 1
+    store.commit()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_commit_has_given_to_the_disk(name: str, tmp_path: Path) -> None:
+    image = image_of(KINDS[name], tmp_path / f"{name}.img")
+    left = []
+    with mounted(image, KINDS[name].options) as place:
+        if "no-journal" in name and not keeps_what_is_synced(place, image):
+            pytest.skip("this kernel's fdatasync forgets that blocks were written")
+        store = pmstore.open(place / "store.pm", "x", media="file")
+        for step in range(7):
+            commits(store, step)
+            if step in (0, 6):
+                left.append((crashed(image, tmp_path / f"{name}-{step}.img"), store.sequence, snapshot(store)))
+        store.close()
+    for copy, sequence, state in left:
+        with mounted(copy, KINDS[name].options) as place:
+            with pmstore.open(place / "store.pm", media="file", verify=True) as store:
+                assert store.sequence == sequence and snapshot(store) == state
+
+
+CHOICES = {
+    "rw\ndata=ordered\n": (False, True, os.RWF_DSYNC),
+    "rw\ndata=writeback\n": (False, True, os.RWF_DSYNC),
+    "rw\ndata=journal\n": (True, False, 0),
+    "rw\nbarrier\n": (False, True, os.RWF_SYNC),  # no journal
+    "": (True, False, 0),  # ext2's own driver
+}
+
+
+def choices(directory: str) -> None:
+    """What ext4 says, then whether small commits sync the whole file, and how those past the page cache are durable."""
+
+    def choose(path: Path, options: str, expected: tuple[bool, bool, int]) -> None:
+        pretend_ext4(True, options.encode())
+        with pmstore.open(path, "x", media="file") as store:
+            store["x"] = np.zeros(8)
+            store.commit()
+            variable("fault_past_cache", ctypes.c_long).value = variable("fault_flags").value = 0
+            begin(FDATASYNC, ONCE, errno.EIO, 1 << 40, path)
+            for i in range(5):
+                store["x"][0] = i + 1
+                store.commit()
+            past = variable("fault_past_cache", ctypes.c_long).value
+            found = count() > 0, past > 0, variable("fault_flags").value
+            end()
+            assert found == expected, (options, found)
+            print(options.encode())
+
+    for i, (options, expected) in enumerate(CHOICES.items()):
+        # A thread asks once.
+        thread = threading.Thread(target=choose, args=(Path(directory) / f"{i}.pm", options, expected))
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
+    said = shims.run(
+        fault_library, "-c", f"from tests.core.test_file_systems import choices; choices({str(tmp_path)!r})"
+    )
+    assert len(said.splitlines()) == len(CHOICES)

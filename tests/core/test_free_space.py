@@ -1,0 +1,92 @@
+"""Free space: what stands there was not committed, also where it equals what is written there next (I2, I8); and space
+that nothing owns is free again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.conftest import Medium
+from tests.support.crashes import explored, freed, record
+
+
+def test_I2_free_space_is_no_committed_image(medium: Medium) -> None:
+    path = medium.directory / "store.pm"
+    _, found = explored(record(path, medium.name, freed), depth=0)
+    assert found is None, found
+    with pmstore.open(path) as store:  # as after a kill
+        assert store.check().ok, store.check()
+
+
+def test_an_extent_that_nobody_took_is_freed_by_the_commit(open_store):
+    """As an interrupt leaves it, between the core's allocation and the entry that was to own it."""
+    store = open_store()
+    store["a"] = np.arange(3000.0)
+    store.commit()
+    core = store._catalog.core
+    before = store.stats()
+    offsets = [core.alloc(50_000), core.alloc(100), core.alloc(5000)]
+    store["b"] = 1
+    store.commit()
+    assert store.check().ok, store.check()
+    assert store.stats().region_used == before.region_used
+    assert [core.alloc(50_000), core.alloc(100), core.alloc(5000)] == offsets
+    store.rollback()
+    core.alloc(50_000)
+    sequence = store.sequence
+    store.commit()
+    assert store.sequence == sequence and store.stats().region_used == before.region_used
+    assert store.check().ok
+    store.close()
+    assert open_store(verify=True)["b"] == 1
+
+
+def test_reads_without_a_commit_do_not_pile_up(open_store):
+    store = open_store()
+    store["w"] = np.zeros(10)
+    store["large"] = np.zeros(5000)
+    store.commit()
+    for _ in range(2000):
+        store["w"][0], store["large"][0]
+    assert store.stats().buffers <= 4
+    store.close()
+    store = open_store(mode="r")  # which never commits
+    for _ in range(2000):
+        store["w"][0], store["large"][0]
+    assert store.stats().buffers <= 4
+
+
+def test_arrays_that_come_and_go_without_a_commit_do_not_pile_up(open_store):
+    store = open_store()
+    for i in range(2000):
+        store.create_array("x", 10 if i % 2 else 700)[:] = i
+        del store["x"]
+    assert store.stats().buffers <= 300
+    assert store.stats().file_size < 4 << 20
+
+
+LENGTHS = [
+    1 << 63,
+    (1 << 64) - 1,
+    (1 << 64) - 4095,
+    (1 << 64) * 512 // 513 + 5000,
+    (1 << 63) - 1,
+    1 << 50,
+    (1 << 41) + 1,
+]
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=hex)
+def test_absurd_lengths_find_no_space(open_store, length):
+    store = open_store(max_size=400 << 20)
+    before = store.stats()
+    for call in (lambda: store._catalog.core.alloc(length), lambda: store._catalog.core.alloc(length - 8)):
+        with pytest.raises(pmstore.OutOfSpaceError):
+            call()
+    after = store.stats()
+    assert (after.file_size, after.region_used) == (before.file_size, before.region_used)
+    store["a"] = np.ones(1000)
+    store.commit()
+    assert store.check().ok

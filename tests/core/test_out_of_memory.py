@@ -1,0 +1,208 @@
+"""Each request of the core for memory is refused, once or (make long) from then on: the call raises OutOfMemoryError
+and nothing is lost, or it does without. The refusals come from tests/support/faults.c, preloaded into a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.conftest import LONGER, MEMORY
+from tests.support import shim as shims
+from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
+from tests.support.snapshots import Snapshot, difference, snapshot
+
+pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
+
+MOST = 400  # requests in one workload; far more than there are
+ALL = 20  # of so many first ones each is refused, of the others, which come from arrays that are alike, every eighth
+
+# Each is a list of steps; after each of them comes a commit.
+Step = Callable[[pmstore.Store], object]
+
+
+def change(name: str, value: float, first: int = 0, last: int | None = None, every: int = 1) -> Step:
+    def step(store: pmstore.Store) -> None:
+        store[name][first:last:every] = value
+
+    return step
+
+
+def put(name: str, value: Any) -> Step:
+    return lambda store: store.__setitem__(name, value)
+
+
+def many(value: float) -> Step:
+    """More candidates, new extents and living arrays than there is room for at first."""
+
+    def step(store: pmstore.Store) -> None:
+        for i in range(70):
+            store[f"many/{i}"] = np.full(1 + 7 * i, value)
+
+    return step
+
+
+def some_only(store: pmstore.Store) -> None:
+    with store.transaction(only=[store["large"][100:200]]):
+        store["large"][100:200] = 8
+
+
+WORKLOADS: dict[str, list[Step]] = {
+    "values": [
+        put("value", {"k": 2}),
+        put("text", "y" * 20_000),
+        lambda store: store.create_list("list").extend(range(300)),
+        lambda store: store.pop("value"),
+    ],
+    "many": [many(1), many(2), lambda store: [store.pop(f"many/{i}") for i in range(0, 70, 2)], many(3)],
+    "whole": [
+        change("huge", 1.0),
+        change("huge", 2.0),
+        change("huge", 3.0),
+        put("large", np.ones(3000)),
+        change("huge", 4.0, 0, 9),
+    ],
+    "pages": [
+        change("huge", 1.0, every=700),
+        some_only,
+        change("huge", 2.0, every=512),
+        put("grown", np.arange(300_000.0)),
+        change("grown", 5.0, every=3),
+    ],
+    "looks": [
+        lambda store: store.check(),
+        lambda store: (store["large"].fill(3), store._catalog.core.pending()),  # as a store that was forgotten
+        lambda store: store.release(),
+        change("large", 4.0),
+    ],
+}
+
+
+def prepare(path: Path, medium: str) -> None:
+    """A store with a log to replay."""
+    with pmstore.open(path, "x", media=medium) as store:  # type: ignore[call-overload]
+        store["large"] = np.arange(3000.0)
+        store["huge"] = np.zeros(150_000)
+        store["value"] = {"k": 1}
+    store = pmstore.open(path, "r+", media=medium)  # type: ignore[call-overload]
+    store["large"][5] = -5
+    store["huge"][::900] = -5
+    store["new"] = np.arange(9000.0)
+    store.commit()
+    store._drop(discard=True)
+
+
+class Run:
+    """A workload in which one request for memory is refused, and which goes on where it was stopped."""
+
+    def __init__(self, path: Path, options: dict[str, Any], steps: list[Step]) -> None:
+        self.path, self.options, self.steps = path, options, steps
+        self.image = path.read_bytes()
+        self.states: list[Snapshot] = []
+        begin_memory(ONCE, 1 << 30)
+        with self.opened() as store:
+            self.opening = count()
+            shims.end()
+            self.states.append(snapshot(store))
+            for step in steps:
+                step(store)
+                store.commit()
+                self.states.append(snapshot(store))
+
+    @contextmanager
+    def opened(self) -> Iterator[pmstore.Store]:
+        self.path.write_bytes(self.image)
+        with pmstore.open(self.path, "r+", **self.options) as store:
+            yield store
+
+    def tries(self, manner: int, at: int) -> bool:
+        """False if there are not so many requests."""
+        self.path.write_bytes(self.image)
+        begin_memory(manner, at)
+        refused = 0
+        while True:
+            try:
+                store = pmstore.open(self.path, "r+", **self.options)
+                break
+            except pmstore.OutOfMemoryError:
+                refused += 1
+                shims.end()
+        done = 0
+        for number, step in enumerate(self.steps, 1):
+            begun = False
+            while done < number:
+                try:
+                    if not begun:
+                        step(store)
+                    begun = True
+                    store.commit()
+                    done = number
+                except pmstore.OutOfMemoryError:
+                    refused += 1
+                    shims.end()
+                    if not begun:  # the step may have been left in the middle
+                        store.rollback()
+                        self.same(store, done)
+                    elif at % 2:  # or what is pending still is, and is committed by the next turn of the loop
+                        store.rollback()
+                        self.same(store, done)
+                        begun = False
+            self.same(store, done)
+        while True:
+            try:
+                store.close()
+                break
+            except pmstore.OutOfMemoryError:
+                refused += 1
+                shims.end()
+        happened = hits() > 0
+        shims.end()
+        assert refused <= 1, "a request was refused that the call before had made good"
+        with pmstore.open(self.path, "r", verify=True, media=self.options["media"]) as store:
+            self.same(store, len(self.steps))
+            assert store.check().ok
+        return happened
+
+    def same(self, store: pmstore.Store, number: int) -> None:
+        with shims.paused():
+            found = snapshot(store)
+        assert found == self.states[number], difference(found, self.states[number])
+
+
+def every_refusal(folder: str, workload: str, medium: str, durability: str) -> None:
+    path = Path(folder) / "store.pm"
+    prepare(path, medium)
+    run = Run(path, {"media": medium, "durability": durability}, WORKLOADS[workload])
+    first = 1 if workload == "values" or LONGER > 1 else run.opening + 1  # all workloads open the same store
+    for manner in (ONCE, FROM_THEN) if LONGER > 1 else (ONCE,):
+        for at in (*range(first, run.opening + ALL), *range(run.opening + ALL, MOST, 8)):
+            try:
+                if not run.tries(manner, at):
+                    break
+            except BaseException as error:
+                raise AssertionError(f"{workload}, {medium}, {durability}, manner {manner}: request {at}") from error
+        else:
+            raise AssertionError("no end of requests")
+        print(at)
+
+
+@pytest.mark.parametrize(("medium", "durability"), [("file", "sync"), ("memory", "sync"), ("file", "async")])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_whatever_request_for_memory_is_refused(
+    workload: str,
+    medium: str,
+    durability: str,
+    fault_library: Path,
+    directory: Path,
+) -> None:
+    if medium == "memory" and not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    call = f"every_refusal({str(directory)!r}, {workload!r}, {medium!r}, {durability!r})"
+    said = shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import every_refusal; {call}")
+    assert all(int(number) > 8 for number in said.split())

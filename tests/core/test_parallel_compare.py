@@ -1,0 +1,143 @@
+"""Two threads compare large arrays that nothing watches (csrc/commit/parallel_compare.h): all that changed is found,
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import pmstore
+from tests.conftest import LONGER, Medium
+from tests.core.test_trackers import committed
+from tests.store.test_threads_fork import in_fork, signals_blocked
+
+PAGE = 512  # float64
+PAGES = 1500  # two threads compare 1024 pages and more, 64 at a time, as they stand in the file
+Opener = Callable[..., pmstore.Store]
+
+
+@pytest.fixture(autouse=True)
+def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMSTORE_TRACKER", "compare")
+
+
+@settings(max_examples=20 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, 70),
+    st.sampled_from([0, 1, 100, PAGE - 1]),
+    st.lists(st.tuples(st.integers(0, PAGES), st.sampled_from([1, 2, 63, 64, 65, 700])), max_size=6),
+)
+@example(0, 1, [(PAGES, 1)])  # the last page, of which one word is used
+@example(1, 0, [(0, 1), (PAGES - 1, 1)])
+@example(0, 0, [(PAGES, 1), (0, 1)])  # behind the end, then not
+@example(3, 0, [])
+@example(3, 0, [(0, PAGES)])
+def test_what_changed_is_found(medium: Medium, before: int, rest: int, runs: list[tuple[int, int]]) -> None:
+    path = medium.directory / "large.pm"
+    with pmstore.open(path, "w", media=medium.name) as store:
+        if before:
+            store["before"] = np.arange(before * PAGE, dtype="f8")  # so that parts begin anywhere in what follows
+        w = store.create_array("w", PAGES * PAGE + rest, "f8")
+        store["behind"] = np.arange(3.0 * PAGE)
+        store.commit()
+        expected = np.zeros_like(w)
+        for number in (1, 2):
+            for page, pages in runs:
+                at = slice(page * PAGE, (page + pages) * PAGE, 37)
+                w[at] += number
+                expected[at] += number
+            changed = store.sequence
+            store.commit()
+            assert store.sequence == changed + any(page * PAGE < w.size for page, _ in runs)
+            copy = store.sequence
+            store.commit()
+            assert store.sequence == copy  # nothing is found that is not there
+    with pmstore.open(path, "r", verify=True) as store:
+        np.testing.assert_array_equal(store["w"], expected)
+        np.testing.assert_array_equal(store["behind"], np.arange(3.0 * PAGE))
+        assert store.check().ok
+
+
+def test_more_than_a_log_takes(open_store: Opener) -> None:
+    """What is found is gathered, counted as it overflows the log, and gathered again."""
+    store = open_store()
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store.commit()
+    expected = np.zeros((PAGES, PAGE))
+    for number in range(1, 4):
+        w[number::2] = number
+        expected[number::2] = number
+        store.commit()
+        np.testing.assert_array_equal(committed(store)["w"], expected)
+
+
+def test_it_is_done_behind_no_ones_back(open_store: Opener) -> None:
+    """A fork has no second thread; and does not wait for one."""
+    store = open_store()
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store.commit()
+
+    def in_the_child() -> str:
+        assert (w[number::100] == number + 1).all()
+        with pytest.raises(pmstore.Error):
+            store.commit()
+        store.close()
+        return "refused"
+
+    for number in range(6):
+        w[number::100] = number + 1
+        store.commit()
+        assert in_fork(in_the_child) == "refused"
+    assert store.check().ok
+
+
+ALONE = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpy as np, pmstore
+before = len(os.listdir("/proc/self/task"))
+with pmstore.open(sys.argv[1], "w") as store:
+    w = store.create_array("w", (1500, 512), "f8")
+    store.commit()
+    w[3::100] = 1
+    store.commit()
+    assert len(os.listdir("/proc/self/task")) == before
+with pmstore.open(sys.argv[1]) as store:
+    assert store["w"].sum() == 15 * 512
+"""
+
+
+def test_on_one_processor_there_is_no_second_thread(medium: Medium) -> None:
+    path = str(medium.directory / "alone.pm")
+    subprocess.run([sys.executable, "-c", ALONE, path], check=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
+
+@pytest.mark.no_sanitizer  # whose own threads come and go
+def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store: Opener) -> None:
+    """What it blocked of them would end the process without a word, where the program's handler of SIGBUS says that the
+    file was cut short or can't be read.
+    """
+    before = signals_blocked()
+    store = open_store()
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store.commit()
+    started = [1 << 31]
+    while any(mask >> 31 & 1 for mask in started):  # the C library's own: it has not begun
+        w[3::100] += 1
+        store.commit()
+        started = [mask for thread, mask in signals_blocked().items() if thread not in before]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert started
+    own = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
+    for mask in started:
+        assert not any(mask >> number - 1 & 1 for number in own)
+        assert all(mask >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1))

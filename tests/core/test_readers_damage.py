@@ -1,0 +1,146 @@
+"""What readers believe of a file that is damaged, forged, half written, or left by a process that died."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._core import ffi, lib
+from tests.conftest import run_in_fork
+from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
+from tests.support.images import MAP, PAGE, Image
+
+MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
+ALL_METADATA = 0xAAAAAAAAAAAAAAAA  # the kinds of 32 pages in the space map
+
+
+@contextlib.contextmanager
+def before_each_read(call: Callable[[], object]) -> Iterator[None]:
+    """Calls a function before each time that a reader reads the file."""
+
+    @ffi.callback("void(void *)")
+    def callback(_: Any) -> None:
+        call()
+
+    lib.pm_source_pause(callback, ffi.NULL)
+    try:
+        yield
+    finally:
+        lib.pm_source_pause(ffi.NULL, ffi.NULL)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *places: int) -> Iterator[None]:
+    """Somebody holds the locks of a process that writes."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        for place in places:
+            held = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, held)
+        yield
+    finally:
+        os.close(fd)
+
+
+def test_I19_a_durable_marker_that_is_read_while_it_is_written(store: pmstore.Store) -> None:
+    """Its sequence number is new, and its checksum is not: the newest commit is not that of the header."""
+    store["n"] = 1
+    store.commit()
+    with pmstore.open(store.path, "r") as reader:
+        store["n"] = 2
+        store.commit()
+        fd = os.open(store.path, os.O_RDWR)
+        whole = os.pread(fd, 16, MARKER)
+        contents = iter([whole[:8] + bytes(8)])
+        with before_each_read(lambda: os.pwrite(fd, next(contents, whole), MARKER)):
+            assert reader.wait(timeout=0) == (store.sequence, "commit")
+        os.close(fd)
+
+
+def look_at_everything(path: str) -> None:
+    with contextlib.suppress(pmstore.Error), pmstore.open(path, "r") as reader:
+        assert not reader.check().ok
+
+
+def test_a_space_map_that_describes_pages_behind_the_region(tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(20.0)
+    image = Image(path)
+    space_map = next(image.pages(MAP))
+    for word in range(64 + 16 * 8, PAGE, 8):
+        image.put(space_map, word, ALL_METADATA)
+    image.save()
+    run_in_fork(look_at_everything, str(path))
+
+
+def test_a_file_that_is_cut_short_under_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(200_000.0)
+    with pmstore.open(path, "r") as reader:
+        for size in (path.stat().st_size // 4, 3 * PAGE, PAGE // 8, 0):
+            os.truncate(path, size)
+            calls: list[Callable[[], object]] = [lambda: reader["a"], lambda: reader.read("a")]
+            if size < 2 * PAGE:
+                calls += [reader.refresh, lambda: reader.wait(timeout=0)]
+            for call in calls:
+                with pytest.raises((pmstore.CorruptStoreError, pmstore.NotAStoreError)):
+                    call()
+
+
+@pytest.mark.parametrize("count", [20, 2000, 200_000], ids=["in a slab", "small", "large"])
+def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(float(count))
+    data = bytearray(path.read_bytes())
+    part = np.arange(5.0, 15.0).tobytes()
+    at = data.find(part)
+    while at >= 0:
+        data[at] ^= 1
+        at = data.find(part, at + 1)
+    path.write_bytes(data)
+    with pmstore.open(path, "r") as reader:
+        reads: list[Callable[[], Any]] = [
+            lambda: reader["a"],
+            lambda: reader.read("a"),
+            lambda: reader.read(("a", np.s_[4:8])),
+        ]
+        for read in reads:
+            with pytest.raises(pmstore.CorruptStoreError):
+                read()
+
+
+def test_I20_readers_of_a_process_that_dies_adopt_its_last_commits(tmp_path: Path) -> None:
+    """durability="async": it died with commits that the durable marker does not name. They are what the next process
+    that writes adopts, and nobody sees less meanwhile."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(tmp_path / "running.pm", "x", media="file", durability="async", sync_interval=1e6) as writer:
+        writer["n"] = 1
+        writer.commit()
+        writer.sync()
+        marked = writer.sequence
+        writer["n"] = 2
+        writer.commit()
+        path.write_bytes(Path(writer.path).read_bytes())
+    with contextlib.ExitStack() as alive:
+        alive.enter_context(locked(path, WRITER_BYTE, BEGUN_BYTE))
+        old = pmstore.open(path, "r")
+        assert (old.sequence, old["n"], old.read("n")) == (marked, 1, 1)
+        assert old.wait(timeout=0).event == "timeout"
+    with old:
+        assert old.wait(timeout=0).event == "died"
+        assert old.read("n") == 2 and old.refresh() == marked + 1 and old["n"] == 2
+        with locked(path, WRITER_BYTE), pmstore.open(path, "r") as new:  # it has not recovered the store yet
+            assert (new.sequence, new["n"]) == (marked + 1, 2)
+            assert old.read("n") == 2 and old.refresh() == marked + 1 and old["n"] == 2

@@ -1,0 +1,175 @@
+"""Space of constant arrays that readers map: it is not used again while a mapping lives (I9), and afterwards it is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.support import shim
+
+Open = Callable[..., pmstore.Store]
+
+N = 5000  # elements: over a page, and copied with a snapshot only if they are wanted
+
+
+def at(directory: Path) -> Open:
+    """Opens a store in a directory, on the file medium."""
+    return functools.partial(pmstore.open, directory / "store.pm", media="file")
+
+
+def with_constant(open_store: Open, **options: Any) -> pmstore.Store:
+    """A store with the constant array x, all ones."""
+    store = open_store(mode="x", max_size=64 << 20, **options)
+    store.create_array("x", N, "f8", fill_value=1.0, writeable=False)
+    store.commit()
+    store.sync()
+    return store
+
+
+def place(store: pmstore.Store, name: str) -> int:
+    return int(store._catalog.core.get(b"n" + name.encode()).offset)
+
+
+def fill_space(store: pmstore.Store, count: int = 4) -> None:
+    """New arrays take whatever space is free."""
+    for i in range(count):
+        store[f"y{i}"] = np.full(N, 7.0)
+        store.commit()
+
+
+def test_space_is_used_again_beside_a_reader_that_was_there_before_the_writer(open_store: Open) -> None:
+    """Its locks move on with each refresh, and none of the later ones is of space that the writer does not know."""
+    with_constant(open_store).close()
+    with open_store(mode="r") as reader:
+        held = [reader["x"]]
+        writer = open_store(mode="r+", max_size=64 << 20)
+        sizes = []
+        for i in range(40):
+            writer["y"] = np.full(N + i % 2, float(i))
+            writer.commit()
+            reader.refresh()
+            held = [reader["x"]]
+            sizes.append(writer.stats().region_size)
+        assert sizes[-1] == sizes[10]
+        assert (held[0] == 1).all()
+
+
+def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(open_store: Open) -> None:
+    """It may change, so that it is not mapped for the constant one."""
+    writer = with_constant(open_store)
+    with open_store(mode="r") as reader:
+        before = place(writer, "x")
+        del writer["x"]
+        writer.commit()
+        writer["y"] = np.ones(N)
+        writer.commit()
+        assert place(writer, "y") == before
+        with contextlib.suppress(pmstore.StaleSnapshotError):
+            x = reader["x"]
+            for value in (5.0, 6.0):
+                writer["y"][:] = value
+                writer.commit()
+            assert (x == 1).all()
+
+
+def test_I9_space_that_was_freed_by_a_commit_that_readers_do_not_see_yet(tmp_path: Path) -> None:
+    """durability="async": the deletion is committed and not durable, so that a reader maps the array after it."""
+    writer = with_constant(at(tmp_path), durability="async", sync_interval=1e6)
+    with writer, pmstore.open(writer.path, "r") as reader:
+        del writer["x"]
+        for i in range(130):
+            writer[f"small{i}"] = i * np.ones(4)
+        writer.commit()
+        held = [writer[f"small{i}"] for i in range(130)]  # with so many arrays, those that are gone are sorted out
+        x = reader["x"]
+        writer.sync()
+        fill_space(writer)
+        writer.sync()
+        assert (x == 1).all() and len(held) == 130
+
+
+RECOVERY_IS_STOPPED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+import pmstore
+from tests.support import shim
+
+path, died = Path(sys.argv[1]), Path(sys.argv[2])
+reader = pmstore.open(path, "r")
+with path.open("r+b") as file:
+    file.write(died.read_bytes())
+pid = os.fork()
+if not pid:
+    shim.begin(shim.EVERY, shim.STOP, 0, 1, path)
+    store = pmstore.open(path, "r+", media="file")
+    shim.end()
+    print("x" in store, flush=True)
+    for i in range(4):
+        store[f"y{i}"] = np.full(5000, 7.0)
+        store.commit()
+    os._exit(0)
+print(os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]))
+x = reader["x"]
+sys.stdout.flush()
+os.kill(pid, signal.SIGCONT)
+os.waitpid(pid, 0)
+print((x == 1).all())
+"""
+
+
+@pytest.mark.no_sanitizer
+def test_I9_a_reader_that_maps_an_array_while_a_recovery_deletes_it(tmp_path: Path, fault_library: Path) -> None:
+    path, died = tmp_path / "store.pm", tmp_path / "died.pm"
+    with with_constant(at(tmp_path), durability="async", sync_interval=1e6) as writer:
+        before = path.read_bytes()
+        del writer["x"]
+        writer.commit()  # the durable marker does not name it: the next process that writes adopts it
+        died.write_bytes(path.read_bytes())
+    path.write_bytes(before)
+    said = shim.run(fault_library, "-c", RECOVERY_IS_STOPPED, str(path), str(died))
+    assert said.split() == ["True", "False", "True"]
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Path]:
+    """A directory on overlayfs, whose mappings are of another file than the one that was opened."""
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("only root may mount overlayfs")
+    parts = [tmp_path / name for name in ("lower", "upper", "work", "merged")]
+    for part in parts:
+        part.mkdir()
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    done = subprocess.run(
+        ["mount", "-t", "overlay", "-o", options, "overlay", parts[-1]], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"overlayfs can't be mounted: {done.stderr.strip()}")
+    try:
+        yield parts[-1]
+    finally:
+        subprocess.run(["umount", "-l", parts[-1]], check=False)
+
+
+def test_I9_where_a_mapping_keeps_no_lock_arrays_are_copied(overlay: Path) -> None:
+    with with_constant(at(overlay)) as writer:
+        reader = pmstore.open(writer.path, "r")
+        x = reader["x"]
+        reader.close()
+        del reader
+        gc.collect()
+        del writer["x"]
+        writer.commit()
+        fill_space(writer)
+        assert (x == 1).all()

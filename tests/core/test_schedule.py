@@ -1,0 +1,130 @@
+"""D22: while a store is recorded, a seed decides when its background work is done (csrc/base/schedule.h)."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._core import lib
+from pmstore.testing._store.recording import Recorder, Recording
+from tests.support.crashes import record
+from tests.support.crashes_async import ASYNC, lazily
+
+
+def events(recording: Recording, *kinds: int) -> list[int]:
+    """Kinds of the events, in order; only of those, if any."""
+    found = [recording.event(number).kind for number in range(len(recording))]
+    return [kind for kind in found if not kinds or kind in kinds]
+
+
+def rows(store: pmstore.Store) -> None:
+    """Records of some pages, of which parts leave for the disk while the rest is gathered."""
+    x = store.create_array("x", (64, 512), "f8")
+    store.commit()
+    for i in range(6):
+        x[i % 3 :: 3] += 1
+        store.commit()
+
+
+def life(path: Path, seed: int, pace: int = 64, **options: str) -> Recording:
+    with Recorder(path, "file", seed=seed, pace=pace) as recorder:
+        recorder.trace.sync_ranges(True)
+        store = pmstore.open(path, **options)  # type: ignore[arg-type]
+        rows(store)
+        expected = store["x"].copy()
+        store.close()
+    with pmstore.open(path, "r", verify=True) as store:
+        assert np.array_equal(store["x"], expected)
+    path.unlink()
+    return recorder.recording
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_seed_gives_one_order_and_others_give_others(tmp_path: Path, durability: str) -> None:
+    orders = []
+    for seed in range(1, 6):
+        first, again = (life(tmp_path / "s.pm", seed, durability=durability) for _ in range(2))
+        assert (first.events, first.data) == (again.events, again.data)
+        orders.append(tuple(events(first)))
+    assert len(set(orders)) > 2
+
+
+def test_commits_become_durable_in_the_background(tmp_path: Path) -> None:
+    """pace 0: only what the program waits for, such as a sync before the log is emptied."""
+    told = [
+        events(record(tmp_path / f"{pace}.pm", "file", rows, pace=pace, **ASYNC), lib.PM_EVENT_DURABLE)
+        for pace in (0, 64, 200)
+    ]
+    assert len(told[0]) < len(told[1]) and len(told[0]) < len(told[2])
+
+
+def test_parts_of_a_record_are_written_in_any_order(tmp_path: Path) -> None:
+    """And each before the record is durable."""
+    descending = 0
+    for seed in range(1, 8):
+        recording = life(tmp_path / "s.pm", seed, pace=0)
+        writes: list[int] = []
+        for number in range(len(recording)):
+            event = recording.event(number)
+            if event.kind == lib.PM_EVENT_COMMIT_BEGIN:
+                writes = []
+            elif event.kind == lib.PM_EVENT_WRITE:
+                descending += bool(writes) and event.offset < writes[-1]
+                writes.append(event.offset)
+    assert descending
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])
+def test_a_part_that_is_not_written_is_written_again(tmp_path: Path, error: int) -> None:
+    """Through the page cache, as if it had not begun."""
+    path = tmp_path / "s.pm"
+    for number in range(1, 30):
+        with Recorder(path, "file", seed=number, pace=0) as recorder:
+            recorder.trace.sync_ranges(True)
+            store = pmstore.open(path)
+            x = store.create_array("x", (64, 512), "f8")
+            store.commit()
+            recorder.trace.fail(lib.PM_OPERATION_WRITE, number, error)
+            x[::3] += 1
+            try:
+                store.commit()
+            except pmstore.Error:  # it was another write
+                assert error
+            failed = recorder.trace.operations()[1]
+            recorder.trace.fail(0, 0, 0)
+            committed = store.sequence
+            store._drop(discard=True)
+        with pmstore.open(path, verify=True) as store:
+            assert (store["x"][::3] == (committed > 1)).all() and store.check().ok
+        path.unlink()
+        if not failed:
+            break
+    assert number > 5
+
+
+def test_a_program_s_own_threads_share_a_schedule(tmp_path: Path) -> None:
+    from tests.store.test_threads_fork import run_threads
+
+    path = tmp_path / "s.pm"
+    with Recorder(path, "file") as recorder:
+        store = pmstore.open(path, durability="async")
+
+        def use(name: str) -> None:
+            for i in range(20):
+                with store.transaction():
+                    store[name] = np.full(700, float(i))
+
+        run_threads(lambda: use("a"), lambda: use("b"), store.sync, lambda: [store.stats() for _ in range(20)])
+        store.close()
+    with pmstore.open(path, verify=True) as store:
+        assert store["a"][0] == store["b"][0] == 19
+    assert len(recorder.recording) > 40
+
+
+def test_every_order_of_a_workload_leaves_the_same_store(tmp_path: Path) -> None:
+    states = {record(tmp_path / f"{seed}.pm", "file", lazily, pace=40 * seed, **ASYNC).states[30] for seed in range(5)}
+    assert len(states) == 1

@@ -1,0 +1,370 @@
+"""Blocks that the disk can't read, and files that somebody cut short: an error with the place, and no signal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import _cli
+from tests.support import shim
+from tests.support.bad_disk import BadDisk
+
+PAGE = 4096
+REGION = 2 * PAGE
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[BadDisk]:
+    try:
+        disk = BadDisk(tmp_path)
+    except OSError as error:
+        pytest.skip(f"no file system of our own: {error}")
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+def in_child(function: Callable[[], Any]) -> None:
+    """Calls it in a forked process, as a signal would end this one."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of fork beside threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode()[:60_000])
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading, errors="replace") as pipe:
+        said = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    assert not os.WIFSIGNALED(status), f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    assert not status, said
+
+
+def page_of(store: pmstore.Store, name: str, at: int = 0) -> int:
+    """The page of the file that holds this byte of what is stored under a name."""
+    entry = store._catalog.core.get(b"n" + name.encode())
+    assert entry is not None and entry.offset
+    return (REGION + entry.offset + at) // PAGE
+
+
+def refused(function: Callable[[], Any], *says: str) -> str:
+    """The text of the StoreIOError."""
+    with pytest.raises(pmstore.StoreIOError) as caught:
+        function()
+    assert type(caught.value) is pmstore.StoreIOError and caught.value.errno == errno.EIO
+    text = str(caught.value)
+    assert all(one in text for one in says), text
+    return text
+
+
+LARGE, MIDDLE = 1 << 20, 100_000  # bytes of arrays
+
+
+def make(path: Path) -> dict[str, int]:
+    """A store with one of each, closed. Where its parts lie, in pages of the file."""
+    with pmstore.open(path, "x", media="file") as store:
+        store["large"] = np.arange(LARGE // 8, dtype="f8")
+        store["other"] = np.arange(LARGE // 8, dtype="f8")
+        store["middle"] = np.arange(MIDDLE // 8, dtype="f8")
+        store["blob"] = b"0123456789" * 1000
+        store["wide"] = np.zeros(3, dtype=[(f"a rather long name of a field {i}", "f8") for i in range(60)])
+        store["n"] = 1
+        store.commit()
+        wide = store._catalog.core.get(b"nwide")
+        assert wide is not None
+        return {
+            "large": page_of(store, "large", 5 * PAGE),
+            "table": page_of(store, "large", LARGE),
+            "middle": page_of(store, "middle", 3 * PAGE),
+            "blob": page_of(store, "blob", PAGE),
+            "wide": page_of(store, "wide", wide.length - 1),
+            "header A": 0,
+            "header B": 1,
+            "root": 2,
+            "map list": 3,
+            "map": 4,
+            "catalog": 5,
+        }
+
+
+def spoiled(disk: BadDisk, *parts: str) -> Path:
+    pages = make(disk.behind / "store.pm")
+    disk.spoil("store.pm", *(pages[part] for part in parts))
+    return disk.mount / "store.pm"
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_values_on_bad_blocks_are_errors_and_the_rest_can_be_used(disk: BadDisk, mode: Any) -> None:
+    path = spoiled(disk, "blob", "wide", "large")
+
+    def use() -> None:
+        store = pmstore.open(path, mode, media="file", exclusive=True)
+        refused(lambda: store["blob"], "'blob'", "offset", "Input/output error")
+        refused(lambda: store["wide"], "'wide'", "offset")
+        assert store["n"] == 1 and store["other"][-1] == LARGE // 8 - 1
+        assert store["large"][0] == 0  # of a live array only the bad block is a signal
+        assert len(store) == 6 and {row[0]: row[5] for row in store._rows()}["wide"] == "unreadable"
+        if mode == "r+":
+            store["large"][-1] = 7
+            store["n"] = 2
+            store.commit()
+            assert (store["n"], store["large"][-1]) == (2, 7)
+        store.close() if mode == "r" else os._exit(0)
+
+    in_child(use)
+
+
+def test_an_array_whose_hashes_are_on_a_bad_block_can_be_deleted(disk: BadDisk) -> None:
+    path = spoiled(disk, "table")
+
+    def use() -> None:
+        store = pmstore.open(path, "r+", media="file")
+        del store["large"], store["other"]
+        store.commit()
+        assert set(store) == {"middle", "blob", "wide", "n"}
+        assert not store.check().ok, "its space is lost"
+        os._exit(0)
+
+    in_child(use)
+
+
+def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
+    path = spoiled(disk, "large", "blob", "middle", "header B")
+
+    def use() -> None:
+        store = pmstore.open(path, "r", media="file", exclusive=True)
+        report = store.check()
+        assert {problem.name for problem in report} == {"large", "middle", "blob", None}
+        rows = {problem.name: problem.rows for problem in report}
+        assert rows["large"] == range(5 * PAGE // 8, 6 * PAGE // 8)
+        assert all("cannot read" in problem.text and "offset" in problem.text for problem in report)
+        store.close()
+        with pytest.raises(pmstore.CorruptStoreError, match="cannot read contents"):
+            pmstore.open(path, "r", media="file", verify=True, exclusive=True)
+
+    in_child(use)
+
+
+@pytest.mark.parametrize("part", ["root", "map list", "map", "catalog"])
+def test_metadata_on_a_bad_block(disk: BadDisk, part: str) -> None:
+    path = spoiled(disk, part)
+
+    def use() -> None:
+        for mode in ("r", "r+"):
+            try:
+                store = pmstore.open(path, mode, media="file", exclusive=True)  # type: ignore[call-overload]
+            except pmstore.StoreIOError as error:
+                assert part == "root" and "a page of metadata" in str(error) and str(path) in str(error)
+                continue
+            refused(lambda: store["n"], "a page of metadata", "offset")  # noqa: B023
+            refused(lambda: list(store), "a page of metadata")  # noqa: B023
+            assert any("cannot read" in problem.text for problem in store.check())
+            if mode == "r+":
+                refused(lambda: store.__setitem__("fresh", 1), "a page of metadata")  # noqa: B023
+            store.close()
+
+    in_child(use)
+
+
+def test_a_header_copy_that_can_not_be_read_is_mended_from_the_other(disk: BadDisk) -> None:
+    for part in ("header A", "header B"):
+        pages = make(disk.behind / part)
+        disk.spoil(part, pages[part])
+
+    def use() -> None:
+        for part in ("header A", "header B"):
+            with pmstore.open(disk.mount / part, "r", media="file", exclusive=True) as store:
+                assert store["n"] == 1 and "header" in str(store.check())
+            with pmstore.open(disk.mount / part, "r+", media="file") as store:
+                assert store["n"] == 1 and store.check().ok
+                store["n"] = 2
+            assert not (disk.behind / f"{part}.bad").read_text()
+
+    in_child(use)
+    make(disk.behind / "both")
+    disk.spoil("both", 0, 1)
+    for exclusive in (False, True):
+
+        def look(how: bool = exclusive) -> None:
+            refused(lambda: pmstore.open(disk.mount / "both", "r", exclusive=how), "cannot read the header")
+
+        in_child(look)
+
+
+def crashed(path: Path) -> dict[str, int]:
+    """A store as a crash left it: three commits in the log, of which the last declares an array. Pages of the file."""
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(1000)
+        store.commit()
+        store.close()
+    store = pmstore.open(path, "r+", media="file")
+    for i in range(3):
+        store["a"][:] = i
+        if i == 2:
+            store["declared"] = np.ones(1000)
+        store.commit()
+    pages = {"declared": page_of(store, "declared"), "a": page_of(store, "a")}
+    size, log = os.path.getsize(path), store.stats().log_size
+    shutil.copy(path, path.with_suffix(".copy"))
+    store.close()
+    shutil.move(path.with_suffix(".copy"), path)
+    return pages | {"record": (size - log) // PAGE, "body": (size - log) // PAGE + 4, "behind": size // PAGE - 1}
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize("part", ["record", "body", "behind", "declared"])
+def test_recovery_gives_up_nothing_for_a_bad_block(disk: BadDisk, part: str, mode: Any) -> None:
+    """A record may stand there that was acknowledged: neither a signal, nor the commit before it."""
+    pages = crashed(disk.behind / "store.pm")
+    disk.spoil("store.pm", pages[part])
+    path = disk.mount / "store.pm"
+    what = "contents" if part == "declared" else "the log"
+
+    def use() -> None:
+        for _ in range(2):
+            text = refused(lambda: pmstore.open(path, mode, media="file", exclusive=True), str(path), what)
+            assert f"offset {pages[part] * PAGE} " in text
+
+    in_child(use)
+
+
+def test_home_that_the_log_covers_is_written_anew(disk: BadDisk) -> None:
+    """What a crash left of a page that was being written need not be read, but by who may not write it."""
+    pages = crashed(disk.behind / "store.pm")
+    disk.spoil("store.pm", pages["a"])
+    path = disk.mount / "store.pm"
+
+    def use() -> None:
+        refused(lambda: pmstore.open(path, "r", media="file", exclusive=True), "offset")
+        with pmstore.open(path, "r+", media="file") as store:
+            assert (store["a"] == 2).all() and store.check().ok
+
+    in_child(use)
+
+
+def test_what_a_commit_compares_by_itself_is_read_before(disk: BadDisk) -> None:
+    """An array of a few pages is compared whole, touched or not; of a larger one, what was written, and its hashes."""
+    path = spoiled(disk, "middle", "table")
+
+    def use() -> None:
+        with pmstore.open(path, "r", media="file", exclusive=True) as store:
+            assert store["middle"][0] == 0  # who can't write commits nothing
+        with pmstore.open(path, "r+", media="file") as store:
+            refused(lambda: store["middle"], "'middle'", "contents")
+            store["middle"] = np.ones(MIDDLE // 8)  # another place
+            store["n"] = 2
+            store.commit()
+            large = store["large"]
+            store.commit()
+            large[0] = -1.0
+            refused(store.commit, "the hashes of contents")
+            refused(lambda: store.release("large"), "contents")
+            store.rollback()
+            assert large[0] == 0 and store["n"] == 2 and (store["middle"] == 1).all()
+            del large, store["large"]
+            store["n"] = 3
+            store.commit()
+            os._exit(store["n"] != 3)
+
+    in_child(use)
+
+
+def test_free_space_on_a_bad_block_is_written_before_it_is_used(disk: BadDisk) -> None:
+    make(disk.behind / "store.pm")
+    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
+        size = store.stats().region_size
+        store.close()
+    free = list(range(2 + 5, 2 + size // PAGE))
+    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
+        for name in store:
+            entry = store._catalog.core.get(b"n" + name.encode())
+            assert entry is not None
+            first = (REGION + entry.offset) // PAGE
+            used = set(range(first, 1 + (REGION + entry.offset + entry.length + entry.length // 512 + 16) // PAGE))
+            free = [page for page in free if not entry.offset or page not in used]
+    disk.spoil("store.pm", *free)
+    path = disk.mount / "store.pm"
+
+    def use() -> None:
+        with pmstore.open(path, "r+", media="file") as store:
+            for i in range(100):
+                store[f"names/{i}"] = "x" * 100
+                store[f"small/{i}"] = np.arange(20)
+            store.commit()
+            assert store.check().ok and store["small/99"][-1] == 19
+
+    in_child(use)
+
+
+def test_the_command_line_names_what_can_not_be_read(disk: BadDisk, capfd: pytest.CaptureFixture[str]) -> None:
+    path = spoiled(disk, "blob", "large")
+
+    def use() -> None:
+        assert _cli.main(["ls", "-l", str(path)]) == 0
+        assert _cli.main(["info", str(path)]) == 0
+        assert _cli.main(["check", str(path)]) == 1
+        assert _cli.main(["dump", str(path), "large"]) == 1
+        assert _cli.main(["dump", str(path), "n", "other"]) == 0
+        assert _cli.main(["dump", str(path)]) == 1
+
+    in_child(use)
+    out, err = capfd.readouterr()
+    assert "'blob': cannot read" in out and "'large': cannot read" in out
+    assert "n = 1" in out and "'blob'" in err and "'large'" in err
+
+
+def cut(path: Path, at: int) -> Callable[[], None]:
+    """Somebody else cuts a file short while it is open: no file system of our own is needed for that."""
+
+    def use() -> None:
+        store = pmstore.open(path, "r", media="file", exclusive=True)
+        assert store["n"] == 1
+        os.truncate(path, at)
+        refused(lambda: store["blob"], "'blob'", "cut short")
+        assert {problem.name for problem in store.check()} >= {"blob", "large"}
+        assert store["n"] == 1
+
+    return use
+
+
+def test_a_file_cut_short_while_it_is_open(tmp_path: Path) -> None:
+    pages = make(tmp_path / "store.pm")
+    in_child(cut(tmp_path / "store.pm", pages["large"] * PAGE))
+
+
+def by_an_older_kernel(directory: str) -> None:
+    """In a child with the shim: madvise knows nothing of reading beforehand, and pread does it."""
+    path = Path(directory) / "store.pm"
+    pages = make(path)
+    shim.variable("fault_old_madvise").value = 1
+    in_child(cut(path, pages["large"] * PAGE))
+    assert shim.variable("fault_hits", shim.ctypes.c_long).value == 0
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_unreadable import by_an_older_kernel; by_an_older_kernel(sys.argv[1])"
+    shim.run(fault_library, "-c", code, str(tmp_path))

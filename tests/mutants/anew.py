@@ -1,0 +1,95 @@
+"""Stores that are written anew, by compact and salvage: mutants, and the part of the battery that notices them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import pmstore
+from pmstore.testing._files.fixture import CrashFiles
+from tests.mutants.build import Mutant
+from tests.store import test_compact, test_rename, test_salvage
+
+COMPACT, NEW, SALVAGE, COPY = (
+    "pmstore/_store/compacting.py",
+    "pmstore/_store/new_store.py",
+    "pmstore/_store/salvaging.py",
+    "pmstore/_catalog/copying.py",
+)
+
+NOTICED = [
+    Mutant(
+        "compacted-store-named-before-it-is-filled",
+        "F",
+        NEW,
+        "yield held\n        _give_name(temporary, real, path, replaced)",
+        "_give_name(temporary, real, path, replaced)\n        yield held",
+        "a crash leaves a store without its contents",
+    ),
+    Mutant(
+        "directory-of-a-compacted-store-not-synced",
+        "F",
+        NEW,
+        "opening._sync_directory(os.path.dirname(real))",
+        "pass",
+        "an acknowledged compact is undone",
+    ),
+    Mutant(
+        "compacts-a-damaged-store",
+        "F",
+        COMPACT,
+        "not report.ok",
+        "False",
+        "a damaged array counts as sound",
+    ),
+    Mutant(
+        "contents-copied-unverified",
+        "F",
+        COPY,
+        "core.contents(entry.offset, entry.length)",
+        "bytearray(core.buffer(entry.offset, entry.length, False))",
+        "a damaged array counts as sound",
+    ),
+    Mutant(
+        "salvages-what-the-check-reported",
+        "F",
+        SALVAGE,
+        "name in self.damaged",
+        "False",
+        "an older array counts as the last one",
+        within="elif name in self.damaged",
+    ),
+    Mutant(
+        "half-renamed",
+        "F",
+        COPY,
+        "_delete_renamed(catalog, pairs)",
+        "pass",
+        "an interrupt leaves both names",
+        within="# a signal\n            _delete_renamed(catalog, pairs)",
+    ),
+]
+MUTANTS = [mutant._replace(parts=("anew",)) for mutant in NOTICED]
+
+
+def anew(directory: Path) -> None:
+    with mock.patch("pmstore.testing._base.session.directory", lambda: directory / "kept"):
+        test_compact.crash(CrashFiles(directory / "crash", budget=60))
+    judges: tuple[Callable[..., None], ...] = (
+        test_compact.test_what_fails_leaves_the_store,
+        test_salvage.test_contents_of_an_earlier_commit,
+        test_rename.test_the_copy_of_a_damaged_array_is_refused,
+    )
+    for judge in judges:
+        judge(opener(directory / judge.__name__))
+    with pytest.MonkeyPatch.context() as patch:
+        test_rename.test_an_interrupt_between_two_names(opener(directory / "interrupt"), patch)
+
+
+def opener(directory: Path) -> Callable[..., pmstore.Store]:
+    directory.mkdir()
+    return partial(pmstore.open, directory / "store.pm")

@@ -1,0 +1,129 @@
+"""Mutants of background work: writes past the page cache, deferred write-back. Letters: docs/crash-model.md."""
+
+from __future__ import annotations
+
+from tests.mutants.build import Mutant
+
+DIO, LOG, HOME, STORE = "csrc/media/direct_io.c", "csrc/log/log.c", "csrc/commit/write_back.c", "csrc/store/store.c"
+ASYNC = "csrc/commit/async.c"
+WRITER = "csrc/log/writer.c"
+
+MUTANTS = [
+    Mutant(
+        "completions-not-awaited",
+        "O",
+        DIO,
+        "not_done(dio) > 0",
+        "false",
+        "a record is durable before its parts are written",
+    ),
+    Mutant(
+        "one-completion-too-few",
+        "O",
+        DIO,
+        "not_done(dio) > 0",
+        "not_done(dio) > 1",
+        "a record is durable before one of its parts is written",
+    ),
+    Mutant(
+        "failed-completion-ignored",
+        "M",
+        DIO,
+        "dio->results[i] != (int64_t)dio->writes[i].aio_nbytes",
+        "false",
+        "a part that the disk did not write is taken for written",
+    ),
+    Mutant(
+        "short-completion-believed",
+        "M",
+        DIO,
+        "dio->results[i] != (int64_t)dio->writes[i].aio_nbytes",
+        "dio->results[i] < 0",
+        "a part of which the disk wrote half is taken for written",
+    ),
+    Mutant(
+        "stage-slides-before-its-parts-have-left",
+        "P",
+        WRITER,
+        "writer->status = writer->media->operations->settle(writer->media);",
+        ";",
+        "the disk fetches bytes that have moved",
+        within=(
+            "writer->status = writer->media->operations->settle(writer->media);\n"
+            "            if (writer->status == PM_OK)"
+        ),
+    ),
+    Mutant(
+        "image-not-awaited",
+        "O",
+        HOME,
+        "while (store->write_back.busy) pm_thread_wait(&store->write_back.done, &store->mutex);",
+        ";",
+        "a call goes on while the committed image is brought up to date with the last commit",
+    ),
+    Mutant(
+        "image-left-behind",
+        "O",
+        STORE,
+        "store->closed ? PM_OK : pm_write_back_drain(store)",
+        "PM_OK",
+        "a call finds the committed image of the commit before",
+    ),
+    Mutant(
+        "busy-not-said",
+        "O",
+        HOME,
+        "store->write_back.busy = true;",
+        ";",
+        "nobody waits for the thread that brings the committed image up to date",
+    ),
+    Mutant(
+        "overflowed-body-s-space-given-back",
+        "P",
+        HOME,
+        "write_back->overflowed ? pm_checkpoint_make(store, false) : pm_image_begin_write_back(store, before)",
+        "pm_image_begin_write_back(store, before)",
+        "the log refers to free pages, which are used again (I9)",
+    ),
+    Mutant(
+        "durable-before-image-shows-it",
+        "P",
+        ASYNC,
+        "status = finalize_records(store);",
+        "store->log.durable = async->snapshot; status = finalize_records(store);",
+        "a slot is written while an older run for it waits (I13)",
+    ),
+    Mutant(
+        "close-without-the-last-sync",
+        "M",
+        STORE,
+        "return store->async ? pm_failed(store, store->media.operations->sync(&store->media)) : PM_OK;",
+        "return PM_OK;",
+        "close() has said that all is durable",
+    ),
+    Mutant(
+        "thread-does-not-come-back",
+        "M",
+        ASYNC,
+        "schedule(store, pm_thread_now(store->schedule) + async->interval);",
+        ";",
+        "commits never become durable by themselves again",
+        within="schedule(store, pm_thread_now(store->schedule) + async->interval);\n    async->scheduled = true;\n}",
+    ),
+    Mutant(
+        "commit-before-the-rollback-that-is-due",
+        "P",
+        STORE,
+        "store->rollback_due = true;",
+        ";",
+        "what a rollback was to undo is committed (I11)",
+    ),
+    Mutant(
+        "sync-awaited-before-it-is-done",
+        "O",
+        ASYNC,
+        "while (!async->done) pm_thread_wait(&async->changed, &async->mutex);",
+        ";",
+        "the committed image changes before the commits up to the snapshot are durable",
+    ),
+]

@@ -1,0 +1,358 @@
+"""Mutants of the header, the log and the digest. The letters: docs/crash-model.md."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from tests.mutants.build import Mutant, part
+
+LOG, RECOVERY, TRANSACTION = "csrc/log/log.c", "csrc/recovery/recovery.c", "csrc/commit/transaction.c"
+WRITER = "csrc/log/writer.c"
+
+HEADER = [
+    Mutant(
+        "header-copies-under-one-fence",
+        "RT",
+        LOG,
+        "PM_TRY(media->operations->write_through(media, (1 - good) * PM_PAGE, header, sizeof *header));",
+        "PM_TRY(pm_media_write(media, (1 - good) * PM_PAGE, header, sizeof *header, PM_WRITE_STREAM));",
+        "both copies torn: the store does not open",
+    ),
+    Mutant(
+        "header-sound-copy-first",
+        "NT",
+        LOG,
+        "header_write(log->media, &next, log->copy)",
+        "header_write(log->media, &next, 1 - log->copy)",
+        "a crash in the recovery of a torn header tears the other one",
+    ),
+    Mutant(
+        "header-one-copy",
+        "RT",
+        LOG,
+        "return media->operations->write_through(media, good * PM_PAGE, header, sizeof *header);",
+        "return PM_OK;",
+        "a torn header falls back to one of long ago",
+    ),
+    Mutant(
+        "header-checksum-ignored",
+        "T",
+        LOG,
+        "header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0)",
+        "true",
+        "a torn header is used",
+    ),
+    Mutant(
+        "header-checksum-begins-late",
+        "T",
+        LOG,
+        "header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0)",
+        "header->crc == pm_crc32c(header->magic + 48, offsetof(pm_header, crc) - 48, 0)",
+        "a header whose first line is torn is used",
+        also=(
+            part(
+                LOG,
+                "header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);",
+                "header->crc = pm_crc32c(header->magic + 48, offsetof(pm_header, crc) - 48, 0);",
+            ),
+        ),
+    ),
+    Mutant(
+        "header-not-durable",
+        "R",
+        LOG,
+        "return media->operations->write_through(media, good * PM_PAGE, header, sizeof *header);",
+        "return pm_media_write(media, good * PM_PAGE, header, sizeof *header, PM_WRITE_STREAM);",
+        "records under a new salt, and a header with the old one",
+        also=(
+            part(
+                LOG,
+                "PM_TRY(media->operations->write_through(media, (1 - good) * PM_PAGE, header, sizeof *header));",
+                "PM_TRY(pm_media_write(media, (1 - good) * PM_PAGE, header, sizeof *header, PM_WRITE_STREAM));",
+            ),
+        ),
+    ),
+    Mutant(
+        "header-keeps-old-sequence",
+        "L",
+        LOG,
+        "next.sequence = log->sequence;",
+        ";",
+        "after an emptied log recovery ends at an old commit",
+    ),
+    Mutant(
+        "header-sequence-restarts",
+        "CL",
+        LOG,
+        "next.sequence = log->sequence;",
+        "next.sequence = log->sequence = 0;",
+        "recovery ends at commit 0",
+    ),
+    Mutant(
+        "header-size-unchecked",
+        "D",
+        LOG,
+        "header->log_offset + header->log_size > media->size",
+        "false",
+        "a file that was cut short is mapped beyond its end",
+    ),
+    Mutant(
+        "header-written-in-place",
+        "T",
+        LOG,
+        "memcpy(&copies[1], media->view + PM_PAGE, sizeof copies[1]);",
+        "memcpy(&copies[1], media->view, sizeof copies[1]);",
+        "copy B is never read: a torn copy A is the end",
+    ),
+]
+
+RECORDS = [
+    Mutant(
+        "salt-kept-and-sequence-ignored",
+        "LS",
+        LOG,
+        "next.salt = pm_log_new_id(log->media);",
+        ";",
+        "records of an earlier lap are replayed",
+        also=(part(LOG, "record->sequence == sequence", "record->sequence > 0"),),
+    ),
+    Mutant(
+        "salt-and-sequence-ignored",
+        "LS",
+        LOG,
+        "record->salt != log->header.salt",
+        "false",
+        "records of an earlier lap are replayed",
+        also=(part(LOG, "record->sequence == sequence", "record->sequence > 0"),),
+    ),
+    Mutant(
+        "body-hash-ignored",
+        "RT",
+        LOG,
+        "pm_writer_body_hash(log->media->view + place, record->body, place, record->salt) == record->hash",
+        "true",
+        "a torn commit is applied",
+    ),
+    Mutant(
+        "body-hash-without-tail",
+        "RT",
+        WRITER,
+        "length - at < PM_PIECE ? length - at : PM_PIECE",
+        "length - at < PM_PIECE ? (length - at) / 2 : PM_PIECE",
+        "the torn end of a commit is applied",
+        also=(
+            part(
+                WRITER, "end - at < PM_PIECE ? end - at : PM_PIECE", "end - at < PM_PIECE ? (end - at) / 2 : PM_PIECE"
+            ),
+        ),
+    ),
+    Mutant(
+        "record-checksum-ignored",
+        "T",
+        LOG,
+        "record->crc != pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)place)",
+        "false",
+        "a torn record without a body is taken for an empty commit",
+    ),
+    Mutant(
+        "record-checksum-without-length",
+        "T",
+        LOG,
+        "record->crc != pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)place)",
+        "record->crc != pm_crc32c(record, 24, (uint32_t)place)",
+        "a torn length is believed",
+        also=(
+            part(
+                LOG,
+                "record.crc = pm_crc32c(&record, offsetof(pm_record, crc), (uint32_t)place);",
+                "record.crc = pm_crc32c(&record, 24, (uint32_t)place);",
+            ),
+        ),
+    ),
+    Mutant(
+        "log-head-kept-at-reset",
+        "PL",
+        LOG,
+        "log->head = 0;",
+        ";",
+        "records stand where recovery does not look",
+    ),
+    Mutant(
+        "log-longer-than-it-is",
+        "L",
+        LOG,
+        "taken < log->header.log_size ? log->header.log_size - taken : 0",
+        "log->header.log_size",
+        "a record reaches beyond the log",
+    ),
+    Mutant(
+        "padding-not-counted",
+        "P",
+        LOG,
+        "log->head += length;",
+        "log->head += sizeof record + body;",
+        "the next record stands where recovery does not look",
+    ),
+    Mutant(
+        "record-without-fence",
+        "R",
+        LOG,
+        "PM_TRY(media->operations->write_through(media, place, writer->stage, first));",
+        "PM_TRY(pm_media_write(media, place, writer->stage, first, PM_WRITE_STREAM));",
+        "an acknowledged commit is lost",
+    ),
+    Mutant(
+        "first-page-of-parts-left-out",
+        "P",
+        LOG,
+        "writer->part ? PM_PAGE : sizeof record",
+        "sizeof record",
+        "an acknowledged commit, whose body lacks its beginning, is lost",
+    ),
+    Mutant(
+        "run-grows-in-a-part-that-left",
+        "P",
+        WRITER,
+        "writer->last_run = 0;",
+        ";",
+        "the end of a run is lost: what left for the disk has its length of before",
+        within="writer->hashed = end;\n    writer->last_run = 0;",
+    ),
+    Mutant(
+        "part-hashed-too-far",
+        "P",
+        WRITER,
+        "end / PM_PIECE * PM_PIECE",
+        "(end + PM_LINE) / PM_PIECE * PM_PIECE",
+        "a piece is hashed before it is whole",
+        within="hash_pieces(writer, end / PM_PIECE * PM_PIECE);",
+    ),
+    Mutant(
+        "lone-record-not-durable",
+        "R",
+        LOG,
+        "PM_TRY(media->operations->write_through(media, place, writer->stage, length));",
+        "PM_TRY(pm_media_write(media, place, writer->stage, length, PM_WRITE_STREAM));",
+        "an acknowledged commit is lost",
+    ),
+    Mutant(
+        "record-stored-but-not-flushed",
+        "R",
+        LOG,
+        "PM_TRY(media->operations->write_through(media, place, writer->stage, first));",
+        "PM_TRY(media->operations->fence(media)); PM_TRY(pm_media_write(media, place, writer->stage, first, PM_WRITE_CACHED));",
+        "the fence covers the body, not the record",
+    ),
+    Mutant(
+        "body-hash-of-large-ignored",
+        "R",
+        LOG,
+        "pm_writer_body_hash(log->media->view + place, record->body, place, record->salt) == record->hash",
+        "record->body > PM_PIECE || pm_writer_body_hash(log->media->view + place, record->body, place, record->salt) == record->hash",
+        "a large commit whose record is there, and its body not, is applied",
+    ),
+    Mutant(
+        "sequence-skips",
+        "P",
+        LOG,
+        "log->sequence++;",
+        "log->sequence += 2;",
+        "recovery looks for another number",
+    ),
+    Mutant(
+        "run-grows-too-far",
+        "P",
+        WRITER,
+        "item.kind_length += length;",
+        "item.kind_length += length + (length == 64);",
+        "a run is a byte longer than its bytes",
+    ),
+    Mutant(
+        "runs-joined-across-a-gap",
+        "P",
+        WRITER,
+        "writer->last_run && writer->last_end == offset",
+        "writer->last_run && writer->last_end <= offset && writer->last_end + PM_LINE >= offset",
+        "bytes are replayed to a wrong place",
+        within="if (writer->last_run && writer->last_end == offset) {",
+    ),
+    Mutant(
+        "witness-before-the-record",
+        "R",
+        TRANSACTION,
+        "PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "(void)pm_log_durable_marker(&store->log, store->log.sequence + 1);"
+        " PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
+        "a torn commit is taken for lost data",
+    ),
+    Mutant(
+        "witness-runs-ahead",
+        "P",
+        LOG,
+        "pm_media_write(log->media, PM_DURABLE_MARKER_PLACE, &marker, sizeof marker, PM_WRITE_CACHED)",
+        "(marker = (pm_durable_marker){sequence + 1, marker_checksum(log, sequence + 1)}, pm_media_write(log->media,"
+        " PM_DURABLE_MARKER_PLACE, &marker, sizeof marker, PM_WRITE_CACHED))",
+        "a commit that never began is missed",
+    ),
+    Mutant(
+        "witness-missing",
+        "D",
+        TRANSACTION,
+        "pm_log_durable_marker(&store->log, store->log.sequence)",
+        "PM_OK",
+        "the last commit rots and nobody says so",
+    ),
+]
+
+DIGEST = [
+    Mutant(
+        "digest-of-the-record-forgotten",
+        "P",
+        LOG,
+        "log->digest = digest;",
+        ";",
+        "check() finds damage where there is none",
+    ),
+    Mutant(
+        "digest-of-the-header-forgotten",
+        "L",
+        LOG,
+        "next.digest = log->digest;",
+        ";",
+        "check() finds damage where there is none",
+    ),
+    Mutant(
+        "digest-not-recovered",
+        "P",
+        RECOVERY,
+        "if (found->count) log->digest = found->bodies[found->count - 1].digest;",
+        ";",
+        "check() finds damage where there is none",
+    ),
+    Mutant(
+        "digest-keeps-what-was-freed",
+        "W",
+        TRANSACTION,
+        "pm_digest_minus(store->log.digest, store->uncommitted.freed)",
+        "store->log.digest",
+        "check() finds damage where there is none",
+    ),
+    Mutant(
+        "digest-without-direct-writes",
+        "W",
+        TRANSACTION,
+        "*digest = pm_digest_plus(*digest, extent->digest);",
+        ";",
+        "check() finds damage where there is none",
+    ),
+    Mutant(
+        "digest-unchecked",
+        "D",
+        "csrc/recovery/verify.c",
+        "pm_digest_equal(c->digest, committed)",
+        "true",
+        "a write that the disk lost is passed over",
+    ),
+]
+
+MUTANTS = [*HEADER, *RECORDS, *DIGEST]

@@ -1,0 +1,56 @@
+"""The Python blocks of README.md and docs/ run, block after block, each file in a process and directory of its own; and
+links of all pages lead to files and headings.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.template import python
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks").glob("*.md"))]
+TUTORIAL = "crash-testing.md"  # files and commands: tests/testing/test_testing_docs.py follows it step by step
+BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def program(text: str) -> str:
+    """The blocks of a document as one program whose line numbers are those of the document."""
+    lines = [""] * (text.count("\n") + 1)
+    for block in BLOCK.finditer(text):
+        first = text.count("\n", 0, block.start(1))
+        for n, line in enumerate(block[1].splitlines()):
+            lines[first + n] = line
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != TUTORIAL], ids=lambda path: path.name)
+def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
+    code = program(path.read_text(encoding="utf-8"))
+    if not code.strip():
+        pytest.skip("no Python blocks")
+    script = tmp_path / path.with_suffix(".py").name
+    script.write_text(code, encoding="utf-8")
+    done = python(script, directory=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), f"{target}#{anchor}"

@@ -1,0 +1,379 @@
+"""The rules of the code base that a program can check: layers, the one door to durable bytes, sizes, docstrings."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+C_FILES = sorted((ROOT / "csrc").rglob("*.[ch]"))
+PACKAGE = sorted((ROOT / "pmstore").rglob("*.py"))
+FOLDERS = ("csrc", "pmstore", "tests", "examples", "benchmarks", "paper", "docs", "fuzz", ".ci")
+TEXTS = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".c", ".h", ".py", ".pyi", ".md", ".sh", ""} and path.is_file()
+) + sorted(path for path in ROOT.iterdir() if path.suffix in {".md", ".py", ".toml", ".in"} or path.name == "Makefile")
+
+# The folders of csrc, from the bottom up. A file includes headers of its own folder, and of those that are named here.
+C_ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "media": {"base"},
+    "dirty": {"base"},
+    "log": {"base", "media"},
+    "space": {"base", "media", "dirty"},
+    "commit": {"base", "media", "dirty", "log", "space"},
+    "recovery": {"base", "media", "log", "space", "commit"},
+    "store": {"base", "media", "log", "space", "commit", "recovery"},
+    "reader": {"base", "media", "dirty", "log", "space", "commit", "recovery"},
+    "explore": {"base", "media"},
+    "python": set(),
+}
+
+# The same for Python: the folders and modules of pmstore, from the bottom up, and what each may import.
+PYTHON_ROOMS: dict[str, set[str]] = {
+    "_errors": set(),
+    "_core": {"_errors"},
+    "_snapshot": {"_core", "_errors"},
+    "_display": {"_errors"},
+    "_values": {"_core", "_errors"},
+    "_catalog": {"_core", "_display", "_errors", "_values"},
+    "_derived": {"_catalog", "_core", "_display", "_errors", "_values"},
+    "_store": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_values"},
+    "_resume": {"_errors", "_store", "_values"},
+    "cluster": {"_resume"},
+    "decomposition": {"_resume"},
+    "mixture": {"_resume"},
+    "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
+    "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
+    "_cli": {"_display", "_watch", "testing"},
+    "__main__": {"_cli"},
+}
+
+# Inside of a folder, from the bottom up: a file uses those of its own line, and of the lines before it.
+C_ORDER = {
+    "base": ["status schedule search", "thread", "helper", "format address", "hash compare"],
+    "media": ["trace", "media memory file direct_io file_system again read"],
+    "dirty": ["page_set", "tracker", "policy"],
+    "log": ["writer", "log"],
+    "space": [
+        "region_state",
+        "overlay region_fork",
+        "region region_map region_read",
+        "region_image page extent",
+        "heap",
+        "slots catalog",
+    ],
+    "commit": [
+        "parallel_compare",
+        "gather",
+        "store_state",
+        "failed readers",
+        "image",
+        "async",
+        "checkpoint",
+        "uncommitted write_back",
+        "candidates direct only write_slots",
+        "transaction pending",
+    ],
+    "recovery": ["recovery verify"],
+    "store": ["forks entries", "new_file store"],
+    "reader": ["reader", "page_hashes", "source", "pages", "contents", "snapshot", "save", "follow"],
+    "explore": ["tracer crash", "model", "sandbox", "evaluate", "explorer", "state", "prune", "explore states replay"],
+    "python": ["lock", "transaction"],
+}
+PYTHON_ORDER = {
+    "_resume": [
+        "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
+        "fit",
+    ],
+    "testing": ["_pmexplorer _base", "_store", "_faults _files", "_explorer", "__init__ _command _decorator"],
+}
+
+# What the package's own face hands on.
+FACE = {"_catalog", "_derived", "_errors", "_resume", "_store", "_watch", "testing"}
+
+MOST_LINES = 600
+MOST_COLUMNS = 120
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def without_comments(source: str) -> str:
+    """C code without comments and without the contents of strings."""
+    pattern = r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, lambda m: '""' if m[0].startswith('"') else " ", source, flags=re.DOTALL)
+
+
+def test_the_tour_names_every_file() -> None:
+    core, package = (ROOT / "docs" / "source.md").read_text(encoding="utf-8").split("## Python")
+    for text, folder in ((core, ROOT / "csrc"), (package, ROOT / "pmstore")):
+        cells = " ".join(re.findall(r"^- (`.*?):", text, re.MULTILINE | re.DOTALL))
+        named = [path for pattern in re.findall(r"`([^`]+)`", cells) for path in matching(folder, pattern)]
+        inside = {file for path in named if path.is_dir() for file in path.rglob("*.py")}
+        files = {path for end in ("*.c", "*.h", "*.py") for path in folder.rglob(end)} - {folder / "__init__.py"}
+        assert {path for path in named if path.is_file() and path.is_relative_to(folder)} | inside == files
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    found = list(folder.parent.glob(pattern[3:]) if pattern.startswith("../") else folder.glob(pattern))
+    assert found, f"there is no {pattern}"
+    return found
+
+
+def rank(order: dict[str, list[str]], room: str, name: str) -> int:
+    """Of a file in its folder; all are of one rank where no order is asked for."""
+    lines = order.get(room, [name])
+    found = [number for number, line in enumerate(lines) if name in line.split()]
+    assert len(found) == 1, f"{room}/{name} has no place in the order of {Path(__file__).name}"
+    return found[0]
+
+
+def in_order(rooms: dict[str, set[str]]) -> set[str]:
+    """All of them, if each uses only what stands before it."""
+    before: set[str] = set()
+    for room, others in rooms.items():
+        assert others <= before, room
+        before.add(room)
+    return before
+
+
+# ---- C
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_c_layers_point_downward(path: Path) -> None:
+    room = path.parent.name
+    text = path.read_text(encoding="utf-8")
+    assert room == "python" or "<Python.h>" not in text, "the core knows nothing of Python"
+    headers = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, flags=re.MULTILINE)
+    if room == "csrc":
+        assert path.name == "pmstore.h" and not headers
+        return
+    for header in headers:
+        other, _, name = header.partition("/")
+        assert other in {"pmstore.h", room} | C_ROOMS[room], f"{path.name} must not include {header}, of a higher layer"
+        if other == room:
+            own, its = (rank(C_ORDER, room, stem) for stem in (path.stem, Path(name).stem))
+            assert its <= own, f"{path.name} must not include {header}, which is above it"
+
+
+def test_no_room_of_c_is_above_itself() -> None:
+    assert in_order(C_ROOMS) == {
+        path.name for path in (ROOT / "csrc").iterdir() if path.is_dir() and path.name[0] != "_"
+    }
+
+
+# Functions whose names begin otherwise: the words that every file uses, and what is declared to Python.
+C_OTHER_PREFIXES = {
+    "base/status.h": r"pm_fail|pm_fail_errno|pm_check_failed",
+    "base/hash.h": r"pm_crc32c",
+    "base/format.h": r"pm_(keyed_checksum|round_up|digest_\w+|extent_\w+|item_pack)",
+    "explore/crash.h": r"pm_crash_\w+",
+    "reader/reader.h": r"pm_(snapshot|source|save)_\w+",
+}
+
+
+@pytest.mark.parametrize("path", [path for path in C_FILES if path.suffix == ".h" and path.parent.name != "csrc"])
+def test_a_function_s_prefix_names_its_file(path: Path) -> None:
+    """Its own, the first part of it if that is a file as well, or, where a folder's files share one header, that."""
+    stem = path.stem
+    stems = {stem} | {stem.split("_")[0]} if path.with_name(f"{stem.split('_')[0]}.h").is_file() else {stem}
+    other = C_OTHER_PREFIXES.get(str(path.relative_to(ROOT / "csrc")), "-")
+    text = without_comments(path.read_text(encoding="utf-8"))
+    for name in re.findall(r"^[a-z][\w *]*?\b(\w+)\((?!\()", text, re.MULTILINE):
+        named = any(re.fullmatch(rf"(pm_)?{one}\d*(_\w+)?", name) for one in stems)
+        assert named or re.fullmatch(other, name), f"{name} of {path.name}"
+
+
+WRITES_DURABLE_BYTES = re.compile(
+    r"\b(?:pwrite(?:64)?|pwritev2?|write|writev|fdatasync|fsync|sync_file_range|syncfs|fallocate|posix_fallocate"
+    r"|ftruncate|msync|copy_file_range|splice|vmsplice|_mm\d*_stream_\w+|_mm_clwb|_mm_clflush(?:opt)?"
+    r"|__builtin_ia32_movnt\w+|__builtin_nontemporal_store)\s*\("
+)
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_only_media_touch_durable_bytes(path: Path) -> None:
+    if path.parent.name == "media" and path.stem != "trace":
+        return
+    if path.name == "sandbox.c" or path.parent.name == "reader":
+        return  # their files are in memory: a crash image, and a snapshot
+    source = without_comments(path.read_text(encoding="utf-8"))
+    if path.stem == "hash":
+        source = re.sub(r"_mm\d+_stream_si\d+", "", source)  # to where media says, which alone may ask for it
+    else:
+        assert "pm_hash64_stream_page" not in source
+    found = WRITES_DURABLE_BYTES.findall(source)
+    assert not found, f"{path.name} goes around media: {found}"
+
+
+def test_the_search_for_durable_writes_finds_them() -> None:
+    code = without_comments("/* fsync(fd) */ ok = pwritev2 (fd, v, 1, 0, 0); _mm256_stream_si256(p, x); pm_write(s);")
+    assert WRITES_DURABLE_BYTES.findall(code) == ["pwritev2 (", "_mm256_stream_si256("]
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+def test_c_checks_stay_on(path: Path) -> None:
+    """Python builds extensions with -DNDEBUG, which removes assert()."""
+    assert not re.search(r"(?<!_)\bassert\s*\(|<assert\.h>", without_comments(path.read_text(encoding="utf-8")))
+
+
+def test_exported_functions_are_those_of_the_header() -> None:
+    """cffi reads pmstore.h as it stands: nothing that needs the preprocessor may be between its two marks."""
+    text = (ROOT / "csrc" / "pmstore.h").read_text(encoding="utf-8")
+    inside = text.partition("/* cffi: begin */")[2].partition("/* cffi: end */")[0]
+    assert "pm_open(" in inside
+    assert not re.search(r"^\s*#", inside, flags=re.MULTILINE)
+
+
+def test_every_function_of_the_header_has_its_comment() -> None:
+    """What it does, its parameters and the statuses beside the usual ones; two that belong together may share one."""
+    lines = (ROOT / "csrc" / "pmstore.h").read_text(encoding="utf-8").splitlines()
+    functions = [i for i, line in enumerate(lines) if re.match(r"[a-z][\w *]*\bpm_\w+\(", line)]
+    assert len(functions) > 50
+    assert not [lines[i] for i in functions if not lines[i - 1].endswith(("*/", ";"))]
+
+
+# ---- Python
+
+
+@functools.cache
+def imports_of(path: Path) -> list[str]:
+    """Full names of the modules that a file imports, at any depth, also for types only."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    package = module.removesuffix(".__init__") if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base]).rstrip(".")
+            found += [f"{base}.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_python_layers_point_downward(path: Path) -> None:
+    own, inside = [*path.relative_to(ROOT / "pmstore").with_suffix("").parts, ""][:2]
+    allowed = FACE if own == "__init__" else {own} | PYTHON_ROOMS[own]
+    for name in imports_of(path):
+        package, other, module = [*name.split("."), "", ""][:3]
+        if package != "pmstore" or other not in PYTHON_ROOMS:
+            continue
+        assert other in allowed, f"{path.name} must not import {name}, which is of a higher layer"
+        if other == own and own in PYTHON_ORDER:
+            its = rank(PYTHON_ORDER, own, module)
+            assert its <= rank(PYTHON_ORDER, own, inside), f"{path.name} must not import {name}, which is above it"
+
+
+def test_no_room_of_python_is_above_itself() -> None:
+    there = {path.stem for path in (ROOT / "pmstore").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert in_order(PYTHON_ROOMS) == there - {"__init__", "__pycache__"}
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_one_door_to_c(path: Path) -> None:
+    doors = {"_core.py": "_pmcore", "engine.py": "_pmexplorer", "record.py": "_pmexplorer"}
+    parts = {part for name in imports_of(path) for part in name.split(".")}
+    assert parts & {"_pmcore", "_pmexplorer"} == ({doors[path.name]} if path.name in doors else set())
+    assert not [name for name in imports_of(path) if name.split(".")[0] == "cffi"]
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_the_doors_to_scikit_learn(path: Path) -> None:
+    if path.name not in ("_sklearn.py", "sklearn.py"):
+        assert not [name for name in imports_of(path) if name.split(".")[0] in ("sklearn", "threadpoolctl")]
+
+
+def test_importing_pmstore_is_light() -> None:
+    slow = ("sklearn", "scipy", "rich", "argparse", "matplotlib", "http")
+    code = f"import sys, pmstore; print([m for m in {slow} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture"])
+def test_public_names_have_docstrings(module: str) -> None:
+    if module != "pmstore":
+        pytest.importorskip("sklearn")
+    public = importlib.import_module(module)
+    assert public.__doc__
+    missing = []
+    for name in public.__all__:
+        thing = getattr(public, name)
+        if not callable(thing):
+            continue
+        if not inspect.getdoc(thing):
+            missing.append(name)
+        if not inspect.isclass(thing):
+            continue
+        for attribute, value in vars(thing).items():
+            documented = inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+            if documented and not attribute.startswith("_") and not inspect.getdoc(getattr(thing, attribute)):
+                missing.append(f"{name}.{attribute}")
+    assert not missing
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "pmstore" / "py.typed").is_file()
+
+
+# ---- every file
+
+
+def without_examples(path: Path, lines: list[str]) -> list[str]:
+    """A page without its tables, and without what stands between ``` and ```: such lines can't be broken."""
+    if path.suffix != ".md":
+        return lines
+    out, inside = [], False
+    for line in lines:
+        inside ^= line.startswith("```")
+        out.append("" if inside or line.startswith("|") else line)
+    return out
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+def test_files_are_tidy(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= MOST_LINES, f"{len(lines)} lines: can this file still be held in a head?"
+    assert not text or text.endswith("\n")
+    assert not [n for n, line in enumerate(lines, 1) if line != line.rstrip()], "trailing whitespace"
+    if path.name != "Makefile":
+        assert "\t" not in text
+    assert "\r" not in text
+    if path.suffix in {".c", ".h", ".md"}:  # ruff counts those of Python
+        wide = [n for n, line in enumerate(without_examples(path, lines), 1) if len(line) > MOST_COLUMNS]
+        assert not wide, f"lines of more than {MOST_COLUMNS} columns"
+    unfinished = re.findall(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", text)
+    assert not unfinished
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+def test_no_machine_is_named(path: Path) -> None:
+    """Nothing in the repository knows where it was written."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"/wo" + r"rk/|/ro" + r"ot/|/ho" + r"me/\w+|\blocal" + r"host\b", text)
+
+
+def test_numbers_that_are_cited_are_explained() -> None:
+    """I1, D7 and their like stand in docs/architecture.md."""
+    explained = set(re.findall(r"\*\*([ID]\d+)\*\*", (ROOT / "docs" / "architecture.md").read_text()))
+    for path in [*C_FILES, *PACKAGE]:
+        cited = set(re.findall(r"\b([ID][1-9]\d?)\b", path.read_text()))
+        assert cited <= explained, f"{path.name} cites {sorted(cited - explained)}"

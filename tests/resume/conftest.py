@@ -1,0 +1,27 @@
+"""Fixtures for tests of fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.resuming import in_memory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Of a store, which does not exist yet."""
+    with in_memory(tmp_path) as directory:
+        yield directory / "fit.pm"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for a fit, unless the test says otherwise: tests run side by side."""
+    import sklearn.cluster  # noqa: F401 (a limit does not hold for libraries that are loaded later)
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        yield

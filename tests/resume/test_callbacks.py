@@ -1,0 +1,122 @@
+"""scikit-learn's callbacks on pmstore's estimators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+callback = pytest.importorskip("sklearn.callback")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.metrics import v_measure_score  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
+
+from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
+from pmstore.decomposition import IncrementalPCA  # noqa: E402
+from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
+from tests.support.resuming import copied  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+X = np.random.default_rng(0).normal(size=(60, 3)) + 4 * (np.arange(60) // 30)[:, None]
+Y = np.arange(60) // 30
+
+KINDS = {
+    "lloyd": lambda **store: KMeans(3, n_init=2, max_iter=4, tol=0, random_state=0, **store),
+    "elkan": lambda **store: KMeans(3, max_iter=4, tol=0, random_state=0, algorithm="elkan", copy_x=False, **store),
+    "mini-batch": lambda **store: MiniBatchKMeans(3, batch_size=20, max_iter=2, random_state=0, **store),
+    "mixture": lambda **store: GaussianMixture(2, n_init=2, max_iter=4, tol=0, random_state=0, **store),
+    "bayes": lambda **store: BayesianGaussianMixture(n_components=2, max_iter=3, tol=0, random_state=0, **store),
+    "components": lambda **store: IncrementalPCA(2, batch_size=10, **store),
+}
+
+
+class Log:
+    """Notes the tasks that end: their path, and what the fitted estimator makes of the data."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, ...]] = []
+        self.ended: list[tuple[int, ...]] = []
+        self.made: list[Any] = []
+
+    def setup(self, estimator: Any, context: Any) -> None:
+        self.torn_down = False
+
+    def teardown(self, estimator: Any, context: Any) -> None:
+        self.torn_down = True
+
+    def on_fit_task_begin(self, estimator: Any, context: Any, *, X: Any = None) -> None:
+        self.begun.append(path_of(context))
+
+    def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> None:
+        self.ended.append(path_of(context))
+        if fitted_estimator is not None:
+            method = "predict" if hasattr(fitted_estimator, "predict") else "transform"
+            self.made.append(getattr(fitted_estimator, method)(X))
+
+
+def path_of(context: Any) -> tuple[int, ...]:
+    """The ids of a task and of those above it."""
+    return () if context.parent is None else (*path_of(context.parent), context.task_id)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_iteration_is_a_task_also_in_a_resumed_fit(kind: str, path: Path) -> None:
+    log, plain = Log(), KINDS[kind](store=path, name="plain").fit(X)
+    with copied(path) as copies:
+        model = KINDS[kind](store=path, name="fit").set_callbacks(log).fit(X.copy())
+    history = model.history_
+    one_run = history.runs == 1
+    tasks = [
+        (iteration - 1,) if one_run else (run, iteration - 1)
+        for run, iteration in zip(history["run"].tolist(), history["iteration"].tolist())
+    ]
+    assert [task for task in log.ended if len(task) == len(tasks[0])] == tasks
+    assert sorted(log.begun) == sorted(log.ended) and log.ended[-1] == () and log.torn_down
+    assert len(log.made) == len(tasks) + 1
+    method = "predict" if hasattr(model, "predict") else "transform"
+    assert (log.made[-1] == getattr(plain, method)(X)).all() and (log.made[-1] == getattr(model, method)(X)).all()
+    assert plain.get_params(deep=False).keys() == clone(model).get_params(deep=False).keys()
+
+    again = Log()
+    KINDS[kind](store=copies[1], name="fit").set_callbacks(again).fit(X.copy())
+    assert again.ended == log.ended and 1 < len(again.made) < len(log.made)
+    for one, other in zip(again.made[::-1], log.made[::-1]):
+        assert (one == other).all()
+
+
+def test_without_a_store_the_callbacks_see_the_iterations_too() -> None:
+    log = Log()
+    model = KMeans(3, max_iter=4, tol=0, random_state=0).set_callbacks(log).fit(X)
+    reference = KMeans(3, max_iter=4, tol=0, random_state=0).fit(X)
+    assert (model.cluster_centers_ == reference.cluster_centers_).all() and len(log.made) == model.n_iter_ + 1
+
+
+def test_scikit_learns_own(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = callback.ScoringMonitor(scoring="v_measure_score")
+    model = KMeans(2, n_init=2, max_iter=4, random_state=0, store=path).set_callbacks(monitor).fit(X, Y)
+    scores = [row["v_measure_score"] for row in monitor.get_logs().data]
+    assert v_measure_score(Y, model.labels_) in scores and len(scores) == len(model.history_["run"]) + 1
+    pytest.importorskip("rich")
+    pipeline = make_pipeline(StandardScaler(), GaussianMixture(2, random_state=0, store=path))
+    pipeline.set_callbacks(callback.ProgressBar(max_propagation_depth=None)).fit(X)
+    assert "GaussianMixture" in capsys.readouterr().out
+
+
+def test_an_exception_of_a_callback_leaves_the_last_commit(path: Path) -> None:
+    class Impatient(Log):
+        def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> None:
+            if path_of(context) == (2,):
+                raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        GaussianMixture(2, tol=0, max_iter=5, random_state=0, store=path).set_callbacks(Impatient()).fit(X)
+    again = GaussianMixture(2, tol=0, max_iter=5, random_state=0, store=path).fit(X)
+    assert again.resumed_from_iter_ == 2

@@ -1,0 +1,124 @@
+"""Fingerprints: what makes two fits the same, and how a difference reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmstore._resume.fingerprint import (
+    describe_environment,
+    describe_parameters,
+    differences,
+    digest,
+    hash_array,
+)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda X: np.repeat(X, 2, axis=0)[::2],
+        lambda X: X[::-1][::-1],
+        lambda X: np.lib.stride_tricks.as_strided(X, X.shape, X.strides, writeable=False),
+    ],
+)
+def test_a_hash_is_of_the_elements_not_of_their_layout(same: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(7, 5))
+    assert hash_array(same(X)) == hash_array(X) != hash_array(X[::-1])
+
+
+def test_columns_are_hashed_where_they_are() -> None:
+    """And are told from rows: sums over them may be added in another order."""
+    X = np.random.default_rng(0).normal(size=(7, 5))
+    columns = np.asfortranarray(X)
+    assert hash_array(columns) == hash_array(X.T.copy().T) == f"F {hash_array(columns.T)}"
+    assert hash_array(columns[:, :1]) == hash_array(X[:, :1])  # one column is both
+    assert hash_array(columns) not in (hash_array(X), hash_array(np.asfortranarray(X[::-1])))
+
+
+def test_a_hash_is_of_all_elements() -> None:
+    X = np.zeros((300, 40), dtype="f4")
+    hashes = {hash_array(X)}
+    for place in range(X.size):
+        X.flat[place] = 1
+        hashes.add(hash_array(X))
+        X.flat[place] = 0
+    assert len(hashes) == X.size + 1
+    assert hash_array(np.empty(0)) == hash_array(np.empty(0, "i4"))
+
+
+def chosen(X: Any, k: int, random_state: Any, first: int = 0) -> Any:
+    return X[first : first + k] if k in {1, 2, 3} else X[:k]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (1, 2),
+        (1, 1.5),
+        (0.1, np.float32(0.1)),
+        (0.1, np.float64(0.1)),
+        (None, "None"),
+        ("a", b"a"),
+        (np.zeros(3), np.zeros((3, 1))),
+        (np.zeros(3), np.zeros(3, "f4")),
+        (np.random.RandomState(0), np.random.RandomState(1)),
+        (np.random.default_rng(0), np.random.default_rng(1)),
+        (np.array([1, None]), np.array([2, None])),
+        (1j, 2j),
+        (chosen, lambda X, k, random_state: X[:k]),
+        (chosen, functools.partial(chosen, first=1)),
+        (functools.partial(chosen, first=2), functools.partial(chosen, first=1)),
+        ([1, 2], [2, 1]),
+        ({"a": 1}, {"a": 2}),
+    ],
+)
+def test_different_parameters_are_told_apart(one: Any, other: Any) -> None:
+    assert describe_parameters({"p": one}) != describe_parameters({"p": other})
+    assert digest(describe_parameters({"p": one})) != digest(describe_parameters({"p": other}))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (1, np.int64(1)),
+        (True, np.bool_(True)),
+        ((1, 2), [1, 2]),
+        (np.random.default_rng(3), np.random.default_rng(3)),
+        (float("nan"), float("nan")),
+        (np.random.RandomState(3), np.random.RandomState(3)),
+        (functools.partial(chosen, first=1), functools.partial(chosen, first=1)),
+    ],
+)
+def test_equal_parameters_are_the_same(one: Any, other: Any) -> None:
+    assert describe_parameters({"p": one}) == describe_parameters({"p": other})
+
+
+def test_what_nobody_can_tell_apart_is_refused() -> None:
+    with pytest.raises(TypeError, match="a fingerprint can.t describe a builtins.object"):
+        describe_parameters({"p": [object()]})
+    around = [object()]
+    describe_parameters({"p": lambda: around})  # a function may need anything
+
+
+def test_differences_read_as_they_are() -> None:
+    stored = {"estimator": "KMeans", "parameter n_clusters": 10, "gone": 1}
+    wanted = {"estimator": "KMeans", "parameter n_clusters": 8, "new": None}
+    assert differences(stored, wanted) == ["parameter n_clusters: 10 ≠ 8", "new: absent ≠ None", "gone: 1 ≠ absent"]
+    assert differences(stored, stored) == []
+
+
+def test_libraries_that_do_not_compute_here_do_not_count() -> None:
+    own = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "num_threads": 2, "architecture": "Zen"}
+    own["filepath"] = "/site-packages/numpy.libs/libopenblas.so"
+    other = {**own, "internal_api": "mkl", "num_threads": 9, "filepath": "/site-packages/torch/lib/libmkl.so"}
+    openmp = {**own, "user_api": "openmp"}
+    described = describe_environment(4, [own, other, openmp])
+    assert described == describe_environment(4, [own])
+    assert (described["OpenMP threads"], described["BLAS threads"]) == (4, 2)
+    assert described["BLAS"] == "openblas 0.3 Zen"
+    assert describe_environment(1, [other])["BLAS"] == "mkl 0.3 Zen"
+    assert describe_environment(1, [])["BLAS threads"] == 1

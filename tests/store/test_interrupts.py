@@ -1,0 +1,348 @@
+"""Transactions that are interrupted, left while they are left, or die inside: what a signal handler can do."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import operator
+import signal
+import sys
+import threading
+import weakref
+
+import pytest
+
+import pmstore
+from tests.store.test_transactions import Stop, in_thread
+
+
+def interrupted_at(event_number, function):
+    """Runs the function and raises KeyboardInterrupt at the n-th moment when the interpreter would run signal handlers:
+    when a Python function of pmstore is entered, or a C function returns to one. False if there are fewer."""
+    seen = 0
+    raised = False
+    directory = pmstore.__path__[0]
+
+    def profile(frame, event, argument):
+        nonlocal seen, raised
+        if not frame.f_code.co_filename.startswith(directory) or raised:
+            return
+        if event in ("call", "c_return"):
+            seen += 1
+            if seen == event_number:
+                raised = True
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        function()
+    except KeyboardInterrupt:
+        assert raised
+    else:
+        assert not raised  # it was swallowed: pytest says where
+    finally:
+        sys.setprofile(None)
+    return raised
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("failing", [False, True])
+def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, failing, declared):
+    w = store.create_array("w", 3)
+    store.commit()
+    only = [w[::2], w] if declared else None
+
+    def body():
+        w[:] += 1
+        if failing:
+            raise Stop
+
+    def run():
+        with contextlib.suppress(Stop), store.transaction(only=only):
+            if nested:
+                with store.transaction(only=only):
+                    body()
+            else:
+                body()
+
+    n = 0
+    finished = False
+    while not finished:
+        n += 1
+        before, sequence = w[0], store.sequence
+        finished = not interrupted_at(n, run)
+        assert not store.in_transaction
+        assert w[0] == before + (store.sequence - sequence)  # the commit happened, or it didn't
+        thread, out = in_thread(store.rollback)  # its turn is free for others
+        thread.join(10)
+        assert out == [None]
+        thread, out = in_thread(lambda: "w" in store)  # and so are the names
+        thread.join(10)
+        assert out == [True]
+    assert n > 5
+    assert store.sequence > 1 or failing
+
+
+def test_nothing_of_python_runs_after_a_transaction_was_left(store):
+    """An interrupt in what runs when an object dies is reported and lost."""
+    last = None
+
+    def profile(frame, event, argument):
+        nonlocal last
+        if event in ("call", "return") and frame.f_code.co_filename.startswith(pmstore.__path__[0]):
+            last = event, frame.f_code.co_name
+
+    for failing in (False, True):
+        sys.setprofile(profile)
+        try:
+            with contextlib.suppress(Stop), store.transaction():
+                if failing:
+                    raise Stop
+        finally:
+            sys.setprofile(None)
+        assert last == ("return", "_rollback_now" if failing else "_commit_now")
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_a_transaction_that_dies_inside_is_rolled_back(store, passing):
+    """As when what entered it, an ExitStack, was interrupted before it knew. What passes, goes on."""
+    w = store.create_array("w", 3)
+    store.commit()
+
+    def lose():
+        transaction = store.transaction()
+        transaction.__enter__()
+        w[:] = 1
+        if passing:
+            raise Stop
+
+    with pytest.warns(pmstore.AbandonedTransactionWarning):
+        with pytest.raises(Stop) if passing else contextlib.nullcontext():
+            lose()
+    assert not w.any() and not store.in_transaction
+    thread, out = in_thread(store.commit)
+    thread.join(10)
+    assert out == [None]
+    outer, inner = store.transaction(), store.transaction()
+    outer.__enter__(), inner.__enter__()
+    w[:] = 1
+    del inner
+    with pytest.raises(pmstore.TransactionError, match="had left an inner"):
+        outer.__exit__(None, None, None)
+    assert not w.any() and not store.in_transaction
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError, MemoryError])
+@pytest.mark.parametrize("interrupts", [1, 3, sys.maxsize])
+def test_interrupts_while_it_rolls_back(store, monkeypatch, interrupts, kind, failing):
+    """One after the other: it is rolled back, unless there is no end of them, and its turn is free for others."""
+    w = store.create_array("w", 3)
+    store.commit()
+    commit, roll_back = pmstore.Store._commit_now, pmstore.Store._rollback_now
+    left = interrupts
+
+    def interrupt(store, *_):
+        nonlocal left
+        if left:
+            left -= 1
+            raise kind
+        roll_back(store)
+
+    if not failing:
+        monkeypatch.setattr(pmstore.Store, "_commit_now", interrupt)
+    monkeypatch.setattr(pmstore.Store, "_rollback_now", interrupt)
+    with pytest.raises(kind), store.transaction():
+        w[:] = 1
+        if failing:
+            raise Stop
+    kept = interrupts == sys.maxsize or (not failing and kind is not KeyboardInterrupt)  # a commit failed: pending
+    assert w.any() == kept and not store.in_transaction
+    monkeypatch.setattr(pmstore.Store, "_commit_now", commit)
+    thread, out = in_thread(store.commit)
+    thread.join(10)
+    assert out == [None]
+
+
+def test_an_alarm_as_the_block_fails(store, request):
+    """Its handler raises an exception like any other, in the first instruction of the rollback."""
+
+    def alarm(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    request.addfinalizer(lambda: signal.signal(signal.SIGALRM, before))
+    kill = ctypes.CDLL(None)["raise"]  # unlike signal.raise_signal it does not run the handler itself
+    w = store.create_array("w", 3)
+    store.commit()
+    with pytest.raises((TimeoutError, ZeroDivisionError)), store.transaction():
+        w[:] = 1
+        list(map(kill, map(operator.floordiv, [int(signal.SIGALRM), 1], [1, 0])))  # in C, to the error
+    assert not w.any()
+    store["a"] = 1
+    store.commit()
+    assert not w.any()
+
+
+def test_a_doomed_transaction_left_while_it_is_left(store, monkeypatch):
+    """As a signal handler might do it."""
+    transaction = store.transaction()
+    transaction.__enter__()
+    with contextlib.suppress(Stop), store.transaction():
+        store["a"] = 1
+        raise Stop
+    roll_back = pmstore.Store._rollback_now
+
+    def leave_and_roll_back(store):
+        monkeypatch.setattr(pmstore.Store, "_rollback_now", roll_back)
+        with pytest.raises(pmstore.TransactionError, match="had left an inner"):
+            transaction.__exit__(None, None, None)
+        roll_back(store)
+
+    monkeypatch.setattr(pmstore.Store, "_rollback_now", leave_and_roll_back)
+    with pytest.raises(pmstore.TransactionError, match="had left an inner"):
+        transaction.__exit__(None, None, None)
+    assert not store.in_transaction and "a" not in store
+
+
+def test_a_turn_is_given_back_once(store, monkeypatch):
+    """Also where the transaction was left while it was left, and another thread has the turn by then."""
+    inside, go = threading.Event(), threading.Event()
+
+    def other():
+        with store.transaction():
+            inside.set()
+            go.wait()
+            return store.in_transaction
+
+    transaction = store.transaction()
+    transaction.__enter__()
+    store["a"] = 1
+    commit = pmstore.Store._commit_now
+
+    def commit_and_leave(store, only):
+        monkeypatch.setattr(pmstore.Store, "_commit_now", commit)
+        commit(store, only)
+        transaction.__exit__(None, None, None)
+        thread.append(in_thread(other))
+        inside.wait()
+
+    thread = []
+    monkeypatch.setattr(pmstore.Store, "_commit_now", commit_and_leave)
+    transaction.__exit__(None, None, None)
+    assert not store._lock.inner.acquire(False)
+    go.set()
+    thread[0][0].join()
+    assert thread[0][1] == [True]
+
+
+def test_a_transaction_in_a_cycle_is_collected(medium):
+    store = pmstore.open(medium.directory / "s")
+    store["items"] = []
+    store.commit()
+    gone = weakref.ref(store)
+    items = store["items"]
+    items.append(store.transaction())
+    with pytest.warns(ResourceWarning):
+        del store, items
+        gc.collect()
+    assert gone() is None
+
+
+def test_only_stores_make_transactions():
+    with pytest.raises(TypeError):
+        pmstore._store.store.Transaction()
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals")
+def test_sigint_in_the_last_call_of_the_block(store, request):
+    """The handler runs at the first instruction of what leaves the block, before any try."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    w = store.create_array("w", 3)
+    store.commit()
+    for _ in range(20):
+        try:
+            with store.transaction():
+                w[:] = 1
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            kept = error  # and with it, the traceback
+            assert not w.any() and not store.in_transaction
+            assert store.sequence == 1
+        else:
+            raise AssertionError("no KeyboardInterrupt")
+    del kept
+
+
+def test_a_storm_of_timers_interrupts_nothing(open_store):
+    """As profilers set them. What the system then says to calls that it interrupts is in test_faults.py."""
+    store = open_store()
+    rang = []
+    before = (
+        signal.signal(signal.SIGALRM, lambda *_: rang.append(1)),
+        signal.signal(signal.SIGPROF, lambda *_: rang.append(1)),
+    )
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    signal.setitimer(signal.ITIMER_PROF, 1e-3, 1e-3)
+    try:
+        grown = store.create_array("grown", 2_000_000)
+        for i in range(3):
+            grown[:: i + 1] += 1
+            store.commit()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGALRM, before[0])
+        signal.signal(signal.SIGPROF, before[1])
+    assert rang and grown.sum() == 2_000_000 + 1_000_000 + 666_667 and store.check().ok
+    assert signal.SIGALRM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def signalled_at(event_number, function):
+    """Like interrupted_at, by a signal, whose handler pmstore may put off. False if it came too late to matter."""
+    seen = 0
+    directory = pmstore.__path__[0]
+
+    def profile(frame, event, argument):
+        nonlocal seen
+        if frame.f_code.co_filename.startswith(directory) and event in ("call", "c_return"):
+            seen += 1
+            if seen == event_number:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    with contextlib.suppress(KeyboardInterrupt):
+        function()
+    sys.setprofile(None)
+    return seen == event_number
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
+    """Of opening and closing. What one opening holds goes with it, and an open store stays open."""
+    store = open_store()
+    path = store.path
+
+    def opens_and_closes():
+        with pmstore.open(path):
+            pass
+
+    if not joined:
+        store.close()
+    gc.collect()
+    number = 0
+    while signalled_at(number := number + 1, opens_and_closes):
+        gc.collect(0)
+        if joined:
+            assert not store.closed and store.openings <= 2  # an interrupt before the with statement is entered
+            while store.openings > 1:
+                store.close()
+        else:
+            pmstore.open(path).close()
+    assert number > 100

@@ -1,0 +1,233 @@
+"""Lost updates: copies that were read, changed, and not assigned back are told of, at little cost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._catalog import lost_updates
+
+
+@contextlib.contextmanager
+def no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_a_lost_update_is_warned_of_once(store):
+    store["config"] = {"lr": 1, "layers": [1, 2]}
+    store["g/t"] = (1, [2])
+    store.commit()
+    store["config"]["lr"] = 2
+    with pytest.warns(pmstore.LostUpdateWarning, match="'config'") as caught:
+        store.commit()
+    assert caught[0].filename == __file__
+    config = store["config"]
+    config["layers"].append(3)
+    store.group("g")["t"][1].append(3)
+    with pytest.warns(pmstore.LostUpdateWarning) as caught:
+        with store.transaction():
+            pass
+    assert sorted(str(w.message).split(" ")[0] for w in caught) == ["'config'", "'g/t'"]
+    assert {w.filename for w in caught} == {__file__}
+    with no_warning():
+        store.commit()
+    config = store["config"]
+    config["lr"] = object()
+    with pytest.warns(pmstore.LostUpdateWarning):
+        store.commit()
+    assert store["config"]["lr"] == 1
+
+
+def test_lost_updates_of_list_elements(store):
+    items = store.create_list("a/[items]")
+    items.extend([{"a": 1}, np.zeros(3)])
+    store.commit()
+    items[0]["a"] = 2
+    items[1][0] = 5
+    with pytest.warns(pmstore.LostUpdateWarning, match=r"a/\[items\]\[[01]\]") as caught:
+        store.commit()
+    hints = sorted(str(w.message).rpartition(". ")[2] for w in caught)
+    assert hints == [f"store['a/[items]'][{i}] = value stores it" for i in (0, 1)]
+    array = items[1]
+    array[0] = 7
+    with no_warning():
+        exec(hints[1].partition(" value ")[0] + " array", {"store": store, "array": array})
+        store.commit()
+    assert items[1][0] == 7
+
+
+def test_what_is_no_lost_update(store):
+    store["config"] = {"lr": 1}
+    store["other"] = [1]
+    with no_warning():
+        for _ in range(200):
+            config = store["config"]
+            config["lr"] += 1
+            store["config"] = config
+        store.commit()
+        config["lr"] += 1
+        store["config"] = config
+        store.commit()
+        config = store["config"]
+        config["lr"] += 1
+        store.rollback()
+        store.commit()
+        mine = store["other"]
+        mine.append(2)
+        store["other"] = [5]  # replaced knowingly
+        store.commit()
+        mine = store["other"]
+        mine.append(2)
+        del store["other"]
+        store.commit()
+    config = store["config"]
+    config["lr"] += 1
+    store["config"] = config
+    config["lr"] += 1  # after it was assigned
+    with pytest.warns(pmstore.LostUpdateWarning):
+        store.commit()
+
+
+def test_a_lost_update_as_an_error_does_not_undo_the_commit(open_store):
+    store = open_store()
+    store["config"] = {"lr": 1}
+    store.commit()
+    store["config"]["lr"] = 2
+    with pytest.raises(pmstore.LostUpdateWarning), no_warning():
+        with store.transaction():
+            store["x"] = 1
+    store.close()
+    assert open_store()["x"] == 1
+
+
+RECORD = np.array([(1, [2.0, 3.0])], [("a", "i4"), ("b", "f8", (2,))])[0]
+
+
+def set_item(container, key, value):
+    container[key] = value
+
+
+@pytest.mark.parametrize(
+    "value, change",
+    [
+        ([np.zeros(3)], lambda v: set_item(v[0], 0, 5)),
+        ((1, np.zeros(3)), lambda v: set_item(v[1], 0, 5)),
+        ((1, (2, np.zeros(3))), lambda v: set_item(v[1][1], 0, 5)),
+        ({"w": np.zeros(3)}, lambda v: set_item(v["w"], 0, 5)),
+        (RECORD, lambda v: set_item(v, "a", 5)),
+        (RECORD, lambda v: set_item(v["b"], 0, 5)),
+        ((RECORD,), lambda v: set_item(v[0], "a", 5)),
+    ],
+    ids=["list", "tuple", "tuples", "dict", "record", "subarray", "record in a tuple"],
+)
+@pytest.mark.parametrize("held", [True, False])
+def test_everything_that_can_be_changed_in_place(store, value, change, held):
+    store["v"] = value
+    store.commit()
+    copy = store["v"]
+    change(copy)
+    if not held:
+        del copy
+    with pytest.warns(pmstore.LostUpdateWarning, match=r"store\['v'\] = value"):
+        store.commit()
+    copy = store["v"]
+    change(copy)
+    store["v"] = copy
+    with no_warning():
+        store.commit()
+
+
+def test_what_can_not_be_changed_is_not_watched(store):
+    frozen = np.frombuffer(RECORD.tobytes(), RECORD.dtype)[0]
+    assert not frozen.flags.writeable
+    for value in (1, "x", (1, ("x", b"y")), np.float32(1), frozen, (frozen,)):
+        store["v"] = value
+        store["v"]
+    assert not store._catalog.watch
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The ids of the values that watching encodes again."""
+    values = []
+
+    def encode(value):
+        values.append(id(value))
+        return pmstore._values.values.encode(value)
+
+    monkeypatch.setattr(lost_updates, "encode", encode)
+    return values
+
+
+def test_what_is_merely_held_costs_little(store, encoded):
+    store["large"] = [float(i) for i in range(1000)]
+    store["small"] = {"lr": 0.1}
+    large, small = store["large"], store["small"]
+    for _ in range(1000):
+        store.commit()
+    assert encoded.count(id(large)) <= 10
+    assert encoded.count(id(small)) == 1000
+    encoded.clear()
+    many = [store["small"] for _ in range(200)]
+    for _ in range(1000):
+        store.commit()
+    assert len(encoded) <= 200 * 10 + 3000 and len(many) == 200
+
+
+def test_large_ones_are_told_of_in_the_end(open_store):
+    store = open_store()
+    store["large"] = list(range(5000))
+    store.commit()
+    large = store["large"]
+    for _ in range(5):
+        store.commit()
+    large[0] = -1
+    with pytest.warns(pmstore.LostUpdateWarning, match="'large'") as caught:
+        for _ in range(8):
+            store.commit()
+    assert len(caught) == 1
+    large = store["large"]
+    for _ in range(5):
+        store.commit()
+    large[0] = -1
+    with pytest.warns(pmstore.LostUpdateWarning, match="'large'"):
+        store.close()
+
+
+def test_large_ones_that_nobody_holds(store):
+    store["large"] = ["x" * 3_000_000]
+    store["large"][0] = "y"
+    with pytest.warns(pmstore.LostUpdateWarning, match="'large'"):
+        store.commit()
+
+
+def test_copies_that_nobody_holds_are_let_go(store, encoded):
+    store["v"] = [np.zeros(100_000)]
+    arrays = [weakref.ref(store["v"][0]) for _ in range(50)]
+    gc.collect()
+    assert sum(array() is not None for array in arrays) <= 3
+    store.commit()
+    assert len(encoded) == 50 and not any(array() is not None for array in arrays)
+
+
+def test_a_value_that_changes_while_it_is_looked_at(store, monkeypatch):
+    store["v"] = {1: 2}
+    store.commit()
+    value = store["v"]
+
+    def encode(value):
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr(lost_updates, "encode", encode)
+    store["x"] = 1
+    with pytest.warns(pmstore.LostUpdateWarning):
+        store.commit()
+    assert store.sequence == 2 and value == {1: 2}

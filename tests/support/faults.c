@@ -1,0 +1,340 @@
+/*
+ * Faults on demand. Preloaded into a process, this makes chosen calls on one file fail, fall short or be interrupted,
+ * or kills the process there; tests/support/shim.py sets the variables below through ctypes.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <linux/magic.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+enum {
+    PWRITE = 1,
+    PWRITEV2 = 2,
+    FDATASYNC = 4,
+    FSYNC = 8,
+    FALLOCATE = 16,
+    NAMES = 32,
+    SYNC_FILE_RANGE = 64,
+    IO_SETUP = 128,
+    IO_SUBMIT = 256,
+    IO_RESULT = 512,
+    IO_GETEVENTS = 1024,
+    MEMORY = 2048
+};
+enum {
+    ONCE,      /* the call number fault_at fails, after which all is well again */
+    HALF,      /* that call does half of its work and says so, and the next one fails */
+    FROM_THEN, /* every call from that one on fails */
+    INTERRUPT, /* every other call is interrupted before it has done anything */
+    SHORT,     /* every write of more than a byte does half of its work */
+    /* Every call is interrupted, as by a timer that is quicker than it, unless the thread has blocked SIGPROF */
+    STORM,
+    KILL,      /* the process is killed before the call number fault_at */
+    KILL_HALF, /* after half of it, if it is a write */
+    KILL_AFTER, /* after it */
+    STOP        /* the process is stopped before the call number fault_at, until somebody lets it go on */
+};
+
+int fault_calls; /* a bit for each kind of call that counts; 0: nothing happens */
+int fault_manner;
+int fault_errno;
+long fault_at;             /* counted from 1 */
+long fault_count;          /* calls so far */
+long fault_hits;           /* faults so far */
+long fault_past_cache;     /* durable writes past the page cache so far */
+long fault_begun;          /* asynchronous writes so far */
+unsigned long fault_inode; /* of the file; 0: any */
+int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
+int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
+int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
+/* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
+const char *fault_ext4_options = "rw\ndata=ordered\n";
+unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
+int fault_flags;           /* of the last durable write past the page cache */
+
+enum { DO_ALL, DO_HALF, DO_NOTHING };
+enum { TAKES_HALF = PWRITE | PWRITEV2 | IO_RESULT };
+
+static int dying; /* when the call that is under way is over */
+
+static int chosen(int fd, int call)
+{
+    struct stat status;
+    return fault_calls & call && (!fault_inode || (!fstat(fd, &status) && status.st_ino == fault_inode));
+}
+
+static int is_blocked(int signal)
+{
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    return sigismember(&blocked, signal);
+}
+
+/* What becomes of this call; sets errno if nothing. */
+static int fate(int fd, int call)
+{
+    if (!chosen(fd, call)) return DO_ALL;
+    long number = ++fault_count;
+    int what = DO_ALL;
+    if (fault_manner >= KILL) {
+        if (number != fault_at) return DO_ALL;
+        if (fault_manner == STOP) {
+            raise(SIGSTOP);
+            return DO_ALL;
+        }
+        if (fault_manner == KILL) kill(getpid(), SIGKILL);
+        dying = 1;
+        return fault_manner == KILL_HALF && TAKES_HALF & call ? DO_HALF : DO_ALL;
+    }
+    if (fault_manner == SHORT) what = DO_HALF;
+    else if (fault_manner == STORM) what = is_blocked(SIGPROF) ? DO_ALL : DO_NOTHING;
+    else if (fault_manner == INTERRUPT) what = number % 2 ? DO_NOTHING : DO_ALL;
+    else if (fault_manner == HALF && number == fault_at && TAKES_HALF & call) return DO_HALF;
+    else if (number == fault_at + (fault_manner == HALF && TAKES_HALF & call)) what = DO_NOTHING;
+    else if (fault_manner == FROM_THEN && number > fault_at) what = DO_NOTHING;
+    fault_hits += what != DO_ALL;
+    if (what == DO_NOTHING) errno = fault_errno;
+    return what;
+}
+
+/* The result of a call, if it has one. */
+static long done(long result)
+{
+    if (dying) kill(getpid(), SIGKILL);
+    return result;
+}
+
+#define NEXT(name) static __typeof__(name) *next; if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+/* glibc's, as dlsym asks for memory itself. */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+#define REFUSED                                                                                              \
+    (fault_calls & MEMORY && (unsigned long)__builtin_return_address(0) - fault_from < fault_to - fault_from \
+     && fate(-1, MEMORY) == DO_NOTHING)
+
+void *malloc(size_t size)
+{
+    return REFUSED ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    return REFUSED ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size)
+{
+    return REFUSED ? NULL : __libc_realloc(old, size);
+}
+
+int posix_memalign(void **out, size_t alignment, size_t size)
+{
+    void *got = REFUSED ? NULL : __libc_memalign(alignment, size);
+    if (!got) return ENOMEM;
+    *out = got;
+    return 0;
+}
+
+ssize_t pwrite(int fd, const void *source, size_t length, off_t at)
+{
+    NEXT(pwrite);
+    int what = fate(fd, PWRITE);
+    if (what == DO_NOTHING) return -1;
+    return done(next(fd, source, what == DO_HALF && length > 1 ? length / 2 : length, at));
+}
+
+ssize_t pwrite64(int fd, const void *source, size_t length, off_t at)
+{
+    return pwrite(fd, source, length, at);
+}
+
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    NEXT(pwritev2);
+    int what = fate(fd, PWRITEV2);
+    if (fcntl(fd, F_GETFL) & O_DIRECT) fault_past_cache++, fault_flags = flags;
+    if (what == DO_NOTHING) return -1;
+    struct iovec half = {parts->iov_base, parts->iov_len / 2};
+    if (what == DO_HALF && half.iov_len) return done(next(fd, &half, 1, at, flags));
+    return done(next(fd, parts, count, at, flags));
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    return pwritev2(fd, parts, count, at, flags);
+}
+
+int ioctl(int fd, unsigned long request, ...)
+{
+    NEXT(ioctl);
+    va_list more;
+    va_start(more, request);
+    void *argument = va_arg(more, void *);
+    va_end(more);
+    if (fault_no_scan && _IOC_TYPE(request) == 'f' && _IOC_NR(request) == 16 && _IOC_DIR(request) == 3) {
+        errno = ENOTTY;
+        return -1;
+    }
+    return next(fd, request, argument);
+}
+
+int madvise(void *address, size_t length, int advice)
+{
+    enum { POPULATE_READ = 22, POPULATE_WRITE = 23 };
+    NEXT(madvise);
+    if (!fault_old_madvise || (advice != POPULATE_READ && advice != POPULATE_WRITE))
+        return next(address, length, advice);
+    errno = EINVAL;
+    return -1;
+}
+
+int fdatasync(int fd)
+{
+    NEXT(fdatasync);
+    return fate(fd, FDATASYNC) == DO_NOTHING ? -1 : (int)done(next(fd));
+}
+
+int fsync(int fd)
+{
+    NEXT(fsync);
+    return fate(fd, FSYNC) == DO_NOTHING ? -1 : (int)done(next(fd));
+}
+
+int sync_file_range(int fd, off_t at, off_t length, unsigned flags)
+{
+    NEXT(sync_file_range);
+    return fate(fd, SYNC_FILE_RANGE) == DO_NOTHING ? -1 : (int)done(next(fd, at, length, flags));
+}
+
+int sync_file_range64(int fd, off_t at, off_t length, unsigned flags)
+{
+    return sync_file_range(fd, at, length, flags);
+}
+
+int fallocate(int fd, int mode, off_t at, off_t length)
+{
+    NEXT(fallocate);
+    return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : (int)done(next(fd, mode, at, length));
+}
+
+int fallocate64(int fd, int mode, off_t at, off_t length)
+{
+    return fallocate(fd, mode, at, length);
+}
+
+/* An asynchronous write ends as it pleases. The kernel has done all of it, so what it has not done by its own account
+ * is destroyed. */
+static void spoil(struct io_event *event)
+{
+    static const char junk[4096] = "this was never written";
+    const struct iocb *write = (const void *)(unsigned long)event->obj;
+    char path[32];
+    NEXT(pwrite);
+    int what = fate((int)write->aio_fildes, IO_RESULT);
+    if (what == DO_ALL) return;
+    event->res = what == DO_HALF ? event->res / 2 : -fault_errno;
+    snprintf(path, sizeof path, "/proc/self/fd/%u", write->aio_fildes);
+    int fd = open(path, O_WRONLY); /* through the cache, which takes any length */
+    for (long at = what == DO_HALF ? (long)event->res : 0, left; (left = (long)write->aio_nbytes - at) > 0;
+         at += (long)sizeof junk)
+        if (next(fd, junk, left < (long)sizeof junk ? (size_t)left : sizeof junk, write->aio_offset + at) < 0)
+            kill(getpid(), SIGKILL);
+    close(fd);
+}
+
+long syscall(long number, ...)
+{
+    NEXT(syscall);
+    va_list rest;
+    long a[6];
+    va_start(rest, number);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(rest, long);
+    va_end(rest);
+    const struct iocb *first = number == SYS_io_submit ? *(struct iocb **)a[2] : NULL;
+    if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
+    fault_begun += number == SYS_io_submit;
+    if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
+    if (number == SYS_io_getevents && fate(-1, IO_GETEVENTS) == DO_NOTHING) return -1;
+    long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (number == SYS_io_getevents)
+        for (long i = 0; i < result; i++) spoil((struct io_event *)a[3] + i);
+    return first ? done(result) : result;
+}
+
+/* These have no descriptor: they count for any file only. */
+int link(const char *old, const char *name)
+{
+    NEXT(link);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(old, name));
+}
+
+int linkat(int from, const char *old, int to, const char *name, int flags)
+{
+    NEXT(linkat);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(from, old, to, name, flags));
+}
+
+int unlink(const char *name)
+{
+    NEXT(unlink);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(name));
+}
+
+int rename(const char *old, const char *name)
+{
+    NEXT(rename);
+    return fate(-1, NAMES) == DO_NOTHING ? -1 : (int)done(next(old, name));
+}
+
+int fstatfs(int fd, struct statfs *about)
+{
+    NEXT(fstatfs);
+    int status = next(fd, about);
+    if (!status && fault_ext4 == 1) about->f_type = EXT4_SUPER_MAGIC;
+    if (!status && fault_ext4 == 0 && about->f_type == EXT4_SUPER_MAGIC) about->f_type = BTRFS_SUPER_MAGIC;
+    return status;
+}
+
+#define OPTIONS "/proc/fs/ext4/pretended/options"
+
+ssize_t readlink(const char *path, char *target, size_t room)
+{
+    NEXT(readlink);
+    if (fault_ext4 != 1 || strncmp(path, "/sys/dev/block/", 15)) return next(path, target, room);
+    return snprintf(target, room, "devices/pretended");
+}
+
+int open(const char *path, int how, ...)
+{
+    NEXT(open);
+    va_list rest;
+    va_start(rest, how);
+    int mode = how & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
+    va_end(rest);
+    if (fault_ext4 != 1 || strcmp(path, OPTIONS) || !*fault_ext4_options) return next(path, how, mode);
+    int fd = memfd_create("options", MFD_CLOEXEC);
+    ssize_t length = (ssize_t)strlen(fault_ext4_options);
+    return write(fd, fault_ext4_options, (size_t)length) == length && !lseek(fd, 0, SEEK_SET) ? fd : -1;
+}
+
+int fstatfs64(int fd, struct statfs64 *about)
+{
+    return fstatfs(fd, (struct statfs *)about);
+}

@@ -1,0 +1,179 @@
+"""The page of watch --web: who gets it, and what it says."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import _cli
+from pmstore._watch import follow, inside
+from pmstore._watch.follow import Follower
+from pmstore._watch.server import Server
+from tests.watch.conftest import HOSTILE
+
+
+@pytest.fixture
+def server(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(follow, "EVERY", 0.01)
+    monkeypatch.setattr(follow, "IDLE", 0.05)
+    with Follower(path) as follower, Server(follower, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def asked(server: Server, what: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    """The answer to a request below the token, or of an address from the root."""
+    path = what if what.startswith("/") else f"/{server.token}/{what}"
+    connection = http.client.HTTPConnection(*server.server_address, timeout=30)
+    connection.request(method, path, headers=headers)
+    return connection.getresponse()
+
+
+def inside_of(server: Server, name: str) -> dict[str, Any]:
+    answer = asked(server, f"inside?name={urllib.parse.quote(name, safe='')}")
+    assert answer.status == 200
+    return dict(json.loads(answer.read()))
+
+
+def test_only_who_has_the_token_gets_it(server: Server) -> None:
+    token = server.token
+    for what in ("/", "//", "/events", "/names", f"/{token[:-1]}/", f"/{token}x/names", "/%C3%A9/", f"/?{token}"):
+        answer = asked(server, what)
+        assert answer.status == 403 and server.token not in answer.read().decode()
+    assert asked(server, "").status == 200 and asked(server, "other").status == 404
+
+
+def test_only_on_a_loopback_address(server: Server) -> None:
+    port = server.server_address[1]
+    for host in ("example.org", f"example.org:{port}", "10.0.0.1", "127.0.0.1.example.org", "", "[", "0.0.0.0"):
+        assert asked(server, "names", Host=host).status == 403, host
+    for host in ("127.0.0.1", "127.0.0.1:1", "[::1]:80"):
+        assert asked(server, "names", Host=host).status == 200, host
+    with socket.create_connection(server.server_address) as raw:
+        raw.sendall(f"GET /{server.token}/names HTTP/1.0\r\n\r\n".encode())
+        assert b" 403 " in raw.makefile("rb").readline()
+    with socket.create_connection(server.server_address) as raw:
+        raw.sendall(f"GET /{server.token}/names HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: example.org\r\n\r\n".encode())
+        assert b" 403 " in raw.makefile("rb").readline()
+
+
+def test_only_get(server: Server) -> None:
+    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"):
+        answer = asked(server, "", method)
+        assert (answer.status, answer.getheader("Allow")) == (405, "GET")
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(server: Server) -> None:
+    answers = [asked(server, "") for _ in range(2)]
+    pages = [answer.read().decode() for answer in answers]
+    for answer, page in zip(answers, pages):
+        policy = answer.getheader("Content-Security-Policy") or ""
+        nonces = set(re.findall(r'nonce="(.*?)"', page))
+        assert len(nonces) == 1 and f"script-src 'nonce-{nonces.pop()}'" in policy and "default-src 'none'" in policy
+        assert (answer.getheader("Referrer-Policy"), answer.getheader("Cache-Control")) == ("no-referrer", "no-store")
+        assert not re.findall(r"(?:src|href)=\"(?!data:)|@import|url\(|innerHTML|insertAdjacent|document\.write", page)
+    assert pages[0] != pages[1]
+
+
+def test_an_event_comes_after_a_commit(server: Server, path: Path) -> None:
+    answer = asked(server, "events")
+    assert answer.status == 200 and answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+
+    def look() -> dict[str, Any]:
+        line = next(line for line in iter(answer.readline, b"") if line.startswith(b"data: "))
+        return dict(json.loads(line[6:]))
+
+    first = look()
+    assert first["fits"][0]["curve"] == {"x": [1, 2, 3], "y": [512, 256, 128]} and first["fits"][0]["state"] == "closed"
+    with pmstore.open(path) as store:
+        store["epoch"] = "</script>"
+        store.commit()
+        newer = next(one for one in iter(look, None) if one["sequence"] > first["sequence"])
+        assert "'</script>'" in [value["text"] for value in newer["values"]]
+    assert next(one for one in iter(look, None) if one["writer"] == "closed")["sequence"] == newer["sequence"]
+
+
+def test_names_are_data(server: Server) -> None:
+    answer = asked(server, "names")
+    assert answer.getheader("Content-Type") == "application/json; charset=utf-8"
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    found = json.loads(answer.read())
+    assert {"name": "model/w", "kind": "array", "type": "(3, 4) float64", "size": "96 B"} in found["names"]
+    assert HOSTILE in [row["name"] for row in found["names"]] and found["more"] == 0
+    assert inside_of(server, HOSTILE)["text"] == repr(HOSTILE)
+    for name in ("none", "", "<script>"):
+        missing = asked(server, f"inside?name={urllib.parse.quote(name)}")
+        assert missing.status == 404 and missing.getheader("Content-Type") == "text/plain; charset=utf-8"
+    assert inside_of(server, "model/w")["heat"] == [[0, 23, 46, 70], [93, 116, 139, 162], [185, 209, 232, 255]]
+
+
+def test_a_port_that_is_taken(server: Server, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = server.server_address[1]
+    assert _cli.main(["watch", "--web", "--port", str(port), str(path)]) == 2
+    assert capsys.readouterr().err == f"pmstore: port {port}: it is in use: choose another one, or none\n"
+
+
+def test_closing_it_ends_the_answers(path: Path) -> None:
+    with Follower(path) as follower:
+        with Server(follower, 0) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            answer = asked(server, "events")
+            assert answer.readline().startswith(b"data: ")
+            server.shutdown()
+            thread.join()
+        assert b"".join(iter(answer.readline, b"")).strip(b":\n ").count(b"data") <= 1
+
+
+# ---- a look into values
+
+
+def looked(path: Path, value: Any) -> dict[str, Any]:
+    with pmstore.open(path, "w") as store:
+        store["value"] = value
+    with pmstore.open(path, "r") as store:
+        found = inside.inside(store, "value")
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_large_arrays_are_read_in_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looked(path, np.arange(100_000.0))
+    assert (found["read"], found["of"]) == (inside.BLOCKS * inside.BLOCK, 100_000)
+    assert (found["low"], found["high"], sum(found["histogram"])) == (0.0, 99_999.0, found["read"])
+    assert found["line"]["x"] == found["line"]["y"] and len(found["line"]["x"]) == 2 * inside.ROWS
+    found = looked(path, np.arange(300_000, dtype="i4").reshape(1000, 300))
+    assert (found["read"], found["of"]) == (inside.ROWS * 300, 300_000)
+    assert (found["rows"][0], found["rows"][-1], found["columns"][-1]) == (0, 999, 299)
+    assert found["heat"][0][0] == 0 and found["heat"][-1][-1] == 255
+    monkeypatch.setattr(inside, "MOST_BYTES", 1000)
+    assert looked(path, np.zeros((2, 100)))["text"] == "its rows are too large to be looked into"
+
+
+def test_arrays_of_every_kind(path: Path) -> None:
+    odd = looked(path, np.array([[np.nan, 1.0, -np.inf], [3.0, 2.0, np.inf]]))
+    assert (odd["heat"], odd["low"], odd["high"]) == ([[None, 0, None], [255, 128, None]], 1.0, 3.0)
+    assert looked(path, np.array([3 + 4j, 0]))["line"]["y"] == [5.0, 0.0]
+    assert looked(path, np.array([-1.7e308, 1.7e308]))["histogram"][-1] == 1
+    assert looked(path, np.array([True, False]))["line"]["y"] == [1.0, 0.0]
+    assert len(looked(path, np.zeros((2, 2, 2), order="F"))["heat"][0]) == 4
+    for value in (np.array(1.5), np.zeros((0, 3)), np.array(["a"]), np.array([np.nan]), {"a": 1}, "text", None):
+        assert looked(path, value)["text"]
+    assert looked(path, "x" * 5000)["text"].endswith("…")
+    assert looked(path, "x" * (inside.MOST_VALUE + 1))["text"] == "too large to be looked into"

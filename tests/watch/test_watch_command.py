@@ -1,0 +1,179 @@
+"""The commands watch and top: what they print, and their errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import _cli
+from pmstore._watch import follow
+from pmstore._watch.follow import Follower, looks
+from tests.watch.conftest import HOSTILE, Falling
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    status = _cli.main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    status, out, err = run(capsys, *arguments, "--once", "--json")
+    assert (status, err) == (0, "") and out.count("\n") == 1
+    return dict(json.loads(out))
+
+
+def test_json(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)  # is not needed
+    look = told(capsys, "watch", path)
+    assert (look["path"], look["sequence"], look["writer"], look["more"]) == (str(path), 5, "closed", 0)
+    [fit] = look["fits"]
+    assert (fit["name"], fit["state"], fit["iteration"], fit["max_iter"]) == ("fits/fall", "closed", 3, 10)
+    assert (fit["objective"], fit["lives"], fit["left"]) == (128.0, 1, None) and 0 <= look["age"] <= fit["age"] + 1
+    assert {value["name"]: value["text"] for value in look["values"]} == {
+        "epoch": "7",
+        "losses": "3 items, the last one 1.0",
+        HOSTILE: repr(HOSTILE),
+    }
+
+
+def test_it_shows_who_writes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(path) as store:
+        look = told(capsys, "watch", path)
+        assert look["writer"] == "alive" and look["fits"][0]["state"] == "running" and look["fits"][0]["left"] > 0
+        Falling().run(store, "fits/fall")
+        [fit] = told(capsys, "watch", path)["fits"]
+        assert (fit["state"], fit["iteration"], fit["lives"]) == ("finished", 10, 2)
+        killed = path.with_name("killed.pm")
+        killed.write_bytes(path.read_bytes())
+        store["epoch"] = 8
+    assert told(capsys, "watch", killed)["writer"] == "died"
+
+
+@pytest.mark.parametrize(
+    ("names", "fits", "values"),
+    [
+        (["fits"], ["fits/fall"], {}),
+        (["fits/fall"], ["fits/fall"], {}),
+        (["model"], [], {"model/w": "(3, 4) float64"}),
+        (["fits/fall/finished", "model/w"], [], {"fits/fall/finished": "False", "model/w": "(3, 4) float64"}),
+    ],
+)
+def test_names_limit_it(
+    path: Path, capsys: pytest.CaptureFixture[str], names: list[str], fits: list[str], values: dict[str, str]
+) -> None:
+    look = told(capsys, "watch", path, *names)
+    assert [fit["name"] for fit in look["fits"]] == fits
+    assert {value["name"]: value["text"] for value in look["values"]} == values
+
+
+def test_a_picture(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "160")
+    status, out, err = run(capsys, "watch", path, "--once")
+    assert (status, err) == (0, "") and "no writer" in out and "\x1b" not in out
+    for text in ("fits/fall", "3/10", "128", "█▃▁", "closed", "losses", "<script>alert('1')</script>&\"[red]\\x1b[31m"):
+        assert text in out
+    status, out, _ = run(capsys, "top", path.parent, "--once")
+    assert status == 0 and "run.pm" in out and "fits/fall 3/10 closed" in out
+
+
+def test_errors(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = run(capsys, "watch", path, "nothing", "--once")
+    assert (status, out) == (2, "") and "'fits/fall'" in err and "'epoch'" in err and "fall/progress" not in err
+    assert run(capsys, "watch", path.with_name("none.pm"), "--once")[0] == 2
+    assert "is no terminal" in run(capsys, "watch", path)[2] and "is no terminal" in run(capsys, "top", path.parent)[2]
+    assert "--web serves a page" in run(capsys, "watch", path, "--web", "--once")[2]
+    with pytest.raises(SystemExit):
+        run(capsys, "watch", path, "--port", "65536")
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    for command in ("watch", "top"):
+        status, _, err = run(capsys, command, path if command == "watch" else path.parent, "--once")
+        assert status == 2 and "pip install 'pmstore[watch]', or use --json" in err
+
+
+def test_an_interrupt_is_the_end(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupt)
+    status, out, err = run(capsys, "watch", path, "--json")
+    assert (status, err) == (0, "") and len(out.splitlines()) == 1
+
+
+def test_a_damaged_fit_does_not_hide_the_others(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(path) as store:
+        Falling().run(store, "second")
+        store["second/history/limits"] = "none"
+    assert [fit["state"] for fit in told(capsys, "watch", path)["fits"]] == ["closed", "unreadable"]
+
+
+def test_it_follows_commits_and_a_store_that_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "EVERY", 0.0)
+    with pmstore.open(path) as store, Follower(path, ["epoch"]) as follower:
+        seen = looks(follower, threading.Event())
+        first = next(seen)
+        for epoch in (8, 9):
+            store["epoch"] = epoch
+            store.commit()
+            look = next(look for look in seen if look.sequence > first.sequence)
+            assert look.values[0].text == str(epoch) and look.age < 60
+            first = look
+        store.close()
+        assert next(look for look in seen if look.writer == "closed").values[0].text == "9"
+        with pmstore.open(path, "w") as store:
+            store["epoch"] = "new"
+        assert next(look for look in seen if look.values and look.values[0].text == "'new'").sequence == 1
+
+
+def test_many_fits_and_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "MOST", 1)
+    with pmstore.open(path) as store:
+        Falling().run(store, "a finished one")
+    with Follower(path) as follower:
+        look = follower.look()
+    assert [fit.name for fit in look.fits] == ["fits/fall"] and len(look.values) == 1 and look.more == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x" * 100, "'" + "x" * 58 + "…"),
+        (10**60, "1" + "0" * 58 + "…"),
+        (None, "None"),
+        (np.float32(0.5), "0.5"),
+        ({"a": "\x07"}, "{'a': '\\x07'}"),
+        ("x" * 5000, "str"),
+    ],
+)
+def test_values(path: Path, value: Any, text: str) -> None:
+    with pmstore.open(path) as store:
+        store["value"] = value
+        store.create_list("big").extend([1, "text", 10**400, 2.5])
+    with Follower(path, ["value", "big"]) as follower:
+        big, shown = follower.look().values
+    assert shown.text == text and big.curve == ([0, 1, 2, 3], [1.0, None, None, 2.5])
+
+
+def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path.parent / "notes.txt").write_text("no store")
+    (path.parent / ".hidden").write_bytes(path.read_bytes())
+    (path.parent / "cut.pm").write_bytes(path.read_bytes()[:5000])
+    with pmstore.open(path.parent / "written.pm") as store:
+        store["epoch"] = 1
+        store.commit()
+        look = told(capsys, "top", path.parent)
+    cut, one, written = look["stores"]
+    assert (cut["name"], cut["size"], cut["sequence"]) == ("cut.pm", 5000, None) and cut["problem"]
+    assert (one["name"], one["size"], one["writer"], one["problem"]) == ("run.pm", path.stat().st_size, "closed", "")
+    assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3
+    assert (written["name"], written["sequence"], written["writer"]) == ("written.pm", 1, "alive")
+    assert run(capsys, "top", path.parent / "none", "--once", "--json")[0] == 2

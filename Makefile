@@ -29,7 +29,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-archive test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -37,6 +37,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
+	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
@@ -65,6 +66,13 @@ test: build
 	@mkdir -p build; $(MAKE) -s --no-print-directory lint strict >build/lint.log 2>&1 & lint=$$!; \
 		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --durations=10 $(ARGS) || status=$$?; \
 		wait $$lint || status=1; cat build/lint.log; exit $$status
+
+# Beside what make test has: moto's server, which speaks S3, s3fs, zarr and safetensors.
+test-archive: build
+	@set -e; if [ ! -e build/archive/.built ] || [ pyproject.toml -nt build/archive/.built ]; then \
+		echo "Installing pmstore, moto, s3fs, safetensors and zarr into build/archive …"; \
+	fi; $(call environment,build/archive,-e '.[test-archive]')
+	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive $(ARGS)
 
 # Without a browser of the distribution it says so.
 test-browser: build

@@ -18,6 +18,10 @@ from pmstore._derived.decision import Decision
 from pmstore._derived.derived import Derived
 from pmstore._errors import (
     AbandonedTransactionWarning,
+    ArchiveConflictError,
+    ArchiveDamagedError,
+    ArchiveError,
+    ArchiveUnavailableError,
     ClosedStoreError,
     CorruptStoreError,
     DerivedArrayError,
@@ -96,6 +100,10 @@ __all__ = [
     "DerivedArrayError",
     "DerivedMismatchError",
     "NonDeterministicError",
+    "ArchiveError",
+    "ArchiveDamagedError",
+    "ArchiveConflictError",
+    "ArchiveUnavailableError",
     "LostUpdateWarning",
     "UncommittedChangesWarning",
     "AbandonedTransactionWarning",

@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 __all__ = [
     "AbandonedTransactionWarning",
+    "ArchiveConflictError",
+    "ArchiveDamagedError",
+    "ArchiveError",
+    "ArchiveUnavailableError",
     "ClosedStoreError",
     "CorruptStoreError",
     "DerivedArrayError",
@@ -273,6 +277,33 @@ class DerivedMismatchError(DerivedArrayError, ValueError):
 
 class NonDeterministicError(DerivedArrayError):
     """The function of a derived array returned another value for the same inputs; see ``verify`` of `Store.derive`."""
+
+
+class ArchiveError(Error):
+    """Base class of the errors of `pmstore.archive`."""
+
+
+class ArchiveDamagedError(ArchiveError, ValueError):
+    """An object of the archive is missing, cut short or altered, and no other level has it whole."""
+
+
+class ArchiveConflictError(ArchiveError, RuntimeError):
+    """Another writer works in the same place, or has taken it over since this one began."""
+
+
+class ArchiveUnavailableError(ArchiveError, _SystemError):
+    """The target can't be reached, is full or refuses; `errno` has the reason.
+
+    Attributes
+    ----------
+    transient : bool
+        Trying again may help, as after a lost connection or on a full disk. It is False for missing permissions.
+    """
+
+    transient = True
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errno, self.strerror), {"transient": self.transient}
 
 
 class AbandonedTransactionWarning(RuntimeWarning):

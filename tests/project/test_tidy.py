@@ -53,6 +53,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "cluster": {"_resume"},
     "decomposition": {"_resume"},
     "mixture": {"_resume"},
+    "archive": {"_catalog", "_core", "_display", "_errors", "_snapshot", "_store", "_values"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_cli": {"_display", "_watch", "testing"},
@@ -92,6 +93,7 @@ C_ORDER = {
     "python": ["lock", "transaction"],
 }
 PYTHON_ORDER = {
+    "archive": ["_place", "_local _fsspec", "_retrying", "_objects", "__init__"],
     "_resume": [
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
@@ -301,7 +303,7 @@ def test_the_doors_to_scikit_learn(path: Path) -> None:
 
 
 def test_importing_pmstore_is_light() -> None:
-    slow = ("sklearn", "scipy", "rich", "argparse", "matplotlib", "http")
+    slow = ("sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs")
     code = f"import sys, pmstore; print([m for m in {slow} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

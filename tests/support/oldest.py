@@ -3,7 +3,7 @@
 import re
 from importlib.metadata import requires
 
-EXTRAS = ("sklearn", "rich", "testing", "watch", "plot", "test")
+EXTRAS = ("sklearn", "rich", "testing", "watch", "plot", "archive", "test")
 
 oldest = set()
 for requirement in requires("pmstore") or ():

@@ -1,0 +1,1 @@
+"""The archive of stores: every version, on every level, in few files."""

@@ -1,0 +1,259 @@
+"""Every target that fsspec reaches as a place of objects. fsspec is imported when such a place is made."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pmstore._errors import ArchiveUnavailableError
+from pmstore.archive._place import (
+    NAME,
+    TEMPORARY,
+    Buffer,
+    MissingObjectError,
+    ObjectError,
+    ObjectExistsError,
+    Place,
+    ShortObjectError,
+    check_range,
+    checked,
+    unavailable,
+)
+
+# Whose objects appear whole; on the others they are written under a temporary name and moved.
+_WHOLE = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "tos", "r2", "hf"}
+_UNASKED = 1 << 26  # more is not read before it is known to exist: a size from elsewhere may lie
+_creating = threading.Lock()  # memory: and targets without an atomic creation, at least within this process
+
+
+class FsspecPlace(Place):
+    """A target that fsspec reaches.
+
+    `create` is atomic where the target offers it to fsspec (``pipe_file(mode="create")``, as on S3). Elsewhere the
+    place asks whether the object exists and then writes it, and of two processes at once both may succeed. Object
+    stores show an object only when it is whole. On other targets, such as sftp, it is moved to its name from a
+    temporary one; whether it survives a power cut of the target is the target's matter.
+    """
+
+    def __init__(self, url: str, **storage_options: Any) -> None:
+        self.url, self._hidden = _shown(url)
+        self._given, self._options = url, storage_options
+        self._protocol = url.partition("://")[0].lower()
+        self._pid = -1
+        self._connect()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._given, self._options)
+
+    def _connect(self) -> tuple[Any, Any]:
+        """The file system, and one that tries a creation once only; new ones in a forked child."""
+        if self._pid != os.getpid():
+            fsspec = _imported(self.url)
+            try:
+                self._fs, path = fsspec.core.url_to_fs(self._given, skip_instance_cache=True, **self._options)
+                self._once = self._fs
+                if self._protocol in ("s3", "s3a"):  # its second try would meet the object of its first one
+                    config = {"retries": {"total_max_attempts": 1}} | dict(self._options.get("config_kwargs") or {})
+                    options = self._options | {"config_kwargs": config}
+                    self._once, _ = fsspec.core.url_to_fs(self._given, skip_instance_cache=True, **options)
+                    self._once.retries = 1
+            except ImportError as error:
+                raise _not_installed(self.url, error) from error
+            except ValueError as error:
+                raise ValueError(f"{self.url}: {self._plain(str(error))}") from None
+            self._root = str(path).rstrip("/")
+            self._pid = os.getpid()
+        return self._fs, self._once
+
+    def put(self, name: str, data: Sequence[Buffer]) -> None:
+        path = self._path(name)
+        with self._refusals(name, "written"):
+            self._place(path, _joined(data))
+
+    def create(self, name: str, data: Sequence[Buffer]) -> None:
+        path = self._path(name)
+        with self._refusals(name, "created"):
+            _, fs = self._connect()
+            joined = _joined(data)
+            atomic = self._protocol != "memory" and self._protocol in _WHOLE and _creates(fs)
+            with contextlib.nullcontext() if atomic else _creating:
+                fs.invalidate_cache()
+                if fs.exists(path):  # asked in each case: some servers ignore the condition of the creation
+                    raise ObjectExistsError(name, self.url)
+                if not atomic:
+                    self._place(path, joined)
+                    return
+                try:
+                    fs.pipe_file(path, joined, mode="create")
+                except OSError as error:
+                    response = getattr(error.__cause__, "response", None) or {}
+                    if response.get("Error", {}).get("Code") == "PreconditionFailed":
+                        raise ObjectExistsError(name, self.url) from None
+                    raise
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        check_range(at, count)
+        path = self._path(name)
+        with self._refusals(name, "read"):
+            fs, _ = self._connect()
+            if count == 0 or (at and count is None) or (count or 0) > _UNASKED:
+                size = self.size(name)  # S3 refuses a range that begins at the end
+                if at + (count or 0) > size:
+                    raise ShortObjectError(name, self.url)
+                if at == size or count == 0:
+                    return b""
+                count = size - at if count is None else count
+            try:
+                found = fs.cat_file(path) if count is None else fs.cat_file(path, start=at, end=at + count)
+            except IsADirectoryError:
+                raise MissingObjectError(name, self.url) from None
+            except OSError as error:
+                if error.errno == errno.EINVAL and at >= self.size(name):
+                    raise ShortObjectError(name, self.url) from None
+                raise
+            if count is not None and len(found) != count:
+                raise ShortObjectError(name, self.url)
+            return bytes(found)
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with self._refusals(name, "read"):
+            fs, _ = self._connect()
+            fs.invalidate_cache()
+            known = fs.info(path)
+            if known["type"] != "file":
+                raise MissingObjectError(name, self.url)
+            return int(known["size"])
+
+    def list(self, folder: str) -> list[str]:
+        path = self._path(folder) if folder else self._root
+        with self._refusals(folder, "listed"):
+            fs, _ = self._connect()
+            fs.invalidate_cache()
+            try:
+                entries = fs.ls(path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            found = []
+            for entry in entries:
+                within, _, name = entry["name"].rpartition("/")
+                if entry["type"] == "file" and within.strip("/") == path.strip("/") and NAME.fullmatch(name):
+                    found.append(name)
+            return sorted(found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [self._path(name) for name in names]
+        if not paths:
+            return
+        with self._refusals("", "deleted from"):
+            fs, _ = self._connect()
+            if self._protocol in ("s3", "s3a") and not set("*?[") & set(self._root):
+                fs.rm(paths)  # a thousand in one request
+                return
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    fs.rm_file(path)
+
+    def _path(self, name: str) -> str:
+        checked(name)
+        self._connect()
+        return f"{self._root}/{name}"
+
+    def _place(self, path: str, data: bytes) -> None:
+        fs = self._fs
+        if self._protocol in _WHOLE:
+            fs.pipe_file(path, data)
+            return
+        folder = path.rpartition("/")[0]
+        temporary = f"{folder}/{TEMPORARY}{secrets.token_hex(8)}"
+        fs.makedirs(folder, exist_ok=True)
+        try:
+            fs.pipe_file(temporary, data)
+            try:
+                fs.mv(temporary, path)
+            except FileExistsError:
+                fs.rm_file(path)
+                fs.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                fs.rm_file(temporary)
+            raise
+
+    @contextlib.contextmanager
+    def _refusals(self, name: str, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (ObjectError, ArchiveUnavailableError):
+            raise
+        except ImportError as error:
+            raise _not_installed(self.url, error) from error
+        except FileExistsError as error:
+            if doing == "created":
+                raise ObjectExistsError(name, self.url) from None
+            raise self._unavailable(name, doing, error) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if doing == "read":
+                raise MissingObjectError(name, self.url) from None
+            raise self._unavailable(name, doing, error, transient=False) from error
+        except (TypeError, AttributeError, NameError, LookupError, ArithmeticError, AssertionError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._unavailable(name, doing, error) from error
+
+    def _unavailable(
+        self, name: str, doing: str, error: Exception, *, transient: bool | None = None
+    ) -> ArchiveUnavailableError:
+        made = unavailable(self.url, name, doing, error, transient=transient)
+        made.strerror = self._plain(str(made.strerror))
+        return made
+
+    def _plain(self, text: str) -> str:
+        """A text of fsspec without the credentials of the URL."""
+        for secret in self._hidden:
+            text = text.replace(secret, "***")
+        return text
+
+
+def _again(url: str, options: dict[str, Any]) -> FsspecPlace:
+    return FsspecPlace(url, **options)
+
+
+def _shown(url: str) -> tuple[str, list[str]]:
+    """A URL without credentials, and the parts that were taken out."""
+    protocol, _, rest = url.partition("://")
+    before, at, _host = rest.partition("/")[0].rpartition("@")
+    rest = rest[len(before) + len(at) :]
+    query = rest.partition("?")[2]
+    hidden = [part for part in (before, before.partition(":")[2], query) if part]
+    return f"{protocol}://{rest.partition('?')[0].rstrip('/')}", hidden
+
+
+def _imported(url: str) -> Any:
+    try:
+        import fsspec
+        import fsspec.core
+    except ImportError as error:
+        raise _not_installed(url, error) from error
+    return fsspec
+
+
+def _not_installed(url: str, error: ImportError) -> ImportError:
+    text = f"{url} can't be used: {error}. pip install 'pmstore[archive]' installs fsspec"
+    if url.partition("://")[0] in ("s3", "s3a"):
+        text += "; S3 needs s3fs, too: pip install s3fs"
+    return ImportError(text, name=error.name)
+
+
+def _creates(fs: Any) -> bool:
+    """Whether pipe_file can create; some implementations ignore a mode that they don't know."""
+    return "mode" in inspect.signature(getattr(fs, "_pipe_file", fs.pipe_file)).parameters
+
+
+def _joined(data: Sequence[Buffer]) -> bytes:
+    return data[0] if len(data) == 1 and isinstance(data[0], bytes) else b"".join(data)

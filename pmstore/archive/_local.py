@@ -1,0 +1,281 @@
+"""A folder of this machine as a place of objects."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from pmstore.archive._place import (
+    NAME,
+    TEMPORARY,
+    Buffer,
+    MissingObjectError,
+    ObjectExistsError,
+    Place,
+    ShortObjectError,
+    check_range,
+    checked,
+    unavailable,
+)
+
+_BUFFERS = 1024  # of one writev: IOV_MAX of Linux
+
+
+class LocalPlace(Place):
+    """A folder of this machine. It is created with the first object.
+
+    An object is written under a temporary name, synced, and then linked or renamed; the folder is synced behind it. A
+    file system without hard links gets an ordinary rename, and two creators at once may both succeed there. The files
+    of writers that died are deleted before the first object that goes into their folder: their locks are free.
+
+    A folder that goes away, or is exchanged, while the place is in use makes writes fail: a disk that was unmounted
+    must not make them land on the disk below.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.url = self._root = os.path.abspath(path)
+        self._identity: tuple[int, int] | None = None
+        self._ready: set[str] = set()
+
+    def put(self, name: str, data: Sequence[Buffer]) -> None:
+        self._write(name, data, new=False)
+
+    def create(self, name: str, data: Sequence[Buffer]) -> None:
+        path = self._path(name)
+        with self._refusals(name, "created"):
+            if os.path.lexists(path):
+                _sync_folder(os.path.dirname(path))  # its creator may not have come that far
+                raise ObjectExistsError(name, self.url)
+        self._write(name, data, new=True)
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        check_range(at, count)
+        with self._refusals(name, "read"), self._opened(name) as fd:
+            size = os.fstat(fd).st_size
+            end = size if count is None else at + count
+            if max(at, end) > size:
+                raise ShortObjectError(name, self.url)
+            pieces = []
+            while at < end:
+                pieces.append(os.pread(fd, end - at, at))
+                if not pieces[-1]:
+                    raise ShortObjectError(name, self.url)
+                at += len(pieces[-1])
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with self._refusals(name, "read"):
+            try:
+                status = os.stat(path, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                raise MissingObjectError(name, self.url) from None
+            if not stat.S_ISREG(status.st_mode):
+                raise MissingObjectError(name, self.url)
+            return status.st_size
+
+    def list(self, folder: str) -> list[str]:
+        path = self._path(folder) if folder else self._root
+        with self._refusals(folder, "listed"):
+            try:
+                with os.scandir(path) as entries:
+                    return sorted(
+                        entry.name
+                        for entry in entries
+                        if entry.is_file(follow_symlinks=False) and NAME.fullmatch(entry.name)
+                    )
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, names: Iterable[str]) -> None:
+        folders = set()
+        for name in names:
+            path = self._path(name)
+            with self._refusals(name, "deleted"):
+                try:
+                    os.unlink(path)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                folders.add(os.path.dirname(path))
+        for folder in folders:
+            with self._refusals("", "synced"):
+                _sync_folder(folder)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, checked(name))
+
+    @contextlib.contextmanager
+    def _refusals(self, name: str, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unavailable(self.url, name, doing, error) from error
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingObjectError(name, self.url) from None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise MissingObjectError(name, self.url)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _write(self, name: str, data: Sequence[Buffer], *, new: bool) -> None:
+        path = self._path(name)
+        folder = os.path.dirname(path)
+        with self._refusals(name, "written"):
+            self._prepare(folder)
+            try:
+                fd, temporary = _temporary(folder)
+            except FileNotFoundError:
+                self._ready.discard(folder)
+                raise
+            try:
+                _write_all(fd, data)
+                os.fsync(fd)
+                # durable: the object's bytes → then: its name. Otherwise a power cut leaves a name without its bytes.
+                if new:
+                    _link(temporary, path)
+                else:
+                    os.replace(temporary, path)
+            except BaseException as error:
+                _unlink(temporary)
+                if new and isinstance(error, FileExistsError):
+                    _sync_folder(folder)
+                    raise ObjectExistsError(name, self.url) from None
+                raise
+            finally:
+                os.close(fd)
+            _sync_folder(folder)  # durable: the name → then: the caller relies on it
+
+    def _prepare(self, folder: str) -> None:
+        """The folder exists and is durable, and is free of what dead writers left."""
+        if self._identity is not None and _identity(self._root) != self._identity:
+            raise OSError(errno.ENOENT, "the folder has gone, or another one has taken its place")
+        if folder in self._ready:
+            return
+        if self._identity is None:
+            _make(self._root)
+            self._identity = _identity(self._root)
+        within = os.path.relpath(folder, self._root)
+        path = self._root
+        for part in () if within == os.curdir else within.split(os.sep):
+            path = os.path.join(path, part)
+            _make(path)
+        _sweep(folder)
+        self._ready.add(folder)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _make(folder: str) -> None:
+    """Make a folder, and those above it as far as they are missing. Its name is durable."""
+    parent = os.path.dirname(folder)
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        _make(parent)
+        _make(folder)
+    except FileExistsError:
+        with contextlib.suppress(PermissionError):  # whoever made it may not have synced it yet
+            _sync_folder(parent)
+    except OSError:
+        if not os.path.isdir(folder):  # a folder that is there on a file system that can't be written
+            raise
+    else:
+        _sync_folder(parent)
+
+
+def _temporary(folder: str) -> tuple[int, str]:
+    """A new file with a lock, which tells other writers that this one lives."""
+    while True:
+        path = os.path.join(folder, TEMPORARY + secrets.token_hex(8))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                _lock(fd)
+                if os.fstat(fd).st_nlink:
+                    return fd, path
+        except BaseException:
+            _unlink(path)
+            os.close(fd)
+            raise
+        os.close(fd)  # a sweep came between the creation and the lock
+
+
+def _lock(fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
+            raise
+
+
+def _sweep(folder: str) -> None:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(TEMPORARY):
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
+                finally:
+                    os.close(fd)
+
+
+def _write_all(fd: int, data: Sequence[Buffer]) -> None:
+    views = [memoryview(buffer).cast("B") for buffer in data if memoryview(buffer).nbytes]
+    first = 0
+    while first < len(views):
+        written = os.writev(fd, views[first : first + _BUFFERS])
+        while first < len(views) and written >= len(views[first]):
+            written -= len(views[first])
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+
+
+def _link(temporary: str, path: str) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+        os.rename(temporary, path)
+    else:
+        os.unlink(temporary)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # not every file system supports it
+            raise
+    finally:
+        os.close(fd)

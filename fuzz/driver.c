@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "fuzz.h"
@@ -18,7 +19,8 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t 
                                  size_t room, unsigned seed);
 int __lsan_do_recoverable_leak_check(void);
 
-enum { KEPT = 256, HANG_SECONDS = 25, LEAKS_EVERY = 1000 };
+/* HANG_SECONDS of processor time: a machine may be busy. An execution that sleeps is stopped after IDLE_SECONDS. */
+enum { KEPT = 256, HANG_SECONDS = 25, IDLE_SECONDS = 600, LEAKS_EVERY = 1000 };
 
 typedef struct {
     uint8_t data[FUZZ_MOST];
@@ -47,7 +49,7 @@ static void save_current(void)
 
 static void on_signal(int number)
 {
-    if (number == SIGALRM) fputs("fuzz: an execution does not end\n", stderr);
+    if (number == SIGALRM || number == SIGPROF) fputs("fuzz: an execution does not end\n", stderr);
     save_current();
     signal(number, SIG_DFL);
     signal(SIGABRT, SIG_DFL);
@@ -64,9 +66,11 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t room)
 
 static void run_current(void)
 {
-    alarm(HANG_SECONDS);
+    setitimer(ITIMER_PROF, &(struct itimerval){.it_value.tv_sec = HANG_SECONDS}, NULL);
+    alarm(IDLE_SECONDS);
     LLVMFuzzerTestOneInput(current.data, current.size);
     alarm(0);
+    setitimer(ITIMER_PROF, &(struct itimerval){0}, NULL);
 }
 
 static bool replay(const char *name)
@@ -106,6 +110,7 @@ int main(int argc, char **argv)
     __sanitizer_set_death_callback(save_current);
     signal(SIGABRT, on_signal);
     signal(SIGALRM, on_signal);
+    signal(SIGPROF, on_signal);
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "-runs=", 6)) runs = strtoull(argv[i] + 6, NULL, 10);
         else if (!strncmp(argv[i], "-seed=", 6)) seed = strtoull(argv[i] + 6, NULL, 10);

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pmstore._core import BLOCK, error, ffi, lib
 
 __all__ = ["Reader", "Snapshot", "newest", "wait"]
@@ -106,6 +108,30 @@ class Snapshot:
         self._closed()
         if status:
             raise error(status)
+
+    def block_hashes(self, offset: int, length: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """XXH3 of each block (BLOCK bytes, the last one fewer) of an extent, without reading the contents.
+
+        They are the same wherever the contents are, in any store. A small extent has one block. StaleSnapshotError: a
+        later commit has changed the extent.
+        """
+        out = np.empty(-(-length // BLOCK), np.uint64)
+        status = lib.pm_snapshot_hashes(self._snapshot, offset, length, ffi.from_buffer("uint64_t[]", out))
+        if status:
+            raise error(status)
+        return out
+
+    def digest(self, offset: int, length: int) -> int:
+        """A digest of the hashes of an extent and of the place of the contents, without reading the store's file.
+
+        If two snapshots of a store have the same digest for an extent, its contents are the same. If the digests
+        differ, they may be, too.
+        """
+        out = ffi.new("uint64_t *")
+        status = lib.pm_snapshot_digest(self._snapshot, offset, length, out)
+        if status:
+            raise error(status)
+        return int(out[0])
 
     def begin_copy(self, fd: int) -> None:
         """Begins or goes on with a backup in the file fd."""

@@ -4,6 +4,8 @@
 
 #include "base/hash.h"
 
+enum { AT_ONCE = 64 /* hashes that are hashed at once */ };
+
 pm_contents pm_contents_of(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t at, uint64_t count)
 {
     bool paired;
@@ -66,6 +68,39 @@ uint64_t *pm_contents_hashes(const pm_snapshot *snapshot, const pm_contents *p, 
     }
     free(pages);
     return NULL;
+}
+
+/* The hash of a page of a table: the same from the page's bytes as from what was kept instead of them. */
+static pm_status table_page_hash(const pm_snapshot *snapshot, uint64_t page, uint64_t *hash)
+{
+    const pm_page_set loaded = {.bits = snapshot->loaded};
+    uint8_t bytes[PM_PAGE];
+    if (!pm_page_set_has(&loaded, page)) {
+        *hash = pm_page_hashes_get(&snapshot->tables, page);
+        return *hash ? PM_OK : pm_fail(PM_UNREADABLE, "the hashes of contents could not be read");
+    }
+    PM_TRY(pm_source_pread(snapshot->copy, PM_REGION_START + page * PM_PAGE, PM_PAGE, bytes, "a snapshot"));
+    *hash = pm_page_hashes_of(bytes);
+    return PM_OK;
+}
+
+pm_status pm_contents_digest(const pm_snapshot *snapshot, const pm_contents *p, uint64_t *digest)
+{
+    uint64_t table = p->place + pm_extent_table(p->length), end = p->place + pm_extent_size(p->length);
+    uint64_t kept[AT_ONCE]; /* each hash is bound to its place */
+    unsigned count = 0;
+    *digest = 0;
+    if (pm_extent_is_small(p->length)) /* other contents are in the same page */
+        return pm_source_pread(snapshot->copy, PM_REGION_START + table, sizeof *digest, digest, "a snapshot");
+    for (uint64_t page = table / PM_PAGE; page * PM_PAGE < end; page++) {
+        if (count == AT_ONCE) {
+            *digest = pm_hash64(kept, sizeof kept, *digest);
+            count = 0;
+        }
+        PM_TRY(table_page_hash(snapshot, page, &kept[count++]));
+    }
+    *digest = pm_hash64(kept, count * sizeof *kept, *digest);
+    return PM_OK;
 }
 
 uint64_t pm_contents_bytes(const pm_contents *p, uint64_t block, uint64_t end)

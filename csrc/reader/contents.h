@@ -37,6 +37,10 @@ pm_status pm_contents_valid(const pm_snapshot *snapshot, const pm_contents *p);
 /* The hashes of the blocks, to be freed; NULL with *status. PM_STALE: the table has changed since. */
 uint64_t *pm_contents_hashes(const pm_snapshot *snapshot, const pm_contents *p, pm_status *status);
 
+/* A digest of the table, whose hashes are bound to the place of the contents, from what the snapshot has in memory.
+ * PM_UNREADABLE: it has nothing of a page that could not be read. */
+pm_status pm_contents_digest(const pm_snapshot *snapshot, const pm_contents *p, uint64_t *digest);
+
 /* PM_STALE, with a message. */
 pm_status pm_contents_stale(const pm_snapshot *snapshot) __attribute__((cold));
 

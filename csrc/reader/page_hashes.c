@@ -8,7 +8,7 @@
 
 enum { SIZE_FIRST = 64 };
 
-static uint64_t hash_of(const void *bytes)
+uint64_t pm_page_hashes_of(const void *bytes)
 {
     uint64_t hash = pm_hash64(bytes, PM_PAGE, 0);
     return hash ? hash : 1;
@@ -39,7 +39,7 @@ pm_status pm_page_hashes_add(pm_page_hashes *hashes, uint64_t page, const void *
     if (2 * (hashes->used + 1) > hashes->size) PM_TRY(grow(hashes));
     pm_page_hash *slot = slot_of(hashes, page);
     hashes->used += !slot->page;
-    *slot = (pm_page_hash){page, hash_of(bytes)};
+    *slot = (pm_page_hash){page, pm_page_hashes_of(bytes)};
     return PM_OK;
 }
 
@@ -48,14 +48,19 @@ void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page)
     if (hashes->size) slot_of(hashes, page)->hash = 0;
 }
 
+uint64_t pm_page_hashes_get(const pm_page_hashes *hashes, uint64_t page)
+{
+    return hashes->size ? slot_of(hashes, page)->hash : 0;
+}
+
 bool pm_page_hashes_has(const pm_page_hashes *hashes, uint64_t page)
 {
-    return hashes->size && slot_of(hashes, page)->hash;
+    return pm_page_hashes_get(hashes, page) != 0;
 }
 
 bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes)
 {
-    return hashes->size && slot_of(hashes, page)->hash == hash_of(bytes);
+    return pm_page_hashes_get(hashes, page) == pm_page_hashes_of(bytes);
 }
 
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from)

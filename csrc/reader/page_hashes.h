@@ -23,6 +23,8 @@ typedef struct {
 pm_status pm_page_hashes_add(pm_page_hashes *hashes, uint64_t page, const void *bytes);
 void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page);
 bool pm_page_hashes_has(const pm_page_hashes *hashes, uint64_t page);
+uint64_t pm_page_hashes_get(const pm_page_hashes *hashes, uint64_t page); /* 0: it is not there */
+uint64_t pm_page_hashes_of(const void *bytes); /* what was added for a page with these bytes; not 0 */
 /* True if the page is there, and these are its bytes. */
 bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes);
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from);

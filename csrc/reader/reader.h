@@ -69,6 +69,26 @@ pm_status pm_snapshot_load(const pm_snapshot *snapshot, uint64_t extent, uint64_
 pm_status pm_snapshot_copy(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t at, uint64_t count,
                            void *destination);
 
+/* The hashes of all blocks (PM_BLOCK bytes, the last one fewer) of an extent: XXH3 of the bytes alone, as the tables of
+ * hashes at rest have them. They do not depend on the place of the contents or on the store, so that those of two
+ * snapshots tell which blocks differ, also when the contents are in another slot. A small extent has one block.
+ *
+ *   extent, length   as an entry of the snapshot names it
+ *   out              room for a hash for each block
+ *
+ * The table of a small extent is in the snapshot. Otherwise PM_STALE if a later commit has changed the table, or
+ * PM_UNREADABLE; PM_CORRUPT if there can be no such extent; PM_NO_MEMORY. */
+pm_status pm_snapshot_hashes(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t *out);
+
+/* A digest of the table of hashes of an extent, from what the snapshot has in memory; the file is not read. Each
+ * hash at rest is bound to its place. So if two snapshots of a store have the same digest for an extent, they have the
+ * same contents in the same place. If the digests differ, the contents may be the same, for example in another slot.
+ *
+ *   extent, length   as an entry of the snapshot names it; small or not
+ *
+ * PM_CORRUPT if there can be no such extent; PM_UNREADABLE if the snapshot could not read the table. */
+pm_status pm_snapshot_digest(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t *digest);
+
 /* Maps the contents of a constant extent (PM_ENTRY_FIXED) to where a buffer of the opened snapshot has them. As long as
  * the mapping lives, the space is not used again.
  *

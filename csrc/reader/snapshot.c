@@ -191,6 +191,27 @@ pm_status pm_snapshot_copy(const pm_snapshot *snapshot, uint64_t extent, uint64_
     return copy_large(snapshot, extent, &p, destination, NULL);
 }
 
+pm_status pm_snapshot_hashes(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t *out)
+{
+    pm_contents p = pm_contents_of(snapshot, extent, length, 0, length);
+    pm_status status;
+    PM_TRY(pm_contents_valid(snapshot, &p));
+    uint64_t *hashes = pm_contents_hashes(snapshot, &p, &status);
+    if (!hashes) return status;
+    /* To bind a hash to its place twice is to undo it. */
+    for (uint64_t block = 0; block < p.blocks; block++)
+        out[block] = pm_keyed_checksum(hashes[block], p.place + block * PM_PAGE, snapshot->store_id);
+    free(hashes);
+    return PM_OK;
+}
+
+pm_status pm_snapshot_digest(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, uint64_t *digest)
+{
+    pm_contents p = pm_contents_of(snapshot, extent, length, 0, length);
+    PM_TRY(pm_contents_valid(snapshot, &p));
+    return pm_contents_digest(snapshot, &p, digest);
+}
+
 pm_status pm_snapshot_load(const pm_snapshot *snapshot, uint64_t extent, uint64_t length, void *address)
 {
     const pm_page_set loaded = {.bits = snapshot->loaded};

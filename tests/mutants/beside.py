@@ -9,6 +9,11 @@ from tests.core.test_readers import (
     assert_snapshots_are_commits,
     test_large_contents_that_a_record_in_the_log_changes,
 )
+from tests.core.test_readers_hashes import (
+    assert_hashes_are_of_a_commit,
+    test_contents_in_another_slot_have_the_same_hashes_and_another_digest,
+    test_I20_hashes_and_digests_tell_what_changed,
+)
 from tests.mutants.anew import opener
 from tests.mutants.build import Mutant
 from tests.store import test_backup
@@ -94,6 +99,22 @@ NOTICED = [
         "an array of a snapshot is of a later commit",
     ),
     Mutant(
+        "digest-of-the-first-page",
+        "B",
+        CONTENTS,
+        "page * PM_PAGE < end",
+        "page == table / PM_PAGE",
+        "contents that have changed have the digest of those before",
+    ),
+    Mutant(
+        "hashes-bound-to-their-place",
+        "B",
+        "csrc/reader/snapshot.c",
+        "out[block] = pm_keyed_checksum(hashes[block], p.place + block * PM_PAGE, snapshot->store_id);",
+        "out[block] = hashes[block];",
+        "equal blocks in two slots count as changed",
+    ),
+    Mutant(
         "table-that-the-log-changes-not-copied",
         "F",
         PAGES,
@@ -157,8 +178,14 @@ def beside(directory: Path) -> None:
         recording = record(directory / f"{medium}.pm", medium, bulky, readers=False)
         for seed in range(4):
             assert_snapshots_are_commits(recording, directory / "played.pm", seed, 10)
+            assert_hashes_are_of_a_commit(recording, directory / "played.pm", seed, 10)
             test_backup.assert_backups_are_commits(recording, directory / "played.pm", seed)
-        test_large_contents_that_a_record_in_the_log_changes(Medium(medium, directory))
-        (directory / "store.pm").unlink()
+        for judge in (
+            test_large_contents_that_a_record_in_the_log_changes,
+            test_I20_hashes_and_digests_tell_what_changed,
+            test_contents_in_another_slot_have_the_same_hashes_and_another_digest,
+        ):
+            judge(Medium(medium, directory))
+            (directory / "store.pm").unlink()
     for judge in (test_backup.test_a_damaged_store_has_no_backup, test_backup.test_contents_that_come_back):
         judge(opener(directory / judge.__name__))

@@ -196,7 +196,11 @@ pm_status pm_rollback(pm_store *store);
 /* Makes the committed image durable and empties the log. To write. PM_NO_SPACE: the log stays as it is. */
 pm_status pm_checkpoint(pm_store *store);
 
-/* The number of commits since the store was made. */
+/* The same, and gives the last commit another number, from which the next ones count. A crash leaves either number. To
+ * write; only for a new store that no other process has seen, and not after pm_commit_async. */
+pm_status pm_renumber(pm_store *store, uint64_t sequence);
+
+/* The number of commits since the store was made, or since the commit that pm_renumber gave a number. */
 uint64_t pm_sequence(const pm_store *store);
 
 /* ---- catalog: key -> entry -------------------------------------------------------------------------------- */

@@ -341,6 +341,12 @@ class Core:
         if status:
             raise error(status)
 
+    def renumber(self, sequence: int) -> None:
+        """Give the last commit this number, and empty the log. For a new store that no other process has seen."""
+        status = lib.pm_renumber(self._store, sequence)
+        if status:
+            raise error(status)
+
     @property
     def sequence(self) -> int:
         return int(lib.pm_sequence(self._store))

@@ -46,6 +46,20 @@ pm_status pm_checkpoint_make(pm_store *store, bool clean)
     return reset_log(store, next);
 }
 
+/* One header has the number, and a salt by which no record in the log is valid: a crash leaves this header or the one
+ * before. */
+pm_status pm_checkpoint_renumber(pm_store *store, uint64_t sequence)
+{
+    uint64_t before = store->log.sequence;
+    PM_CHECK(!store->async);
+    store->log.sequence = sequence;
+    pm_status status = pm_checkpoint_make(store, true);
+    if (status != PM_OK) store->log.sequence = before;
+    for (size_t i = 0; status == PM_OK && i < store->region.double_buffer_count; i++)
+        store->region.double_buffers[i]->flipped = 0; /* durable, by no record */
+    return status;
+}
+
 /* ---- growth --------------------------------------------------------------------------------------------------- */
 
 /* Writes the new log's space once. On disks, a record in blocks that were written before changes no metadata of the

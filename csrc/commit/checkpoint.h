@@ -9,6 +9,10 @@
 /* Makes the committed image durable and the log empty. clean: no commit will follow. */
 pm_status pm_checkpoint_make(pm_store *store, bool clean);
 
+/* The same, and gives the last commit another number. Only for a store that no other process knows, and whose commits
+ * are durable when they return. */
+pm_status pm_checkpoint_renumber(pm_store *store, uint64_t sequence);
+
 /* Makes room in the region for `pages` more pages in a row. PM_NO_SPACE: the disk, max_size or the address space has
  * none. */
 pm_status pm_checkpoint_grow(pm_store *store, uint64_t pages);

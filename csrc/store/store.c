@@ -263,6 +263,12 @@ pm_status pm_sync(pm_store *store)
     return leave(store, pm_async_sync(store));
 }
 
+pm_status pm_renumber(pm_store *store, uint64_t sequence)
+{
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_checkpoint_renumber(store, sequence));
+}
+
 uint64_t pm_sequence(const pm_store *store)
 {
     return store->log.sequence;

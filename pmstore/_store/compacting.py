@@ -31,7 +31,7 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     The contents are written to a new file beside it, which then replaces it. At any moment, also after a kill or a
     crash, the path names the old store or the new one, whole. All names and contents stay, with dtypes, orders and
     ``writeable=False``, and so do derived arrays and their stored values, and the states of fits. Owner and permissions
-    of the file stay, other hard links keep the old file. `Store.sequence` starts anew.
+    of the file stay, other hard links keep the old file. `Store.sequence` stays, too.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _copied(
 ) -> int:
     done = 0
     try:
-        with written_anew(name, (os.path.realpath(name), status), room) as new:
+        with written_anew(name, (os.path.realpath(name), status), room, source.core.sequence) as new:
             for row in source.core.scan(b""):
                 new.put(row.key, row.entry, checked(source.core, row.entry))
                 done += row.entry.length

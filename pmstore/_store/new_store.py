@@ -88,7 +88,10 @@ def new_file(path: str, replaced: tuple[str, os.stat_result] | None = None) -> I
 
 @contextlib.contextmanager
 def written_anew(
-    path: str, replaced: tuple[str, os.stat_result] | None = None, room: int | None = None
+    path: str,
+    replaced: tuple[str, os.stat_result] | None = None,
+    room: int | None = None,
+    sequence: int | None = None,
 ) -> Iterator[NewStore]:
     """A new store, which gets its name, durable, when the with block ends. An exception deletes it.
 
@@ -100,6 +103,8 @@ def written_anew(
         The file to replace instead, without symbolic links, and its status. The new one gets its owner and permissions.
     room : int, optional
         Bytes of the region that the contents take at most. Then the file does not grow larger.
+    sequence : int, optional
+        The sequence number that the store has when it gets its name. By default, the number of commits that filled it.
     """
     with new_file(path, replaced) as held:
         limit = 0
@@ -112,6 +117,8 @@ def written_anew(
                 _take_over(held.fd, path, replaced[1])  # first: the contents may be nobody else's
             yield NewStore(catalog, room)
             core.commit()
+            if sequence is not None:
+                core.renumber(sequence)
             catalog.close()
         finally:
             if not core.gone:

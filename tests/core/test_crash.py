@@ -30,7 +30,6 @@ from tests.support.crashes import (
     assert_survives,
     closed,
     explored,
-    explored_creation,
     full,
     growth,
     limits,
@@ -42,6 +41,7 @@ from tests.support.crashes import (
     reuse,
     wide,
 )
+from tests.support.crashes_new import explored_creation, explored_renumbering
 from tests.support.crashes_slots import flips, slots, slots_again, slots_shut
 
 
@@ -103,6 +103,12 @@ def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> 
     tally, found = explored_creation(medium.directory / "new.pm", medium.name, budget=300)
     assert found is None, found
     assert tally.judged >= 100
+
+
+def test_I3_a_crash_while_a_new_number_is_written_leaves_one_of_the_two(medium: Medium) -> None:
+    tally, found = explored_renumbering(medium.directory / "store.pm", medium.name, budget=BUDGET)
+    assert found is None, found
+    assert tally.judged >= 50
 
 
 @pytest.mark.parametrize("workload", [arrays, reuse, flips], ids=lambda workload: workload.__name__)

@@ -39,6 +39,14 @@ NOTICED = [
         "an acknowledged compact is undone",
     ),
     Mutant(
+        "compacted-store-counts-anew",
+        "F",
+        NEW,
+        "sequence is not None",
+        "False",
+        "a compacted store is at another commit",
+    ),
+    Mutant(
         "compacts-a-damaged-store",
         "F",
         COMPACT,

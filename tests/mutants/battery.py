@@ -37,7 +37,7 @@ from tests.mutants.anew import anew
 from tests.mutants.beside import beside
 from tests.mutants.damage import Judged, Noticed, damage
 from tests.store import test_abandoned, test_interrupts
-from tests.support import crashes, crashes_slots
+from tests.support import crashes, crashes_new, crashes_slots
 from tests.support.snapshots import snapshot
 
 BUDGET, DEPTH = 500, 2
@@ -251,6 +251,7 @@ def creation(directory: Path) -> None:
     for medium in ("memory", "file"):
         creation_names(directory, medium)
         look(explore_creation(directory / f"new-{medium}.pm", medium))
+        look(explore_renumbering(directory / f"renumbered-{medium}.pm", medium))
 
 
 def creation_names(directory: Path, medium: str) -> None:
@@ -289,7 +290,13 @@ def creation_names(directory: Path, medium: str) -> None:
 
 
 def explore_creation(path: Path, medium: str) -> Found | None:
-    tally, found = crashes.explored_creation(path, medium, budget=BUDGET)
+    tally, found = crashes_new.explored_creation(path, medium, budget=BUDGET)
+    Judged.states += tally.judged
+    return found
+
+
+def explore_renumbering(path: Path, medium: str) -> Found | None:
+    tally, found = crashes_new.explored_renumbering(path, medium, budget=BUDGET)
     Judged.states += tally.judged
     return found
 

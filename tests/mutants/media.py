@@ -247,6 +247,14 @@ CREATION = [
         "a header that vouches for pages that are not there",
     ),
     Mutant(
+        "another-number-with-slots-of-the-old-one",
+        "F",
+        "csrc/commit/checkpoint.c",
+        "store->region.double_buffers[i]->flipped = 0;",
+        ";",
+        "a sound store stops at a check",
+    ),
+    Mutant(
         "header-of-a-new-store-first",
         "FP",
         STORE,

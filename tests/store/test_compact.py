@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._store.new_store import written_anew
 from pmstore.testing._files.fixture import CrashFiles
 from tests.core.test_damage import flipped
 from tests.support.derivations import CALLS, doubled
@@ -152,6 +153,50 @@ def test_readers_are_told_that_another_file_has_taken_the_place(open_store: Open
             reader.refresh()
 
 
+def test_the_sequence_number_stays(open_store: Open) -> None:
+    with open_store() as store:
+        for i in range(30):
+            store["a"] = np.full(2000 * (i % 7), float(i))
+            store.commit()
+        for i in range(3000):
+            store[f"name/{i}"] = i  # the new store is filled by more than one commit
+        del store["a"]
+    with open_store(mode="r") as store:
+        before, names = store.sequence, len(store)
+    assert before == 31 and pmstore.compact(store.path) > 0
+    with open_store(mode="r") as reader:
+        assert (reader.sequence, len(reader)) == (before, names)
+        with open_store() as store:
+            assert store.sequence == before and store.check().ok
+            store["more"] = 1
+            store.commit()
+            assert store.sequence == before + 1 and reader.wait(timeout=0) == (before + 1, "commit")
+            assert reader.refresh() == before + 1 and reader["more"] == 1
+            store._drop(discard=True)
+    with open_store() as store:
+        assert store.stats().records_replayed == 1 and store.sequence == before + 1 and store["more"] == 1
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2, 12, 10**12, None])
+def test_new_stores_begin_at_a_number(tmp_path: Path, sequence: int | None) -> None:
+    path = tmp_path / "new.pm"
+    with written_anew(str(path), sequence=sequence) as new:
+        for i in range(5):
+            new.catalog.set(f"{i}", np.arange(1000.0) + i)
+            new.catalog.core.commit()
+    begin = 5 if sequence is None else sequence
+    with pmstore.open(path, "r", verify=True) as reader:
+        assert reader.sequence == begin
+    with pmstore.open(path, "r+", verify=True) as store:
+        assert (store.sequence, store.stats().records_replayed) == (begin, 0)
+        store["0"][3] = -1
+        store.commit()
+        assert store.sequence == begin + 1 and store.check().ok
+        store._drop(discard=True)
+    with pmstore.open(path, "r+", verify=True) as store:
+        assert (store.sequence, store["0"][3]) == (begin + 1, -1) and (store["4"] == np.arange(1000.0) + 4).all()
+
+
 def test_a_writer_that_waits_gets_the_new_file(open_store: Open) -> None:
     with open_store() as store:
         fill(store)
@@ -236,8 +281,10 @@ def crash(files: CrashFiles) -> None:
         store["x"] = np.arange(3000.0)
         store["gone"] = np.ones(60_000)
         store.create_list("list").extend([1, 2, 3])
-        store.commit()
-        del store["gone"]
+        for i in range(20):
+            store["i"] = i
+            store.commit()
+        del store["gone"], store["i"]
     size = os.path.getsize(files.dir / "run.pm")
 
     def compacts(directory: Path) -> None:
@@ -248,6 +295,7 @@ def crash(files: CrashFiles) -> None:
         assert not said or os.path.getsize(directory / "run.pm") < size
         with pmstore.open(directory / "run.pm", "r", verify=True) as store:
             assert list(store) == ["list", "x"] and store["x"][2999] == 2999 and list(store["list"]) == [1, 2, 3]
+            assert store.sequence == 21
         pmstore.open(directory / "another.pm").close()  # sweeps what a dead compact left
         assert sorted(os.listdir(directory)) == ["another.pm", "run.pm"]
 

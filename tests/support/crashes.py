@@ -16,7 +16,7 @@ import numpy as np
 import pmstore
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import key_of
-from pmstore._core import Entry, Trace, format_file, lib
+from pmstore._core import Entry, lib
 from pmstore._values.array import layout
 from pmstore.testing._store.engine import KINDS, Found, Options, Schedule, Tally, explore, image
 from pmstore.testing._store.recording import PACE, Recorder, Recording
@@ -128,34 +128,6 @@ def assert_survives(recording: Recording, **options: Any) -> None:
     tally, found = explored(recording, **options)
     assert found is None, f"{recording.medium}, seed {SEED}: {found}"
     assert tally.judged >= min(options.get("budget", BUDGET), 100) // 2
-
-
-def explored_creation(path: Path, medium: str, **options: Any) -> tuple[Tally, Found | None]:
-    """Explore the creation of an empty store: a crash leaves no store, or a valid empty one."""
-    trace = Trace(SEED)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        format_file(fd, medium, trace)
-    finally:
-        os.close(fd)
-
-    def check(left: bytes, acknowledged: int, started: int) -> str | None:
-        path.write_bytes(left)
-        try:
-            with pmstore.open(path, "r+", media=medium) as store:
-                report = store.check()
-                if not report.ok or len(store):
-                    return f"half a store opens: {report}"
-                store["first"] = np.ones(1000)
-        except pmstore.NotAStoreError:
-            return None
-        except pmstore.CorruptStoreError as error:
-            # The header is written last, when the rest is durable.
-            return None if "header" in str(error) else f"half a store has a header: {error}"
-        return None
-
-    recording = Recording(medium, b"", *trace.raw())
-    return explore(recording, Options(**{"budget": BUDGET, "seed": SEED, **options}), check, raw=True)
 
 
 # ---- workloads

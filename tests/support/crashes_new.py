@@ -62,7 +62,7 @@ def explored_renumbering(path: Path, medium: str, **options: Any) -> tuple[Tally
             if number is not None:
                 core.renumber(number)
                 note()
-            array[i] = -i
+            store["i"] = i
             store.commit()
             note()
         core.renumber(7)

@@ -58,6 +58,7 @@ from pmstore._resume.state import Field, State
 from pmstore._store.compacting import compact
 from pmstore._store.entrance import open
 from pmstore._store.mapping import Group
+from pmstore._store.notes import CommitNote
 from pmstore._store.report import CheckReport, Problem, Stats
 from pmstore._store.salvaging import salvage
 from pmstore._store.store import Store
@@ -73,6 +74,7 @@ __all__ = [
     "Derived",
     "Decision",
     "Stats",
+    "CommitNote",
     "CheckReport",
     "Problem",
     "Error",

@@ -25,6 +25,9 @@ class Lock:
 class TransactionalStore(Protocol):
     """What a transaction calls of its store, in the thread that holds the transaction lock."""
 
+    def _put_note(self, note: Any) -> None:
+        """Take what the next commit says of itself."""
+
     def _commit_now(self, only: Any) -> None:
         """Commit. only: the ranges of arrays that may have changed, or None."""
 
@@ -45,7 +48,7 @@ class TransactionLock:
     @property
     def doomed(self) -> bool: ...
     def mine(self) -> bool: ...
-    def transaction(self, store: TransactionalStore, only: Any, /) -> Transaction: ...
+    def transaction(self, store: TransactionalStore, only: Any, note: Any = None, /) -> Transaction: ...
 
 class Transaction:
     def __enter__(self) -> Store: ...

@@ -43,13 +43,14 @@ static const char STILL_DUE[] =
     "an abandoned transaction is to be rolled back first, and that has to wait for the end of the operation "
     "in whose middle this one would begin";
 
-/* The thread that holds `inner` may commit. depth, doomed and only are of the open transaction, which is its. */
+/* The thread that holds `inner` may commit. depth, doomed, only and note are of the open transaction, which is its. */
 typedef struct {
     PyObject_HEAD
     PyObject *inner;    /* a Lock */
     Py_ssize_t depth;   /* how many with statements it is in; 0: there is none */
     const char *doomed; /* why it can't be committed, or NULL */
     PyObject *only;     /* the ranges of arrays that it declares to write (_store/only.py), or None: any */
+    PyObject *note;     /* what its commit is to say of itself: of the last one that began with some; or None */
     bool usable;        /* whether the store may change: it is open, for writing, in this process */
     Lock *operations;   /* the lock around each operation of the store */
     /* True if it is, and no transaction is open; an object, for Store.commit: Python reads those quickest */
@@ -59,7 +60,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *store;
-    PyObject *only; /* as in TransactionLock */
+    PyObject *only, *note; /* as in TransactionLock */
     TransactionLock *lock;
     Py_ssize_t depth; /* how many with statements there were when this one was entered, with it; 0: not inside */
     bool dying;       /* it can no longer be left */
@@ -67,7 +68,7 @@ typedef struct {
 
 static struct {
     PyObject *acquire, *release, *owned;           /* of a Lock */
-    PyObject *commit, *rollback, *writable, *both; /* of a store */
+    PyObject *commit, *rollback, *writable, *both, *note; /* of a store */
 } name;
 static PyTypeObject *transaction_type;
 
@@ -112,8 +113,17 @@ static void note_idle(TransactionLock *lock)
 
 static void declare(TransactionLock *lock, PyObject *only)
 {
+    if (lock->only == only) return;
     PyObject *before = lock->only;
     lock->only = Py_NewRef(only);
+    Py_DECREF(before);
+}
+
+static void take_note(TransactionLock *lock, PyObject *note)
+{
+    if (lock->note == note) return;
+    PyObject *before = lock->note;
+    lock->note = Py_NewRef(note);
     Py_DECREF(before);
 }
 
@@ -122,6 +132,7 @@ static void give_back(TransactionLock *lock)
     lock->depth = 0;
     lock->doomed = NULL;
     declare(lock, Py_None);
+    take_note(lock, Py_None);
     note_idle(lock);
     lock_call_method(lock->inner, name.release, NULL);
 }
@@ -152,6 +163,7 @@ static PyObject *join(Transaction *self)
         declare(lock, both);
         Py_DECREF(both);
     }
+    if (self->note != Py_None) take_note(lock, self->note);
     self->depth = ++lock->depth;
     return Py_NewRef(self->store);
 }
@@ -185,6 +197,7 @@ static PyObject *enter(PyObject *object, PyObject *unused)
         return NULL;
     }
     declare(lock, self->only);
+    take_note(lock, self->note);
     self->depth = lock->depth = 1;
     note_idle(lock);
     return Py_NewRef(self->store);
@@ -226,6 +239,16 @@ static void roll_back_beside(Transaction *self)
     PyErr_Restore(type, value, traceback);
 }
 
+/* The commit is to say something of itself. */
+static bool put_note(Transaction *self)
+{
+    if (self->lock->note == Py_None) return true;
+    PyObject *note = Py_NewRef(self->lock->note);
+    bool put = lock_call_method(self->store, name.note, note);
+    Py_DECREF(note);
+    return put;
+}
+
 /* The outermost with statement ends. */
 static bool end(Transaction *self, bool failing)
 {
@@ -235,8 +258,9 @@ static bool end(Transaction *self, bool failing)
         if (!failing) transaction_error(doomed);
         return failing;
     }
+    bool committed = put_note(self);
     PyObject *only = Py_NewRef(self->lock->only);
-    bool committed = lock_call_method(self->store, name.commit, only);
+    if (committed) committed = lock_call_method(self->store, name.commit, only);
     Py_DECREF(only);
     /* After an error what is pending stays pending; an interrupt leaves nothing pending. */
     if (!committed && !PyErr_ExceptionMatches(PyExc_Exception)) roll_back_beside(self);
@@ -295,6 +319,7 @@ static void transaction_dealloc(PyObject *object)
     if (self->depth) die_inside(self);
     Py_DECREF(self->store);
     Py_DECREF(self->only);
+    Py_DECREF(self->note);
     Py_DECREF(self->lock);
     PyObject_GC_Del(object);
     Py_DECREF(type);
@@ -306,6 +331,7 @@ static int transaction_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->store);
     Py_VISIT(self->only);
+    Py_VISIT(self->note);
     Py_VISIT(self->lock);
     return 0;
 }
@@ -346,6 +372,7 @@ static PyObject *transaction_lock_new(PyTypeObject *type, PyObject *arguments, P
     lock->depth = 0;
     lock->doomed = NULL;
     lock->only = Py_NewRef(Py_None);
+    lock->note = Py_NewRef(Py_None);
     lock->usable = usable;
     lock->operations = (Lock *)Py_NewRef(operations);
     lock->idle = Py_NewRef(Py_False);
@@ -359,6 +386,7 @@ static void transaction_lock_dealloc(PyObject *object)
     Py_XDECREF(((TransactionLock *)object)->inner);
     Py_DECREF(((TransactionLock *)object)->operations);
     Py_DECREF(((TransactionLock *)object)->only);
+    Py_DECREF(((TransactionLock *)object)->note);
     Py_DECREF(((TransactionLock *)object)->idle);
     PyObject_Free(object);
     Py_DECREF(type);
@@ -373,11 +401,13 @@ static PyObject *transaction_lock_mine(PyObject *object, PyObject *unused)
 
 static PyObject *transaction_lock_transaction(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "transaction() takes a store and the ranges that it declares");
+    if (count != 2 && count != 3)
+        return PyErr_Format(PyExc_TypeError, "transaction() takes a store, the ranges that it declares, and a note");
     Transaction *transaction = PyObject_GC_New(Transaction, transaction_type);
     if (!transaction) return NULL;
     transaction->store = Py_NewRef(arguments[0]);
     transaction->only = Py_NewRef(arguments[1]);
+    transaction->note = Py_NewRef(count == 3 ? arguments[2] : Py_None);
     transaction->lock = (TransactionLock *)Py_NewRef(object);
     transaction->depth = 0;
     transaction->dying = false;
@@ -422,7 +452,7 @@ static PyType_Slot transaction_lock_slots[] = {
     {Py_tp_methods,
      (PyMethodDef[]){{"mine", transaction_lock_mine, METH_NOARGS, "Whether this thread is inside a transaction."},
                      {"transaction", (PyCFunction)(void (*)(void))transaction_lock_transaction, METH_FASTCALL,
-                      "transaction(store, only): one that has not begun."},
+                      "transaction(store, only, note=None): one that has not begun."},
                      {NULL, NULL, 0, NULL}}},
     {0, NULL},
 };
@@ -446,6 +476,7 @@ static bool prepare(PyObject *module)
         {&name.rollback, "_rollback_now"},
         {&name.writable, "_require_writable"},
         {&name.both, "_declared_in_both"},
+        {&name.note, "_put_note"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].object = PyUnicode_InternFromString(names[i].text))) return false;

@@ -137,7 +137,8 @@ class Catalog:
         """The number of names that start with prefix."""
         if not prefix:
             with contextlib.suppress(*UNSOUND), self.lock:
-                keys = self.core.stats()["keys"] - (self.core.get(_names.LIST_ID_KEY) is not None)
+                keys = self.core.stats()["keys"]
+                keys -= sum(self.core.get(key) is not None for key in (_names.LIST_ID_KEY, _names.NOTE_KEY))
                 if self.core.first(DERIVED_PREFIX) is not None:
                     keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
                 if (elements := self._elements(keys // 8)) is not None:
@@ -251,6 +252,20 @@ class Catalog:
             self.core.put(key, Entry(0, 0, DERIVED, 0, encoded), gone)
         else:
             self._put_long(key, encoded, DERIVED, b"", gone)
+
+    def put_note(self, note: bytes) -> None:
+        """Stores what the next commit says of itself."""
+        with self.lock:
+            self.put_encoded(_names.NOTE_KEY, (self.core.sequence + 1).to_bytes(8, "little") + note, "")
+
+    def note(self) -> bytes | None:
+        """What the last commit said of itself; None if it said nothing."""
+        with self.lock:
+            entry = self.core.get(_names.NOTE_KEY)
+            found = b"" if entry is None else self.encoded(entry)
+            if entry is not None and len(found) < 8:
+                raise CorruptStoreError("a damaged note of a commit")
+            return found[8:] if found[:8] == self.core.sequence.to_bytes(8, "little") else None
 
     def _put_long(self, key: bytes, encoded: bytes, kind: int, meta: bytes, gone: bytes) -> None:
         with self.new_extent(key, len(encoded)) as offset:

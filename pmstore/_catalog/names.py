@@ -7,6 +7,7 @@ key     followed by                              holds
 ``n``   the name in UTF-8                        an array, a value, a list or a derived array
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
 ``m``   ``list-id``                              the next list id, 8 bytes little-endian
+``m``   ``commit-note``                          message and attributes of a commit, behind its sequence number
 ======  =======================================  ==========================================
 """
 
@@ -21,6 +22,7 @@ __all__ = [
     "LIST_ID_KEY",
     "LIST_PREFIX",
     "NAME_PREFIX",
+    "NOTE_KEY",
     "check_name",
     "derived_prefix",
     "element_key",
@@ -40,6 +42,7 @@ NAME_PREFIX = b"n"
 LIST_PREFIX = b"l"
 DERIVED_PREFIX = b"d"
 LIST_ID_KEY = b"mlist-id"
+NOTE_KEY = b"mcommit-note"
 
 _ELEMENT = struct.Struct(">cQQ")
 _LIST = struct.Struct(">cQ")

@@ -12,6 +12,7 @@ from pmstore._catalog.declaration import Declaration, Stamp
 from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST
 from pmstore._core import BLOCK, Entry
 from pmstore._errors import UNSOUND, CorruptStoreError
+from pmstore._store.notes import decoded
 from pmstore._values.array import read_layout
 from pmstore._values.values import decode
 
@@ -159,6 +160,11 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                 _check_entry(catalog, row.entry)
             except UNSOUND as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        try:
+            if (note := catalog.note()) is not None:
+                decoded(note)
+        except UNSOUND as error:
+            problems.append(Problem(f"the note of the last commit: {error}"))
         for row in catalog.core.scan(_names.DERIVED_PREFIX):
             try:
                 _check_derived(catalog, row.key, row.entry)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from pmstore._errors import (
 )
 from pmstore._locks import Lock, Transaction, TransactionLock
 from pmstore._snapshot import Reader, Snapshot
+from pmstore._store import notes
 from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
@@ -143,7 +144,13 @@ class Store(Following):
 
     # ---- transactions
 
-    def transaction(self, *, only: Iterable[np.ndarray[Any, Any]] | None = None) -> Transaction:
+    def transaction(
+        self,
+        *,
+        only: Iterable[np.ndarray[Any, Any]] | None = None,
+        message: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Transaction:
         """A transaction, for one with statement, which gets the store::
 
             with store.transaction():
@@ -178,8 +185,27 @@ class Store(Following):
             it back. With PMSTORE_DEBUG=1 in the environment when the store is opened, every commit looks for such
             changes first, and raises a TransactionError that names the array and its elements. Then nothing is
             committed, and everything stays pending.
+        message : str, optional
+            What the commit says of itself, for `commit_note` and for an archive.
+        attributes : dict of str to values, optional
+            More of it: values as a store keeps them, as they are when `transaction` is called. Large ones make the
+            commit slower. Of transactions inside each other, the message and the attributes of the last one that began
+            with some are committed. A TypeError names what can't be stored.
         """
-        return self._lock.transaction(self, None if only is None else spans(self._catalog, only))
+        if only is None and message is None and attributes is None:
+            return self._lock.transaction(self, None)
+        note = None if message is None and attributes is None else notes.encoded(message, attributes)
+        return self._lock.transaction(self, None if only is None else spans(self._catalog, only), note)
+
+    def commit_note(self) -> notes.CommitNote | None:
+        """Message and attributes of the commit that the store shows, as `transaction` was given them.
+
+        The result has the fields message (a str or None) and attributes (a dict). It is None if the commit was made
+        without both. Pending changes make no difference. Raises CorruptStoreError if they are damaged, and
+        StaleSnapshotError in a snapshot if they are large and later commits have replaced them.
+        """
+        note = self._catalog.note()
+        return None if note is None else notes.decoded(note)
 
     def commit(self) -> None:
         """Make every change of arrays and names since the last commit durable, all together.
@@ -223,6 +249,9 @@ class Store(Following):
 
     def _require_writable(self) -> None:
         self._catalog.writable()
+
+    def _put_note(self, note: bytes) -> None:
+        self._catalog.lock.call(self._catalog.put_note, note)
 
     def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
         catalog = self._catalog

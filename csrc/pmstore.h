@@ -203,6 +203,9 @@ pm_status pm_renumber(pm_store *store, uint64_t sequence);
 /* The number of commits since the store was made, or since the commit that pm_renumber gave a number. */
 uint64_t pm_sequence(const pm_store *store);
 
+/* The random number of the store, which its copies have, too. */
+uint64_t pm_store_id(const pm_store *store);
+
 /* ---- catalog: key -> entry -------------------------------------------------------------------------------- */
 
 /* An entry has up to PM_META_MAX bytes of meta, and may own one extent. */

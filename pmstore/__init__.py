@@ -12,6 +12,7 @@ together, or none of them.
 """
 
 import os as _os
+from typing import Any as _Any
 
 from pmstore._catalog.lists import PersistentList
 from pmstore._derived.decision import Decision
@@ -22,6 +23,7 @@ from pmstore._errors import (
     ArchiveDamagedError,
     ArchiveError,
     ArchiveUnavailableError,
+    ArchiveWarning,
     ClosedStoreError,
     CorruptStoreError,
     DerivedArrayError,
@@ -49,12 +51,14 @@ from pmstore._errors import (
     TransactionError,
     UncommittedChangesWarning,
     UnknownNameError,
+    UnknownVersionError,
 )
 from pmstore._resume.fit_group import prune
 from pmstore._resume.history import History, history
 from pmstore._resume.loop import Resumable
 from pmstore._resume.partial_fit import partial_fit
 from pmstore._resume.state import Field, State
+from pmstore._store import following as _following
 from pmstore._store.compacting import compact
 from pmstore._store.entrance import open
 from pmstore._store.mapping import Group
@@ -102,10 +106,6 @@ __all__ = [
     "DerivedArrayError",
     "DerivedMismatchError",
     "NonDeterministicError",
-    "ArchiveError",
-    "ArchiveDamagedError",
-    "ArchiveConflictError",
-    "ArchiveUnavailableError",
     "LostUpdateWarning",
     "UncommittedChangesWarning",
     "AbandonedTransactionWarning",
@@ -119,7 +119,30 @@ __all__ = [
     "compact",
     "salvage",
     "__version__",
+    "ArchiveError",
+    "ArchiveDamagedError",
+    "ArchiveConflictError",
+    "ArchiveUnavailableError",
+    "UnknownVersionError",
+    "ArchiveWarning",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name == "archive":  # imported when it is used
+        import pmstore.archive
+
+        return pmstore.archive
+    raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
+
+
+def _drained(*arguments: _Any, **options: _Any) -> _Any:
+    from pmstore.archive._begin import begin
+
+    return begin(*arguments, **options)
+
+
+_following.drainer = _drained
 
 if "PMSTORE_CRASH_RECORD" in _os.environ:  # `python -m pmstore crash run` sets it for the programs that it runs
     from pmstore.testing._store.recording import from_environment as _from_environment

@@ -351,6 +351,10 @@ class Core:
     def sequence(self) -> int:
         return int(lib.pm_sequence(self._store))
 
+    @property
+    def store_id(self) -> int:
+        return int(lib.pm_store_id(self._store))
+
     # ---- catalog
 
     def get(self, key: bytes) -> Entry | None:

@@ -12,6 +12,7 @@ __all__ = [
     "ArchiveDamagedError",
     "ArchiveError",
     "ArchiveUnavailableError",
+    "ArchiveWarning",
     "ClosedStoreError",
     "CorruptStoreError",
     "DerivedArrayError",
@@ -39,6 +40,7 @@ __all__ = [
     "TransactionError",
     "UncommittedChangesWarning",
     "UnknownNameError",
+    "UnknownVersionError",
 ]
 
 
@@ -279,7 +281,7 @@ class NonDeterministicError(DerivedArrayError):
     """The function of a derived array returned another value for the same inputs; see ``verify`` of `Store.derive`."""
 
 
-class ArchiveError(Error):
+class ArchiveError(Error, RuntimeError):
     """Base class of the errors of `pmstore.archive`."""
 
 
@@ -287,11 +289,11 @@ class ArchiveDamagedError(ArchiveError, ValueError):
     """An object of the archive is missing, cut short or altered, and no other level has it whole."""
 
 
-class ArchiveConflictError(ArchiveError, RuntimeError):
+class ArchiveConflictError(ArchiveError):
     """Another writer works in the same place, or has taken it over since this one began."""
 
 
-class ArchiveUnavailableError(ArchiveError, _SystemError):
+class ArchiveUnavailableError(_SystemError, ArchiveError):
     """The target can't be reached, is full or refuses; `errno` has the reason.
 
     Attributes
@@ -304,6 +306,18 @@ class ArchiveUnavailableError(ArchiveError, _SystemError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.errno, self.strerror), {"transient": self.transient}
+
+
+class UnknownVersionError(ArchiveError, KeyError):
+    """An archive does not have the version."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ArchiveWarning(UserWarning):
+    """A drain waits for its target or has ended, or an archive is not whole in all its places. Nothing was lost that
+    the message does not name."""
 
 
 class AbandonedTransactionWarning(RuntimeWarning):

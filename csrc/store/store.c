@@ -274,6 +274,11 @@ uint64_t pm_sequence(const pm_store *store)
     return store->log.sequence;
 }
 
+uint64_t pm_store_id(const pm_store *store)
+{
+    return store->region.store_id;
+}
+
 /* ---- catalog ----------------------------------------------------------------------------------------------------- */
 
 static pm_status check_key(const uint8_t *key, size_t length, pm_key *out)

@@ -138,7 +138,7 @@ class Catalog:
         if not prefix:
             with contextlib.suppress(*UNSOUND), self.lock:
                 keys = self.core.stats()["keys"]
-                keys -= sum(self.core.get(key) is not None for key in (_names.LIST_ID_KEY, _names.NOTE_KEY))
+                keys -= sum(self.core.get(key) is not None for key in _names.HIDDEN_KEYS)
                 if self.core.first(DERIVED_PREFIX) is not None:
                     keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
                 if (elements := self._elements(keys // 8)) is not None:

@@ -8,6 +8,7 @@ key     followed by                              holds
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
 ``m``   ``list-id``                              the next list id, 8 bytes little-endian
 ``m``   ``commit-note``                          message and attributes of a commit, behind its sequence number
+``m``   ``lineage``                              whose history the store has: see _store/lineage.py
 ======  =======================================  ==========================================
 """
 
@@ -19,6 +20,8 @@ from pmstore._errors import CorruptStoreError, InvalidNameError
 
 __all__ = [
     "DERIVED_PREFIX",
+    "HIDDEN_KEYS",
+    "LINEAGE_KEY",
     "LIST_ID_KEY",
     "LIST_PREFIX",
     "NAME_PREFIX",
@@ -43,6 +46,8 @@ LIST_PREFIX = b"l"
 DERIVED_PREFIX = b"d"
 LIST_ID_KEY = b"mlist-id"
 NOTE_KEY = b"mcommit-note"
+LINEAGE_KEY = b"mlineage"
+HIDDEN_KEYS = LIST_ID_KEY, NOTE_KEY, LINEAGE_KEY
 
 _ELEMENT = struct.Struct(">cQQ")
 _LIST = struct.Struct(">cQ")

@@ -8,10 +8,12 @@ from typing import Any
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import checked
+from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import BLOCK
 from pmstore._display import size_text
 from pmstore._errors import CorruptStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core
+from pmstore._store.lineage import entry_of, lineage_of
 from pmstore._store.new_store import SLABS, Progress, written_anew
 from pmstore._store.opening import lock_file, outside, path_of
 from pmstore._store.report import check
@@ -93,6 +95,8 @@ def _copied(
                 done += row.entry.length
                 if progress is not None and row.entry.offset:
                     progress(done, contents)
+            if source.core.get(LINEAGE_KEY) is None:  # the new file has another id
+                new.put(LINEAGE_KEY, entry_of(lineage_of(source.core), None))
             new.catalog.core.commit()
             gained = status.st_size - new.catalog.core.stats()["file_size"]
             if gained <= 0:

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pmstore._core import Core
@@ -26,12 +26,16 @@ __all__ = ["Following"]
 
 _SLICE = 0.5  # seconds
 
+# Set by pmstore itself, which imports the archive when it is asked for: pmstore.archive._begin.begin.
+drainer: Callable[..., Any] | None = None
+
 
 class Following(NameMapping):
     """The part of `Store` that follows the commits of a process that writes, which may be this one."""
 
-    __slots__ = ("_file_lock", "_lock", "_path", "_reader")
+    __slots__ = ("_drains", "_file_lock", "_lock", "_path", "_reader")
 
+    _drains: list[Any]
     _file_lock: Held
     _lock: TransactionLock
     _path: str
@@ -146,6 +150,86 @@ class Following(NameMapping):
         """
         with self._opened_again() as fd:  # other threads may commit meanwhile, or close the store
             return backup(fd, self._path, path, progress)
+
+    def drain(
+        self,
+        url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        every: int = 1,
+        keep: Any = None,
+        codec: Any = "zstd",
+        part_size: int | str = "128MiB",
+        queue_size: int | str = "256MiB",
+        on_error: str = "warn",
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Keep commits as versions of an archive from now on, while the program goes on.
+
+        A thread takes each version from the store's file, as a reader does: a commit does not wait for it. What can't
+        keep up has fewer versions, and never a mixed one. Closing the store archives its last commit, too. After a
+        restart of the program, the same call goes on with the archive.
+
+        Parameters
+        ----------
+        url : str, path-like, or several
+            A folder, or the URL of any target of fsspec such as ``s3://bucket/run``. Several are levels: each has all
+            versions, and gets them from the one before. Only the first must keep up.
+        every : int
+            Commits between two versions, at least.
+        keep : int, dict or Keep, optional
+            Versions that stay: so many of the newest, or a dict with ``last``, ``every`` and ``age`` (seconds). By
+            default, all. Tagged versions stay, too, and so does what others need.
+        codec : str, None, or a codec of numcodecs
+            By default, differences to the version before are shuffled and compressed with zstd. None: as they are.
+        part_size, queue_size : int or str
+            Bytes of an object, and of what waits in memory for the first place, at most. The second is also the limit
+            of the memory for the contents of the last version, from which differences are taken.
+        on_error : {"warn", "raise"}
+            "warn": what goes wrong is an ArchiveWarning. "raise": `Drain.wait` and `Drain.close` raise it. The
+            program's commits go on either way.
+        storage_options : dict, optional
+            For fsspec, such as ``key`` and ``secret``.
+
+        Returns
+        -------
+        pmstore.archive.Drain
+
+        Raises
+        ------
+        ArchiveConflictError
+            The place is the archive of another store, or this store was taken back behind its newest version.
+        ArchiveError
+            An extra is not installed: ``pip install 'pmstore[archive]'``.
+        ArchiveUnavailableError, ArchiveDamagedError, ClosedStoreError, TypeError, ValueError
+        """
+        assert drainer is not None
+        with self._catalog.lock:
+            self._catalog.core.require_open()
+            fd = self._file_lock.again(self._path)
+        try:
+            drain = drainer(
+                self.store,
+                fd,
+                url,
+                every=every,
+                keep=keep,
+                codec=codec,
+                part_size=part_size,
+                queue_size=queue_size,
+                on_error=on_error,
+                storage_options=storage_options,
+            )
+        except BaseException:
+            os.close(fd)
+            tell_pid()
+            raise
+        self._drains.append(drain)
+        return drain
+
+    def _end_drains(self) -> None:
+        """After the store was closed."""
+        while self._drains:
+            self._drains.pop().close()
 
     def _is_newest(self) -> bool:
         """Whether a snapshot is of the newest commit. If nobody writes, there may be commits that only the next process

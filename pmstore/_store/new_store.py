@@ -44,9 +44,12 @@ class NewStore:
             core = catalog.core
             core.free(core.alloc(room - _FIRST), room - _FIRST)
 
-    def put(self, key: bytes, entry: Entry, contents: Contents) -> None:
-        """Store an entry under a key."""
-        put_copy(self.catalog, key, entry, contents)
+    def put(self, key: bytes, entry: Entry, contents: Contents | None = None) -> None:
+        """Store an entry under a key. contents: of its extent, if it has one."""
+        if contents is None:
+            self.catalog.core.put(key, entry)
+        else:
+            put_copy(self.catalog, key, entry, contents)
         self._batch += 64 + len(key) + len(entry.meta) + (entry.length if entry.length <= SLABS[-1] else 0)
         if self._batch > _BATCH:
             self._batch = 0

@@ -63,6 +63,7 @@ class Store(Following):
     def __init__(self, path: str, mode: str, core: Core, held: Held, reader: Reader | None) -> None:
         """Only `open` calls this, where no signal handler runs."""
         self._reader = reader  # for snapshots; a store that is written makes one for its first read()
+        self._drains = []
         self._path = path
         self._mode = mode
         self._file_lock = held
@@ -313,8 +314,12 @@ class Store(Following):
         changes are pending, or it succeeded, and there is no memory for the live arrays: drop some of them.
         A store that failed is closed at once.
         """
+        if not self.closed:
+            self._close()
         if self.closed:
-            return
+            self._end_drains()
+
+    def _close(self) -> None:
         if self._lock.mine():
             if self._file_lock.openings == 1:
                 raise TransactionError("close() inside a transaction: leave the with statement first")
@@ -400,16 +405,20 @@ class Store(Following):
                 self._give_back()
                 raise
             return
-        with self._leaving():  # if the store is closed inside its own transaction, that transaction can't continue
+        try:
+            with self._leaving():  # if the store is closed inside its own transaction, that transaction can't continue
+                if self.closed:
+                    return
+                try:
+                    if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
+                        transaction = self._lock.transaction(self, None)
+                        transaction.__enter__()
+                        transaction.__exit__(kind, error, traceback)
+                finally:
+                    self._give_back()
+        finally:
             if self.closed:
-                return
-            try:
-                if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
-                    transaction = self._lock.transaction(self, None)
-                    transaction.__enter__()
-                    transaction.__exit__(kind, error, traceback)
-            finally:
-                self._give_back()
+                self._end_drains()
 
     def __del__(self) -> None:
         # The store is not open: opening failed, or it was closed.

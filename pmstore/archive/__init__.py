@@ -1,1 +1,24 @@
-"""The archive of stores: every version, on every level, in few files."""
+"""The archive of a store: every version, on every level, in few files (docs/archive.md).
+
+`Store.drain` fills it while a program goes on; `open` looks into it, restores and forks versions.
+"""
+
+from pmstore.archive._archive import Archive, Info, open, restore
+from pmstore.archive._differences import Difference
+from pmstore.archive._drain import Drain, Progress
+from pmstore.archive._retention import Keep
+from pmstore.archive._verifying import VerifyReport
+from pmstore.archive._versions import Version
+
+__all__ = [
+    "open",
+    "restore",
+    "Archive",
+    "Info",
+    "Version",
+    "Difference",
+    "VerifyReport",
+    "Drain",
+    "Progress",
+    "Keep",
+]

@@ -53,7 +53,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "cluster": {"_resume"},
     "decomposition": {"_resume"},
     "mixture": {"_resume"},
-    "archive": {"_catalog", "_core", "_display", "_errors", "_snapshot", "_store", "_values"},
+    "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_cli": {"_display", "_watch", "testing"},
@@ -93,7 +93,21 @@ C_ORDER = {
     "python": ["lock", "transaction"],
 }
 PYTHON_ORDER = {
-    "archive": ["_place", "_local _fsspec", "_retrying", "_objects", "__init__"],
+    "archive": [
+        "_place",
+        "_local _fsspec",
+        "_retrying",
+        "_objects _sizes _codecs",
+        "_format _capture",
+        "_sources",
+        "_index _versions",
+        "_retention _writing",
+        "_target",
+        "_drain _differences _verifying",
+        "_begin",
+        "_archive",
+        "__init__",
+    ],
     "_resume": [
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
@@ -102,7 +116,7 @@ PYTHON_ORDER = {
 }
 
 # What the package's own face hands on.
-FACE = {"_catalog", "_derived", "_errors", "_resume", "_store", "_watch", "testing"}
+FACE = {"archive", "_catalog", "_derived", "_errors", "_resume", "_store", "_watch", "testing"}
 
 MOST_LINES = 600
 MOST_COLUMNS = 120

@@ -1,0 +1,427 @@
+"""`pmstore.archive.open`: the versions of a store, to look into, to restore and to fork."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pmstore._catalog.names import LINEAGE_KEY
+from pmstore._core import Entry
+from pmstore._errors import (
+    ArchiveConflictError,
+    ArchiveDamagedError,
+    ArchiveError,
+    ArchiveWarning,
+    UnknownVersionError,
+)
+from pmstore._store.lineage import entry_of
+from pmstore._store.new_store import Progress, refuse_taken, written_anew
+from pmstore._store.opening import path_of
+from pmstore.archive._begin import places_of
+from pmstore.archive._differences import Difference, difference
+from pmstore.archive._format import TAG, Row, sealed
+from pmstore.archive._index import Index
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError
+from pmstore.archive._retention import Keep
+from pmstore.archive._sources import Sources
+from pmstore.archive._target import Target, about_of, tags_of
+from pmstore.archive._verifying import VerifyReport, verify
+from pmstore.archive._versions import Contents, Library, Version
+
+__all__ = ["Archive", "Info", "open", "restore"]
+
+_TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
+_PIECE = 64 << 20  # bytes of contents that are decoded at once, at most
+
+T = TypeVar("T")
+
+
+class Info(NamedTuple):
+    """A version, as a list of an archive shows it.
+
+    Attributes
+    ----------
+    version : int
+        The sequence number of the commit.
+    time : float
+        When it was archived, in seconds since the epoch.
+    kind : str
+        "base": it needs no other version; "differential": it has what has changed since the version before.
+    size : int
+        Bytes that were written for it.
+    raw : int
+        Bytes of all its contents.
+    message, attributes : str or None, dict
+        Of the commit: see `Store.transaction`.
+    tags : tuple of str
+    """
+
+    version: int
+    time: float
+    kind: str
+    size: int
+    raw: int
+    message: str | None
+    attributes: dict[str, Any]
+    tags: tuple[str, ...]
+
+
+class Archive:
+    """The versions of a store, made by `open`: a mapping from version numbers, which are sequence numbers of commits,
+    to `Version`.
+
+    It shows the versions that were there when it was opened; `refresh` shows newer ones. It is for one thread at a
+    time.
+    """
+
+    def __init__(self, sources: Sources) -> None:
+        """Only `open` calls this."""
+        self._sources = sources
+        self._about = about_of(sources)
+        self._library = Library(sources)
+        self._index = Index.read(sources)
+        self._tags = tags_of(sources)
+        self._own_parent: Archive | None = None
+
+    @property
+    def url(self) -> str:
+        """Its first place."""
+        return self._sources.url
+
+    @property
+    def parent(self) -> tuple[str, int] | None:
+        """URL and version of the archive that its store was forked from; None for any other."""
+        found = self._about.get("parent")
+        return None if found is None else (found[0], found[1])
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """Its tags: names and versions."""
+        return dict(self._tags)
+
+    def __repr__(self) -> str:
+        kept = self._index.kept()
+        shown = f"{len(kept)} version{'s' * (len(kept) != 1)}" + (f", the newest {kept[-1]}" if kept else "")
+        return f"<Archive {self.url}, {shown}>"
+
+    def refresh(self) -> int:
+        """Show versions that were added since. Returns the newest, or -1 if there is none."""
+        self._index = Index.read(self._sources, self._index)
+        self._tags = tags_of(self._sources)
+        return self.latest
+
+    # ---- versions
+
+    @property
+    def latest(self) -> int:
+        """The newest version; -1 if there is none."""
+        return self.versions()[-1] if len(self) else -1
+
+    def versions(self) -> list[int]:
+        """The numbers of all versions, in order: those of the parent up to the fork, then its own."""
+        archive, last = self._past()
+        return ([v for v in archive.versions() if v <= last] if archive is not None else []) + self._index.kept()
+
+    def __len__(self) -> int:
+        return len(self.versions())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.versions())
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and version in self.versions()
+
+    def __getitem__(self, version: int) -> Version:
+        """A version as a mapping from names to values. Raises UnknownVersionError, which is a KeyError;
+        ArchiveDamagedError."""
+        archive, row = self._find(version)
+        return archive._opened(row)
+
+    def log(self) -> list[Info]:
+        """All versions, with what the index tells of them. It reads no version."""
+        tagged: dict[int, list[str]] = {}
+        for name, version in sorted(self._tags.items()):
+            tagged.setdefault(version, []).append(name)
+        own = [
+            Info(
+                version=row.version,
+                time=row.time,
+                kind="base" if row.previous is None else "differential",
+                size=row.stored,
+                raw=row.raw,
+                message=row.noted.message,
+                attributes=row.noted.attributes,
+                tags=tuple(tagged.get(row.version, ())),
+            )
+            for row in self._index.rows()
+            if row.kept
+        ]
+        archive, last = self._past()
+        return ([one for one in archive.log() if one.version <= last] if archive is not None else []) + own
+
+    def _past(self) -> tuple[Archive | None, int]:
+        """Of a fork's archive: the archive it shares the past with, and the last version that is shared."""
+        if self.parent is None:
+            return None, -1
+        url, last = self.parent
+        if self._own_parent is None:
+            try:
+                self._own_parent = open(url)
+            except ArchiveError as error:
+                text = f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown"
+                warnings.warn(text, ArchiveWarning, stacklevel=4)
+                return None, -1
+        return self._own_parent, last
+
+    def _find(self, version: int) -> tuple[Archive, Row]:
+        """A version, and the archive that has it: this one, or its parent."""
+        if not isinstance(version, int) or isinstance(version, bool):
+            raise TypeError(f"a version is a number, not {type(version).__name__}")
+        row = self._index.find(version)
+        if row is not None and row.kept:
+            return self, row
+        archive, last = self._past()
+        if archive is not None and version <= last:
+            return archive._find(version)
+        newest = self.latest
+        raise UnknownVersionError(
+            f"{self.url} has no version {version}; " + (f"the newest is {newest}" if newest >= 0 else "it has none yet")
+        )
+
+    def _entries(self, row: Row) -> dict[bytes, Contents]:
+        return self._library.entries(self._index.chain(row.version))
+
+    def _opened(self, row: Row) -> Version:
+        return Version(self._library, row, self._entries(row))
+
+    def diff(self, old: int, new: int) -> dict[str, Difference]:
+        """Which names differ between two versions, and which elements of their arrays.
+
+        Parameters
+        ----------
+        old, new : int
+            Versions.
+
+        Returns
+        -------
+        dict of str to Difference
+            By name, in order. Contents are read only where the versions may differ.
+        """
+        return difference(self[old], self[new])
+
+    # ---- tags
+
+    def tag(self, name: str, version: int | None = None) -> None:
+        """Name a version, by default the newest. A tagged version stays, whatever a drain keeps.
+
+        Raises ValueError for a name that isn't letters, digits and ``._-``, ArchiveConflictError if the name is taken
+        by another version, UnknownVersionError.
+        """
+        if not isinstance(name, str) or not _TAG.fullmatch(name):
+            raise ValueError(f"a tag has letters, digits and ._-, at most 100, and no dot in front, not {name!r:.120}")
+        self.refresh()
+        archive, row = self._find(self.latest if version is None else version)
+        if archive is not self:
+            raise ArchiveError(f"version {row.version} is in {archive.url}: tag it there")
+        for place in self._sources.places:
+            try:
+                place.create(f"tags/{name}", sealed(TAG, row.version))
+            except ObjectExistsError:
+                if tags_of(Sources([place])).get(name) != row.version:
+                    raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None
+        self.refresh()
+        self._find(row.version)  # a drain may have removed it meanwhile
+
+    def untag(self, name: str) -> None:
+        """Take a tag away. Raises KeyError if there is none."""
+        if name not in self._tags:
+            raise KeyError(name)
+        for place in self._sources.places:
+            place.delete([f"tags/{name}"])
+        del self._tags[name]
+
+    # ---- to a store
+
+    def restore(
+        self, path: str | bytes | os.PathLike[Any], version: int | None = None, *, progress: Progress | None = None
+    ) -> int:
+        """Make a store of a version.
+
+        Everything is checked on the way. If an object is missing or damaged, it is taken from the next place; if no
+        place has it whole, a version asked for by number is an error, and without a number the newest older version
+        that is whole is restored, with an ArchiveWarning. A kill or a crash leaves no file under the path, or the whole
+        store. A store of the newest version goes on with the same archive when it is drained; a store of an older one
+        is a fork (see `fork`).
+
+        Parameters
+        ----------
+        path : str, bytes or os.PathLike
+            The new store, which must not exist.
+        version : int, optional
+            By default the newest.
+        progress : callable, optional
+            Called now and then with the bytes that were restored, and that there are.
+
+        Returns
+        -------
+        int
+            The version, which is the store's sequence number.
+
+        Raises StoreExistsError, UnknownVersionError, ArchiveDamagedError, ArchiveUnavailableError, OutOfSpaceError.
+        """
+        target = path_of(path)
+        self.refresh()
+        if version is not None:
+            archive, row = self._find(version)
+            archive._restore(row, target, progress, fork=version != self.latest)
+            return version
+        for number, version in enumerate(reversed(self.versions())):
+            archive, row = self._find(version)
+            try:
+                archive._restore(row, target, progress, fork=bool(number))
+            except ArchiveDamagedError as error:
+                text = f"version {version} is damaged ({error}): an older version is restored"
+                warnings.warn(text, ArchiveWarning, stacklevel=2)
+                continue
+            return version
+        raise ArchiveDamagedError(f"{self.url} has no version that is whole")
+
+    def fork(self, version: int, path: str | bytes | os.PathLike[Any], *, progress: Progress | None = None) -> int:
+        """Make a store that goes on from a version on a way of its own.
+
+        Its drain needs another place. That archive shares the past: it lists the versions of this one up to the fork.
+        The version gets the tag ``fork-`` and its number here, so that it stays.
+
+        Parameters, return value and errors as of `restore`.
+        """
+        self.tag(f"fork-{version}", version)
+        archive, row = self._find(version)
+        archive._restore(row, path_of(path), progress, fork=True)
+        return version
+
+    def _restore(self, row: Row, path: str, progress: Progress | None, *, fork: bool) -> None:
+        refuse_taken(path, os.devnull, "the archive", "a version is restored to a new file")
+        entries = self._entries(row)
+        total, done = sum(item.length for item in entries.values()), 0
+        lineage = None if fork else self._about["lineage"]
+        parent = (self.url, row.version) if fork else self.parent
+        with written_anew(path, room=_room(entries), sequence=row.version) as new:
+            for key, item in entries.items():
+                if key == LINEAGE_KEY:
+                    continue
+                place = Entry(8 if item.length else 0, item.length, item.kind, item.flags, item.meta)
+                new.put(key, place, self._pieces(item))
+                done += item.length
+                if progress is not None:
+                    progress(done, total)
+            new.put(LINEAGE_KEY, entry_of(lineage, parent))
+
+    def _pieces(self, item: Contents) -> Any:
+        for at in range(0, item.length, _PIECE):
+            yield self._library.contents(item, at, min(at + _PIECE, item.length))
+
+    # ---- care
+
+    def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
+        """Read and check every object of the archive, in each of its places.
+
+        Returns
+        -------
+        VerifyReport
+            A sequence of all problems, with the place and the versions concerned; its `ok` is true if there are none.
+        """
+        return verify(self._sources, progress)
+
+    def forget(self, versions: Iterable[int] = (), *, keep: Any = None) -> list[int]:
+        """Remove versions, in all places. What other versions need of them stays until those go, too.
+
+        No process may drain to the archive meanwhile: its drain would end with an ArchiveConflictError.
+
+        Parameters
+        ----------
+        versions : iterable of int
+            Versions to remove. The newest and tagged ones can't be removed.
+        keep
+            Remove all that it does not keep: see `Store.drain`.
+
+        Returns
+        -------
+        list of int
+            The versions that are gone.
+        """
+        self.refresh()
+        going = set(versions)
+        for version in going:
+            archive, _ = self._find(version)
+            if archive is not self:
+                raise ArchiveError(f"version {version} is in {archive.url}: forget it there")
+        stay = {*self._tags.values(), *self._index.kept()[-1:]}
+        if going & stay:
+            what = ", ".join(map(str, sorted(going & stay)))
+            raise ArchiveError(f"the newest version and tagged ones stay: {what}")
+        policy, now = Keep.of(keep), time.time()
+        for number, row in enumerate(reversed([row for row in self._index.rows() if row.kept])):
+            if row.version not in stay and not policy.stays(number, row, now):
+                going.add(row.version)
+        if going:
+            for place in self._sources.places:
+                Target(place, dict(self._about)).forget(going)
+        self.refresh()
+        return sorted(going)
+
+
+def _room(entries: Mapping[bytes, Contents]) -> int | None:
+    """Bytes of a region that has these contents, about."""
+    pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in entries.values() if item.length)
+    return (pages + len(entries) // 8 + 64) * 4096 * 17 // 16
+
+
+def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **storage_options: Any) -> Archive:
+    """Open an archive, to look into its versions and to restore them.
+
+    Parameters
+    ----------
+    url : str, path-like, or several
+        Where `Store.drain` put it. Of several places that hold the same archive, each object is taken from the first
+        that has it whole.
+    **storage_options
+        For fsspec, such as ``key`` and ``secret``.
+
+    Raises
+    ------
+    ArchiveError
+        There is no archive.
+    ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
+    """
+    sources = Sources(places_of(url, storage_options))
+    try:
+        return Archive(sources)
+    except MissingObjectError:
+        raise ArchiveError(f"there is no archive at {sources.url}: Store.drain begins one") from None
+
+
+def restore(
+    path: str | bytes | os.PathLike[Any],
+    version: int | None = None,
+    *,
+    sources: Sequence[str | os.PathLike[str]],
+    progress: Progress | None = None,
+    **storage_options: Any,
+) -> int:
+    """Make a store of a version of the archive in these places; `Archive.restore` explains it.
+
+    Parameters
+    ----------
+    path, version, progress
+        As of `Archive.restore`.
+    sources : sequence of str or path-like
+        The places, those to be asked first in front. Places that can't be reached are passed over.
+    """
+    return open(sources, **storage_options).restore(path, version, progress=progress)

@@ -1,0 +1,69 @@
+"""`Store.drain`: checks what it is asked for, and begins a drain."""
+
+from __future__ import annotations
+
+import operator
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pmstore._store.lineage import lineage_of, parent_of
+from pmstore.archive._codecs import chosen
+from pmstore.archive._drain import Drain, Options, Steps, Trouble
+from pmstore.archive._objects import Place, Retrying, place_of
+from pmstore.archive._retention import Keep
+from pmstore.archive._sizes import size_of
+
+if TYPE_CHECKING:
+    from pmstore._store.store import Store
+
+__all__ = ["begin", "places_of"]
+
+
+def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
+    """Of a path or URL, or several. Raises TypeError, ValueError, ImportError."""
+    urls = [url] if isinstance(url, (str, os.PathLike)) else list(url)
+    if not urls:
+        raise ValueError("an archive needs a path or a URL")
+    options = dict(storage_options or {})
+    return [place_of(one, **(options if "://" in os.fspath(one) else {})) for one in urls]
+
+
+def begin(
+    store: Store,
+    fd: int,
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    every: int,
+    keep: Any,
+    codec: Any,
+    part_size: int | str,
+    queue_size: int | str,
+    on_error: str,
+    storage_options: Mapping[str, Any] | None,
+) -> Drain:
+    """See `Store.drain`. fd: of the store's file; it is the drain's if this returns."""
+    if on_error not in ("warn", "raise"):
+        raise ValueError(f"on_error is 'warn' or 'raise', not {on_error!r}")
+    if isinstance(every, bool) or operator.index(every) < 1:
+        raise ValueError(f"every is a number of commits, at least 1, not {every!r}")
+    options = Options(
+        every=operator.index(every),
+        keep=Keep.of(keep),
+        codec=chosen(codec),
+        part_size=size_of(part_size, "part_size"),
+        queue_size=size_of(queue_size, "queue_size"),
+        raises=on_error == "raise",
+    )
+    trouble = Trouble(options.raises)
+    places: list[Place] = [Retrying(place, trouble.stop, trouble.tell) for place in places_of(url, storage_options)]
+    core = store._catalog.core
+    about = {
+        "id": secrets.token_hex(16),
+        "lineage": lineage_of(core),
+        "created": time.time(),
+        "parent": parent_of(core),
+    }
+    return Drain(store, Steps(fd, places, about, options), trouble)

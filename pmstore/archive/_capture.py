@@ -1,0 +1,238 @@
+"""What a commit changed: the difference between two snapshots of a store.
+
+    snapshot ──scan──▶ entries: new, gone, or with another place       (the catalog)
+             ──digest, hashes──▶ blocks of contents that changed       (tables of hashes; no contents are scanned)
+             ──copy──▶ their bytes, verified by the snapshot's hashes  (I20)
+
+The bytes are those of the snapshot's commit, whatever later commits do meanwhile (I23). A copy of the contents that
+change, the replica, stays in memory within a limit. The next difference is made against it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._catalog.kinds import ARRAY
+from pmstore._core import BLOCK, FIXED, Core, Entry
+from pmstore._errors import CorruptStoreError, StaleSnapshotError
+from pmstore._snapshot import Reader
+from pmstore._values.array import read_layout
+from pmstore.archive._codecs import FRAME, Bytes
+
+__all__ = ["Change", "Changes", "Seen", "capture"]
+
+_ATTEMPTS = 100
+_SMALL = 2016  # bytes; larger contents have a table of hashes in pages of its own
+
+Runs = list[tuple[int, int]]  # offset and length of each, in order
+
+
+class Known(NamedTuple):
+    """What the last version has of an entry."""
+
+    entry: Entry
+    digest: int  # of the table of hashes; 0 for small contents
+    hashes: Any  # of the blocks, or None
+    replica: Bytes | None
+
+
+class Change(NamedTuple):
+    """Contents that changed. runs: where; data: their bytes, joined; before: those of the last version, if they are
+    known."""
+
+    runs: Runs
+    data: Bytes
+    before: Bytes | None
+
+
+class Changes(NamedTuple):
+    """A version to be written, while its snapshot is open.
+
+    entries: all of them; changed: those whose contents are not those of the last version, and what of them; None: all,
+    and `pieces` reads it. wanted: gets the extents that are to be copied together with the next snapshot, if it is too
+    late for this one.
+    """
+
+    core: Core
+    time: float
+    entries: dict[bytes, Entry]
+    changed: dict[bytes, Change | None]
+    wanted: list[tuple[int, int]]
+
+    @property
+    def sequence(self) -> int:
+        """Of the commit."""
+        return self.core.sequence
+
+    def pieces(self, key: bytes) -> Iterator[tuple[int, Bytes]]:
+        """All contents of an entry: offset and bytes of each piece. Raises StaleSnapshotError, CorruptStoreError."""
+        entry = self.entries[key]
+        for at in range(0, entry.length, FRAME):
+            yield at, _copied(self, entry, [(at, min(FRAME, entry.length - at))])
+
+    def element(self, key: bytes) -> int:
+        """The bytes of an element of an array, as far as codecs go; 1 for anything else."""
+        entry = self.entries[key]
+        if entry.kind != ARRAY:
+            return 1
+        try:
+            dtype = read_layout(self.core, entry).dtype
+        except CorruptStoreError:
+            return 1
+        if dtype.kind == "c":
+            return dtype.itemsize // 2
+        return dtype.itemsize if dtype.kind in "fiumMb" else 1
+
+
+class Seen:
+    """What is known of the last version. It changes only when a capture has succeeded as a whole."""
+
+    def __init__(self, room: int) -> None:
+        """room: bytes of replicas, at most."""
+        self.known: dict[bytes, Known] = {}
+        self.room = room
+        self.used = 0
+
+    def settle(self, known: dict[bytes, Known], changed: list[tuple[Bytes, Runs, Bytes]]) -> None:
+        """These are the entries of the last version now. changed: replicas, and the bytes that are new in them."""
+        for replica, runs, data in changed:
+            _put(replica, runs, data)
+        self.known = known
+        self.used = sum(len(one.replica) for one in known.values() if one.replica is not None)
+
+
+def capture(reader: Reader, seen: Seen, write: Any) -> Any:
+    """What `write` makes of the changes since the last capture, for the newest commit.
+
+    write: called with Changes while the snapshot is open, perhaps several times; the last call counts. Raises
+    StaleSnapshotError if commits change contents as quickly as they can be copied.
+    """
+    wanted: list[tuple[int, int]] = []
+    for attempt in range(_ATTEMPTS):
+        core = Core.of_snapshot(reader.take(wanted))
+        try:
+            looked = _Looked(core, seen, wanted)
+            result = write(looked.changes)
+            seen.settle(looked.known, looked.replicas)
+            return result
+        except StaleSnapshotError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+        finally:
+            core.close()
+    raise AssertionError
+
+
+class _Looked:
+    """A look at a snapshot: its changes, and what will be known of it as the last version."""
+
+    def __init__(self, core: Core, seen: Seen, wanted: list[tuple[int, int]]) -> None:
+        entries = {row.key: row.entry for row in core.scan(b"")}
+        self.changes = Changes(core, time.time(), entries, {}, wanted)
+        self.replicas: list[tuple[Bytes, Runs, Bytes]] = []
+        self._seen = seen
+        self._room = seen.room - seen.used
+        self.known = {key: self._look(key, entry) for key, entry in entries.items()}
+
+    def _look(self, key: bytes, entry: Entry) -> Known:
+        core, before = self.changes.core, self._seen.known.get(key)
+        if not entry.offset:
+            return Known(entry, 0, None, None)
+        if entry.length <= _SMALL:
+            return self._small(key, entry, before)
+        assert core.snapshot is not None
+        digest = core.snapshot.digest(entry.offset, entry.length)
+        if before is not None and before.entry == entry and before.digest == digest:
+            return before
+        if before is None or before.entry.length != entry.length:
+            return self._new(key, entry, digest)
+        return self._differs(key, entry, digest, before)
+
+    def _small(self, key: bytes, entry: Entry, before: Known | None) -> Known:
+        data = np.frombuffer(self.changes.core.contents(entry.offset, entry.length), np.uint8)
+        old = before.replica if before is not None and before.entry.length == entry.length else None
+        if old is None or not np.array_equal(old, data):
+            self.changes.changed[key] = Change([(0, entry.length)], data, old)
+        return Known(entry, 0, None, data)
+
+    def _new(self, key: bytes, entry: Entry, digest: int) -> Known:
+        """Contents that the last version does not have, or has in another length."""
+        replica, self.changes.changed[key] = None, None
+        if not entry.flags & FIXED and entry.length <= self._room:
+            self._room -= entry.length
+            everything = [(0, entry.length)]
+            replica = _copied(self.changes, entry, everything)
+            self.changes.changed[key] = Change(everything, replica, None)
+        return Known(entry, digest, self._hashes(entry), replica)
+
+    def _differs(self, key: bytes, entry: Entry, digest: int, before: Known) -> Known:
+        hashes = self._hashes(entry)
+        runs = _runs(np.flatnonzero(hashes != before.hashes), entry.length)
+        if runs:
+            data = _copied(self.changes, entry, runs)
+            old = None if before.replica is None else _joined(before.replica, runs)
+            self.changes.changed[key] = Change(runs, data, old)
+            if before.replica is not None:
+                self.replicas.append((before.replica, runs, data))
+        return Known(entry, digest, hashes, before.replica)
+
+    def _hashes(self, entry: Entry) -> Any:
+        snapshot = self.changes.core.snapshot
+        assert snapshot is not None
+        with _noted(entry, self.changes.wanted):
+            return snapshot.block_hashes(entry.offset, entry.length)
+
+
+def _runs(blocks: Any, length: int) -> Runs:
+    """Runs of neighbouring blocks."""
+    if not len(blocks):
+        return []
+    breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
+    starts = blocks[np.concatenate(([0], breaks))]
+    ends = blocks[np.concatenate((breaks - 1, [len(blocks) - 1]))] + 1
+    return [
+        (int(start) * BLOCK, min(int(end) * BLOCK, length) - int(start) * BLOCK) for start, end in zip(starts, ends)
+    ]
+
+
+@contextlib.contextmanager
+def _noted(entry: Entry, wanted: list[tuple[int, int]]) -> Iterator[None]:
+    """Contents that have changed meanwhile are wanted together with the next snapshot."""
+    try:
+        yield
+    except StaleSnapshotError:
+        wanted.append((entry.offset, entry.length))
+        raise
+
+
+def _copied(changes: Changes, entry: Entry, runs: Runs) -> Bytes:
+    """The bytes of runs, verified."""
+    if entry.length <= _SMALL:
+        return np.frombuffer(changes.core.contents(entry.offset, entry.length), np.uint8)
+    snapshot = changes.core.snapshot
+    assert snapshot is not None
+    out = np.empty(sum(count for _, count in runs), np.uint8)
+    address, at = out.__array_interface__["data"][0], 0
+    with _noted(entry, changes.wanted):
+        for start, count in runs:
+            snapshot.copy(entry.offset, entry.length, start, address + at, count)
+            at += count
+    return out
+
+
+def _joined(data: Bytes, runs: Runs) -> Bytes:
+    if len(runs) == 1:
+        return data[runs[0][0] : runs[0][0] + runs[0][1]]
+    return np.concatenate([data[at : at + count] for at, count in runs])
+
+
+def _put(data: Bytes, runs: Runs, new: Bytes) -> None:
+    at = 0
+    for start, count in runs:
+        data[start : start + count] = new[at : at + count]
+        at += count

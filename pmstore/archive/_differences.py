@@ -1,0 +1,94 @@
+"""What differs between two versions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.names import NAME_PREFIX, name_of
+from pmstore._values.array import read_layout
+from pmstore.archive._codecs import Bytes
+from pmstore.archive._versions import Contents, Version
+
+__all__ = ["Difference", "difference"]
+
+
+class Difference(NamedTuple):
+    """What differs of one name.
+
+    Attributes
+    ----------
+    kind : str
+        "added", "removed", "changed" (other elements, or another value) or "replaced" (another shape, dtype or type).
+    elements : ndarray of int64, or None
+        Of a changed array: where its elements differ, as indices into the flattened array in C order; None for anything
+        else.
+    """
+
+    kind: str
+    elements: Any = None
+
+
+def difference(old: Version, new: Version) -> dict[str, Difference]:
+    """See `Archive.diff`."""
+    before, after = old._core._entries, new._core._entries
+    found: dict[str, Difference] = {}
+    for key in sorted({*before, *after}):
+        if not key.startswith(NAME_PREFIX):
+            continue
+        name, one, other = name_of(key), before.get(key), after.get(key)
+        if one is None or other is None:
+            found[name] = Difference("added" if one is None else "removed")
+        elif one.kind != other.kind or (one.kind == ARRAY and one.meta != other.meta):
+            found[name] = Difference("replaced")
+        elif one.kind == ARRAY:
+            if (different := _array(old, new, key, one, other)) is not None:
+                found[name] = different
+        elif not _same(old, new, name, one, other):
+            found[name] = Difference("changed")
+    return found
+
+
+def _array(old: Version, new: Version, key: bytes, one: Contents, other: Contents) -> Difference | None:
+    if one.frames == other.frames:
+        return None
+    a, b = (version._core._library.contents(item) for version, item in ((old, one), (new, other)))
+    changed = np.flatnonzero(a != b)
+    if not len(changed):
+        return None
+    entry = new._core.get(key)
+    assert entry is not None
+    described = read_layout(new._core, entry)
+    elements = np.unique(changed[changed < described.nbytes] // max(1, described.dtype.itemsize))
+    if described.order == "F":
+        places = np.unravel_index(elements, described.shape, order="F")
+        elements = np.sort(np.ravel_multi_index(places, described.shape))
+    return Difference("changed", elements.astype(np.int64)) if len(elements) else None
+
+
+def _same(old: Version, new: Version, name: str, one: Contents, other: Contents) -> bool:
+    """Of values that are not arrays, and of lists, whose elements have entries of their own."""
+    from pmstore._catalog.kinds import LIST
+
+    if one.kind == LIST:
+        a, b = old[name], new[name]
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
+    if one.meta != other.meta or one.length != other.length:
+        return False
+    if one.frames == other.frames:
+        return True
+    return bytes(_bytes(old, one)) == bytes(_bytes(new, other))
+
+
+def _bytes(version: Version, item: Contents) -> Bytes:
+    return version._core._library.contents(item)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    from pmstore._values.values import encode
+
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and encode(a) == encode(b)

@@ -1,0 +1,454 @@
+"""`Store.drain`: versions go from a store to its archive while the program goes on.
+
+    commits ──▶ the store's file ──1 capture──▶ encoded versions ──2──▶ the first place ──3──▶ the next place …
+                                     in memory, at most queue_size
+
+1, 2 and 3 are threads. Each does its steps again and again, and sleeps when there is nothing to do. None of them holds
+a lock that a commit takes. A capture that comes late takes the newest commit, so that what can't keep up has fewer
+versions. `Steps` has the steps without the threads.
+
+I23  A version is a commit: contents, names and note are those of one snapshot (I19, I20).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import operator
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pmstore._display import size_text
+from pmstore._errors import (
+    ArchiveConflictError,
+    ArchiveError,
+    ArchiveUnavailableError,
+    ArchiveWarning,
+    ForkedStoreError,
+)
+from pmstore._snapshot import Reader, newest, wait
+from pmstore._store.held import tell_pid
+from pmstore._store.opening import seconds
+from pmstore.archive._capture import Seen, capture
+from pmstore.archive._objects import Place, RecoveredError
+from pmstore.archive._retention import Keep
+from pmstore.archive._sources import Sources
+from pmstore.archive._target import Target
+from pmstore.archive._versions import Library
+from pmstore.archive._writing import Flush, Stored, Writing
+
+if TYPE_CHECKING:
+    from pmstore._store.store import Store
+
+__all__ = ["Drain", "Options", "Progress", "Steps", "Trouble"]
+
+_LINGER = 0.5  # seconds that a version waits for others to share its part, at most
+_TURN = 0.25  # seconds between two looks at whether the drain is to end
+
+
+class Options(NamedTuple):
+    """What `Store.drain` is asked for, checked."""
+
+    every: int
+    keep: Keep
+    codec: tuple[dict[str, Any], ...] | None
+    part_size: int
+    queue_size: int
+    raises: bool
+
+
+class Progress(NamedTuple):
+    """How far a drain is. All versions are sequence numbers of commits; -1: none yet.
+
+    Attributes
+    ----------
+    committed : int
+        The newest commit of the store.
+    captured : int
+        The newest version that was taken from the store.
+    archived : dict of str to int
+        The newest version that each place has, durable.
+    queued : int
+        Bytes of versions that wait in memory.
+    error : str or None
+        Why the drain waits or has ended, if it does.
+    """
+
+    committed: int
+    captured: int
+    archived: dict[str, int]
+    queued: int
+    error: str | None
+
+
+class Steps:
+    """What the threads of a drain do, each function in a thread of its own."""
+
+    def __init__(self, fd: int, places: Sequence[Place], about: dict[str, Any], options: Options) -> None:
+        """fd: of the store's file, open for reading; it becomes the drain's. about: the archive object, if there is
+        none yet."""
+        self.fd = fd
+        self.options = options
+        self.reader = Reader(fd, tell_pid)
+        self.targets = [Target(place, about) for place in places]
+        self.captured = self.targets[0].last
+        self.jobs: deque[Flush] = deque()
+        self._seen = Seen(options.queue_size)
+        self._writing = Writing(
+            self.targets[0].token, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
+        )
+        self._refuse_if_behind()
+
+    def _last(self) -> int | None:
+        return self.captured if self.captured >= 0 else None
+
+    def _refuse_if_behind(self) -> None:
+        now = newest(self.fd)
+        for target in self.targets:
+            if target.last > now:
+                raise ArchiveConflictError(
+                    f"{target.place.url} has version {target.last}, and the store is at {now}: it was taken back "
+                    "since. Archive.fork makes a store that goes on from an older version, with an archive of its own"
+                )
+
+    def _stored(self) -> list[tuple[bytes, Stored]]:
+        """Frames of the newest version, which the first base need not write anew."""
+        target = self.targets[0]
+        if self.captured < 0:
+            return []
+        try:
+            entries = Library(Sources([target.place])).entries(target.index.chain(self.captured))
+        except ArchiveError as error:
+            warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)
+            return []
+        return [
+            (key, (frame, chain))
+            for key, item in entries.items()
+            for frame, chain in item.frames
+            if not chain.delta and len(frame.runs) == 1
+        ]
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait in memory."""
+        return self._writing.waiting + sum(job.nbytes for job in list(self.jobs))
+
+    @property
+    def encoded(self) -> bool:
+        """Whether versions wait for others to share their part."""
+        return bool(self._writing.rows)
+
+    def capture(self) -> bool:
+        """Encodes the newest commit, if it is newer than the last version. Returns whether it was."""
+        if newest(self.fd) <= self.captured:
+            return False
+
+        def write(changes: Any) -> Any:
+            return self._writing.version(changes) if changes.sequence > self.captured else None
+
+        row = capture(self.reader, self._seen, write)
+        if row is None:
+            return False
+        self.captured = row.version
+        if self._writing.waiting >= self.options.part_size:
+            self._writing.flush()
+        return True
+
+    def flush(self) -> None:
+        """Hands the versions that were encoded over to the first place."""
+        self._writing.flush()
+
+    def write(self) -> bool:
+        """Writes what was handed over to the first place. False if there is nothing."""
+        if not self.jobs:
+            return False
+        self.targets[0].write(self.jobs[0])
+        self.jobs.popleft()
+        self._retain(0)
+        return True
+
+    def copy(self, number: int) -> bool:
+        """Brings a further place up to the one before. False if it is."""
+        near = self.targets[number - 1]
+        if not self.targets[number].copy(near.index, near.place):
+            return False
+        self._retain(number)
+        return True
+
+    def leave(self) -> None:
+        """In a forked process: all of it stays with the parent."""
+        self.reader.leave()
+
+    def close(self) -> None:
+        """The file is not read any more."""
+        fd, self.fd = self.fd, -1
+        del self.reader
+        os.close(fd)
+        tell_pid()
+
+    def _retain(self, number: int) -> None:
+        further = [target.last for target in self.targets[number + 1 :]]
+        self.targets[number].retain(self.options.keep, min(further, default=1 << 62))
+
+
+class Trouble:
+    """What is known of outages, told by `Retrying`. stop: no retries any more. raises: no warnings."""
+
+    def __init__(self, raises: bool) -> None:
+        self.stop = threading.Event()
+        self.now: str | None = None
+        self._raises = raises
+
+    def tell(self, error: Exception) -> None:
+        """An outage begins, or is over."""
+        over = isinstance(error, RecoveredError)
+        self.now = None if over else str(error)
+        if not over and not self._raises and not self.stop.is_set():
+            warnings.warn(f"{error}; the drain tries again, and the program goes on", ArchiveWarning, stacklevel=2)
+
+
+class _Shown:
+    """The last versions on their way, on a terminal."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._begun = time.monotonic()
+        self._width = 0
+
+    def update(self) -> None:
+        """Shown from the first second on."""
+        if sys.stderr is None or not sys.stderr.isatty() or time.monotonic() - self._begun < 1:
+            return
+        last = self._steps.captured
+        places = ", ".join(f"{target.place.url} has {target.last}" for target in self._steps.targets)
+        text = f"pmstore: archiving version {last}, {size_text(self._steps.queued)} in memory; {places}"
+        print(f"\r{text:<{self._width}}", end="", file=sys.stderr, flush=True)
+        self._width = len(text)
+
+    def end(self) -> None:
+        """The line is gone."""
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+
+
+class Drain:
+    """A store's way to its archive, made by `Store.drain`. A context manager, which closes it.
+
+    It runs in threads of this process. They end with `close`, which closing the store and leaving Python call. In a
+    forked child it does nothing.
+    """
+
+    def __init__(self, store: Store, steps: Steps, trouble: Trouble) -> None:
+        """Only `Store.drain` calls this."""
+        self._store = weakref.ref(store)
+        self._pid = os.getpid()
+        self._steps = steps
+        self._trouble = trouble
+        self._options = steps.options
+        self._capturing = threading.Lock()  # around the capture and the flush
+        self._changed = threading.Condition()  # notified when any of what follows changes
+        self._closing = self._captured_all = False
+        self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
+        self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
+        _drains.add(self)
+        for number in range(len(self._ended)):
+            name = f"pmstore-drain-{number}"
+            threading.Thread(target=self._thread, args=(number,), name=name, daemon=True).start()
+
+    def __repr__(self) -> str:
+        places = ", ".join(target.place.url for target in self._steps.targets)
+        return f"<Drain to {places}, {'closed' if self._closing else f'at version {self._steps.captured}'}>"
+
+    def __enter__(self) -> Drain:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- about it
+
+    def progress(self) -> Progress:
+        """How far it is. Raises ForkedStoreError."""
+        self._refuse_fork()
+        steps = self._steps
+        error = next((one for one in self._errors if one is not None), None)
+        return Progress(
+            committed=max(steps.captured, newest(steps.fd)) if steps.fd >= 0 else steps.captured,
+            captured=steps.captured,
+            archived={target.place.url: target.last for target in steps.targets},
+            queued=steps.queued,
+            error=str(error) if error is not None else self._trouble.now,
+        )
+
+    def wait(self, sequence: int | None = None, timeout: float = float("inf")) -> int:
+        """Sleep until a commit, or a newer one, is durable in all places.
+
+        Parameters
+        ----------
+        sequence : int, optional
+            Of the commit; by default the newest one.
+        timeout : float
+            Seconds.
+
+        Returns
+        -------
+        int
+            The newest version that all places have.
+
+        Raises
+        ------
+        ArchiveUnavailableError
+            It was not done in time; the message says what is missing. The drain goes on.
+        ArchiveError
+            The drain has ended with an error.
+        """
+        self._refuse_fork()
+        limit = time.monotonic() + seconds(timeout)
+        wanted = newest(self._steps.fd) if sequence is None else operator.index(sequence)
+        if not self._closing and self._steps.captured < wanted:
+            with self._capturing:
+                self._steps.capture()
+        self._flush()
+        with self._changed:
+            while (done := min(target.last for target in self._steps.targets)) < wanted:
+                self._raise()
+                left = limit - time.monotonic()
+                if left <= 0:
+                    raise ArchiveUnavailableError(f"version {wanted} is not archived yet: {self._lacking(wanted)}")
+                if self._closing and all(self._ended):
+                    raise ArchiveUnavailableError(f"the drain is closed: {self._lacking(wanted)}")
+                self._changed.wait(min(left, _TURN))
+        return done
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Archive the newest commit, and end. Closing again is allowed.
+
+        After `timeout` seconds it ends even if a place can't be reached, with an ArchiveWarning that says what is
+        missing there, or, with ``on_error="raise"``, an ArchiveUnavailableError. The store itself has lost nothing: a
+        later drain goes on.
+        """
+        if os.getpid() != self._pid:
+            return
+        limit = time.monotonic() + seconds(timeout)
+        with self._changed:
+            self._closing = True
+        self._finish_capture()
+        with self._changed:
+            shown = _Shown(self._steps)
+            while not all(self._ended) and (left := limit - time.monotonic()) > 0:
+                self._changed.wait(min(left, _TURN))
+                shown.update()
+            shown.end()
+        self._trouble.stop.set()
+        _drains.discard(self)
+        last = self._steps.captured
+        if any(target.last < last for target in self._steps.targets):
+            error = next((one for one in self._errors if one is not None), None)
+            text = f"the drain ended, and {self._lacking(last)}{f' ({error})' if error is not None else ''}"
+            if self._options.raises:
+                raise ArchiveUnavailableError(text) from error
+            warnings.warn(text, ArchiveWarning, stacklevel=2)
+
+    def _lacking(self, wanted: int) -> str:
+        lacking = [
+            f"{target.place.url} has {f'version {target.last}' if target.last >= 0 else 'none'}"
+            for target in self._steps.targets
+            if target.last < wanted
+        ]
+        return "; ".join(lacking) + (f": {self._trouble.now}" if self._trouble.now else "")
+
+    def _raise(self) -> None:
+        for error in self._errors:
+            if error is not None:
+                raise type(error)(*error.args) from error
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedStoreError("the drain belongs to the process that began it")
+
+    # ---- threads
+
+    def _thread(self, number: int) -> None:
+        """The first captures; the others bring a place up to date each."""
+        try:
+            if number == 0:
+                self._capture_on()
+            else:
+                self._bring_on(number)
+        except BaseException as error:
+            self._errors[number] = error
+            if not self._options.raises and not self._trouble.stop.is_set():
+                warnings.warn(f"the drain stops: {error}", ArchiveWarning, stacklevel=2)
+        with self._changed:
+            self._ended[number] = True
+            self._changed.notify_all()
+
+    def _capture_on(self) -> None:
+        encoded = 0.0  # when the first of the versions that wait was encoded
+        while not self._closing and not self._ended[1]:
+            if self._steps.queued > self._options.queue_size:
+                with self._changed:
+                    self._changed.wait(_TURN)  # the next capture takes the commits together
+                continue
+            left = encoded + _LINGER - time.monotonic() if self._steps.encoded else _TURN
+            due = self._steps.captured + self._options.every
+            sequence, _ = wait(self._steps.fd, due - 1, max(0.0, min(left, _TURN)))
+            if sequence >= due and not self._closing:
+                with self._capturing:
+                    encoded = encoded if self._steps.encoded else time.monotonic()
+                    self._steps.capture()
+            if self._steps.jobs or (self._steps.encoded and time.monotonic() >= encoded + _LINGER):
+                self._flush()
+
+    def _flush(self) -> None:
+        with self._capturing:
+            self._steps.flush()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _finish_capture(self) -> None:
+        with self._capturing:
+            if not self._captured_all and self._errors[0] is None and not self._ended[1]:
+                self._steps.capture()
+                self._steps.flush()
+        with self._changed:
+            self._captured_all = True
+            self._changed.notify_all()
+
+    def _bring_on(self, number: int) -> None:
+        step = self._steps.write if number == 1 else functools.partial(self._steps.copy, number - 1)
+        while True:
+            before = self._captured_all if number == 1 else self._ended[number - 1]
+            if step():
+                with self._changed:
+                    self._changed.notify_all()
+            elif before:
+                return
+            else:
+                with self._changed:
+                    self._changed.wait(_TURN)
+
+
+_drains: weakref.WeakSet[Drain] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for drain in list(_drains):
+        drain.close()
+
+
+def _after_fork() -> None:
+    for drain in list(_drains):
+        drain._steps.leave()
+    _drains.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,273 @@
+"""The bytes of an archive's objects, and the checks of what is read back. docs/archive.md describes them.
+
+Nothing that is read is trusted: every object but a part has an envelope with its kind, format and hash; a piece of a
+part is checked against the hash that an index or a directory has for it. Sizes are checked before memory is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgpack
+
+from pmstore._core import hash64
+from pmstore._errors import ArchiveDamagedError, CorruptStoreError, FormatVersionError
+from pmstore._store.notes import CommitNote, decoded
+
+__all__ = [
+    "ARCHIVE",
+    "FORMAT",
+    "SEGMENT",
+    "TAG",
+    "WRITER",
+    "Directory",
+    "Frame",
+    "Item",
+    "Piece",
+    "Row",
+    "Segment",
+    "opened",
+    "part_name",
+    "sealed",
+]
+
+FORMAT = 1
+ARCHIVE, SEGMENT, TAG, WRITER = b"A", b"I", b"T", b"W"  # kinds of objects
+
+_ENVELOPE = struct.Struct("<5scHQQ")  # magic, kind, format, length, hash
+_MAGIC = b"pmarc"
+_PART = re.compile(r"parts/[0-9]{6}-[0-9]{10}")
+_SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9]{6})")
+_LONGEST = 1 << 62
+
+
+def sealed(kind: bytes, content: Any) -> list[bytes]:
+    """The bytes of an object."""
+    payload = msgpack.packb(content)
+    return [_ENVELOPE.pack(_MAGIC, kind, FORMAT, len(payload), hash64(payload)), payload]
+
+
+def opened(kind: bytes, name: str, data: bytes) -> Any:
+    """The content of an object. Raises ArchiveDamagedError, FormatVersionError."""
+    if len(data) < _ENVELOPE.size:
+        raise ArchiveDamagedError(f"{name} is damaged: it has {len(data)} bytes")
+    magic, found, version, length, checksum = _ENVELOPE.unpack_from(data)
+    if magic != _MAGIC or found != kind:
+        raise ArchiveDamagedError(f"{name} is not an object of an archive, or damaged")
+    if version > FORMAT:
+        raise FormatVersionError(f"{name} has the format {version} of a newer pmstore; this one reads up to {FORMAT}")
+    payload = memoryview(data)[_ENVELOPE.size :]
+    if len(payload) != length or hash64(payload) != checksum:
+        raise ArchiveDamagedError(f"{name} is damaged: its bytes do not match their hash")
+    return unpacked(name, payload)
+
+
+def unpacked(name: str, payload: bytes | memoryview) -> Any:
+    """msgpack whose hash was right. Its content may still be hostile."""
+    try:
+        return msgpack.unpackb(payload, strict_map_key=False)
+    except Exception as error:
+        raise ArchiveDamagedError(f"{name} is damaged: {error}") from error
+
+
+def part_name(writer: int, number: int) -> str:
+    """The name of a part. writer: the number of its token."""
+    return f"parts/{writer:06d}-{number:010d}"
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ArchiveDamagedError(f"the archive is damaged: {what}")
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LONGEST
+
+
+class Piece(NamedTuple):
+    """Bytes of a part, and their hash."""
+
+    part: str
+    at: int
+    length: int
+    checksum: int
+
+    @classmethod
+    def checked(cls, found: Any) -> Piece:
+        """From what was read."""
+        _require(isinstance(found, list) and len(found) == 4, "a place in a part")
+        part, *numbers = found
+        _require(isinstance(part, str) and _PART.fullmatch(part) is not None, f"the name of a part: {part!r:.80}")
+        _require(_count(numbers[0]) and _count(numbers[1]) and type(numbers[2]) is int, "a place in a part")
+        return cls(part, *numbers)
+
+
+class Frame(NamedTuple):
+    """Contents of an entry that were encoded together.
+
+    runs: offset and length of each run of bytes, in order; codec: its number in the directory; checksum: of the decoded
+    bytes of all runs, joined.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    piece: Piece
+    codec: int
+    checksum: int
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes, decoded."""
+        return sum(length for _, length in self.runs)
+
+    @classmethod
+    def checked(cls, found: Any, length: int, codecs: int) -> Frame:
+        """From what was read. length: of the entry's contents."""
+        _require(isinstance(found, list) and len(found) == 4 and isinstance(found[0], list), "a frame")
+        flat, piece, codec, checksum = found
+        _require(len(flat) % 2 == 0 and bool(flat) and all(map(_count, flat)), "the runs of a frame")
+        runs = tuple(zip(flat[::2], flat[1::2]))
+        end = 0
+        for at, count in runs:
+            _require(count > 0 and at >= end and at + count <= length, "a run that is not inside its contents")
+            end = at + count
+        _require(type(codec) is int and 0 <= codec < codecs and type(checksum) is int, "the codec of a frame")
+        return cls(runs, Piece.checked(piece), codec, checksum)
+
+    def packed(self) -> list[Any]:
+        """For msgpack."""
+        return [[number for run in self.runs for number in run], list(self.piece), self.codec, self.checksum]
+
+
+class Item(NamedTuple):
+    """An entry of the store's catalog in a version: `pmstore._core.Entry` without a place, and its contents' frames.
+
+    frames: None if the contents are those of the version before.
+    """
+
+    kind: int
+    flags: int
+    meta: bytes
+    length: int
+    frames: tuple[Frame, ...] | None
+
+    @classmethod
+    def checked(cls, found: Any, codecs: int) -> Item:
+        """From what was read."""
+        _require(isinstance(found, list) and len(found) == 5, "an entry")
+        kind, flags, meta, length, frames = found
+        _require(all(type(n) is int and 0 <= n < 256 for n in (kind, flags)) and _count(length), "an entry")
+        _require(isinstance(meta, bytes) and (frames is None or isinstance(frames, list)), "an entry")
+        checked = None if frames is None else tuple(Frame.checked(frame, length, codecs) for frame in frames)
+        return cls(kind, flags, meta, length, checked)
+
+    def packed(self) -> list[Any]:
+        """For msgpack."""
+        frames = None if self.frames is None else [frame.packed() for frame in self.frames]
+        return [self.kind, self.flags, self.meta, self.length, frames]
+
+
+class Directory(NamedTuple):
+    """What a version changes: entries by catalog key, keys that are gone, and the codecs of its frames.
+
+    Of a base: all entries, and each has all of its contents. A codec: whether its input is the difference to the
+    version before, the bytes of an element, and configurations for numcodecs, in the order of encoding.
+    """
+
+    items: dict[bytes, Item]
+    gone: tuple[bytes, ...]
+    codecs: tuple[tuple[bool, int, tuple[dict[str, Any], ...]], ...]
+
+    def packed(self) -> bytes:
+        """For a part."""
+        items = [[key, *item.packed()] for key, item in self.items.items()]
+        codecs = [[delta, size, list(chain)] for delta, size, chain in self.codecs]
+        return bytes(msgpack.packb([items, list(self.gone), codecs]))
+
+    @classmethod
+    def checked(cls, name: str, data: bytes) -> Directory:
+        """From what was read."""
+        found = unpacked(name, data)
+        _require(isinstance(found, list) and len(found) == 3 and all(isinstance(x, list) for x in found), "a directory")
+        items, gone, codecs = found
+        for codec in codecs:
+            _require(isinstance(codec, list) and len(codec) == 3 and type(codec[0]) is bool, "a codec")
+            _require(_count(codec[1]) and 0 < codec[1] <= 1 << 20 and isinstance(codec[2], list), "a codec")
+            _require(all(isinstance(config, dict) for config in codec[2]), "the configuration of a codec")
+        checked: dict[bytes, Item] = {}
+        for item in items:
+            _require(isinstance(item, list) and bool(item) and isinstance(item[0], bytes), "an entry")
+            _require(0 < len(item[0]) <= 768, "a key")
+            checked[item[0]] = Item.checked(item[1:], len(codecs))
+        _require(all(isinstance(key, bytes) for key in gone), "a key")
+        return cls(checked, tuple(gone), tuple((delta, size, tuple(chain)) for delta, size, chain in codecs))
+
+
+class Row(NamedTuple):
+    """A version, as the index has it.
+
+    time: seconds since the epoch. previous: the version that its directory changes; None: it is a base. raw: bytes of
+    the contents that it has; stored: of its parts that were written for it. parts: all parts that it reads, except
+    those of its previous versions. note: of the commit, encoded. kept: False if it is there for later ones only.
+    """
+
+    version: int
+    time: float
+    previous: int | None
+    raw: int
+    stored: int
+    parts: tuple[str, ...]
+    directory: Piece
+    note: bytes | None
+    kept: bool = True
+
+    @property
+    def noted(self) -> CommitNote:
+        """What the commit says of itself."""
+        try:
+            return CommitNote(None, {}) if self.note is None else decoded(self.note)
+        except CorruptStoreError as error:
+            raise ArchiveDamagedError(f"the archive is damaged: the note of version {self.version}") from error
+
+    def packed(self) -> list[Any]:
+        """For msgpack."""
+        return [*self[:5], list(self.parts), list(self.directory), *self[7:]]
+
+    @classmethod
+    def checked(cls, found: Any) -> Row:
+        """From what was read."""
+        _require(isinstance(found, list) and len(found) == 9, "a version")
+        version, time, previous, raw, stored, parts, directory, note, kept = found
+        _require(_count(version) and isinstance(time, float) and _count(raw) and _count(stored), "a version")
+        _require(previous is None or (_count(previous) and previous < version), "the version before a version")
+        _require(isinstance(parts, list), "the parts of a version")
+        _require(all(isinstance(part, str) and _PART.fullmatch(part) for part in parts), "the name of a part")
+        _require(note is None or isinstance(note, bytes), "the note of a version")
+        _require(type(kept) is bool, "a version")
+        place = Piece.checked(directory)
+        return cls(version, time, previous, raw, stored, tuple(parts), place, note, kept)
+
+
+class Segment(NamedTuple):
+    """The name of an object of the index: it has the versions of the flushes first … last."""
+
+    first: int
+    last: int
+    generation: int
+
+    @property
+    def name(self) -> str:
+        """Of the object."""
+        return f"index/{self.first:012d}-{self.last:012d}-{self.generation:06d}"
+
+    @classmethod
+    def current(cls, names: Iterable[str]) -> list[Segment]:
+        """Those that count, of the names in the folder: of several that have a flush, the widest, then the newest."""
+        found = [cls(*map(int, match.groups())) for match in map(_SEGMENT.fullmatch, names) if match]
+        chosen: list[Segment] = []
+        for one in sorted(found, key=lambda one: (one.first, -one.last, -one.generation)):
+            if not chosen or one.first > chosen[-1].last:
+                chosen.append(one)
+        return chosen

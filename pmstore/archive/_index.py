@@ -1,0 +1,186 @@
+"""The list of an archive's versions: an object for each flush, merged as they become many.
+
+    index/000000000001-000000000032-000000   32 flushes, merged
+    index/000000000033-000000000033-000000   one flush
+    index/000000000034-000000000034-000000   the newest: creating it is what makes its versions exist
+
+A flush creates the next number. Only one writer can, and that is the commit of its versions. An object that has several
+flushes replaces theirs, and one of a higher generation those of a lower one (I25): a crash between writing it and
+deleting the others changes nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError
+from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, sealed
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
+from pmstore.archive._sources import Sources
+
+__all__ = ["Index", "IndexWriter"]
+
+_FAN = 32  # objects of the index that are merged into one
+_ATTEMPTS = 20
+
+T = TypeVar("T")
+
+
+def _rows_of(segment: Segment, data: bytes) -> list[Any]:
+    """The rows of an object, of which only the versions are checked: there may be a million."""
+    found = opened(SEGMENT, segment.name, data)
+    try:
+        versions = [row[0] for row in found]
+        increasing = all(map(int.__lt__, versions, versions[1:]))
+    except Exception as error:
+        raise ArchiveDamagedError(f"{segment.name} is damaged: {error!r}") from error
+    if not increasing or not all(type(version) is int for version in versions):
+        raise ArchiveDamagedError(f"{segment.name} is damaged: its versions are not in order")
+    return list(found)
+
+
+class Index:
+    """The versions of an archive, as of a moment. Rows are checked when they are used."""
+
+    def __init__(self, segments: Sequence[tuple[Segment, list[Any]]]) -> None:
+        self.segments = list(segments)
+        self._rows = [row for _, rows in segments for row in rows]
+        self.versions: list[int] = [row[0] for row in self._rows]
+        if any(map(int.__ge__, self.versions, self.versions[1:])):
+            raise ArchiveDamagedError("the index of the archive is damaged: its versions are not in order")
+
+    @classmethod
+    def read(cls, sources: Sources, known: Index | None = None) -> Index:
+        """The newest state. known: an earlier one, whose objects need not be read again."""
+        have = dict(known.segments) if known is not None else {}
+        for attempt in range(_ATTEMPTS):
+            current = Segment.current(sources.list("index"))
+            try:
+                return cls([(one, have[one] if one in have else _read(sources, one)) for one in current])
+            except MissingObjectError:
+                if attempt == _ATTEMPTS - 1:  # else a writer has merged it meanwhile
+                    raise ArchiveDamagedError("objects of the archive's index are missing") from None
+        raise AssertionError
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def find(self, version: int) -> Row | None:
+        """The row of a version."""
+        at = bisect.bisect_left(self.versions, version)
+        return Row.checked(self._rows[at]) if at < len(self.versions) and self.versions[at] == version else None
+
+    def rows(self, start: int = 0) -> Iterable[Row]:
+        """All rows, from a number on."""
+        return map(Row.checked, self._rows[start:])
+
+    def kept(self) -> list[int]:
+        """The versions that are there for themselves."""
+        return [row[0] for row in self._rows if row[-1] is True]
+
+    def last(self) -> Row | None:
+        """The newest row."""
+        return Row.checked(self._rows[-1]) if self._rows else None
+
+    def chain(self, version: int) -> list[Row]:
+        """A version and those that its contents need, the base first. Raises KeyError, ArchiveDamagedError."""
+        row = self.find(version)
+        if row is None:
+            raise KeyError(version)
+        rows = [row]
+        while row.previous is not None:
+            before = self.find(row.previous)
+            if before is None:
+                raise ArchiveDamagedError(
+                    f"the archive is damaged: version {row.version} needs version {row.previous}, which is not in it"
+                )
+            rows.append(before)
+            row = before
+        return rows[::-1]
+
+
+def _read(sources: Sources, segment: Segment) -> list[Any]:
+    return sources.read(segment.name, lambda data: _rows_of(segment, data))
+
+
+class IndexWriter:
+    """Changes the index of one place. The writer's token is the newest, or it stops."""
+
+    def __init__(self, place: Place, index: Index, token: int) -> None:
+        self._place = place
+        self._token = token
+        self.index = index
+
+    @staticmethod
+    def token(place: Place, about: dict[str, Any]) -> int:
+        """Makes the newest token, which ends what any other writer of the place does."""
+        for _ in range(_ATTEMPTS):
+            number = _newest_token(place) + 1
+            try:
+                place.create(f"writers/{number:06d}", sealed(WRITER, about))
+            except ObjectExistsError:
+                continue
+            place.delete(f"writers/{old:06d}" for old in range(max(1, number - 8), number))
+            return number
+        raise ArchiveConflictError(f"too many processes begin to write {place.url} at once")
+
+    def require_newest(self) -> None:
+        """Raises ArchiveConflictError if another writer has begun."""
+        if _newest_token(self._place) > self._token:
+            raise ArchiveConflictError(
+                f"another process drains to {self._place.url} since: one archive has one writer. Drain each store to "
+                "a place of its own"
+            )
+
+    def append(self, rows: Sequence[Row]) -> Segment:
+        """Adds versions, durably; they are newer than all others."""
+        self.require_newest()
+        number = self.index.segments[-1][0].last + 1 if self.index.segments else 1
+        segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
+        index = Index([*self.index.segments, (segment, packed)])
+        try:
+            self._place.create(segment.name, sealed(SEGMENT, packed))
+        except ObjectExistsError:
+            self.require_newest()
+            raise ArchiveConflictError(f"another process has written to {self._place.url}") from None
+        self.index = index
+        self._merge()
+        return segment
+
+    def _merge(self) -> None:
+        segments = self.index.segments
+        while len(segments) >= _FAN:
+            tail = segments[-_FAN:]
+            width = tail[0][0].last - tail[0][0].first + 1
+            if any(one.last - one.first + 1 != width for one, _ in tail):
+                return
+            self._replace(len(segments) - _FAN, len(segments), [row for _, rows in tail for row in rows])
+            segments = self.index.segments
+
+    def change(self, changed: Callable[[Row], Row | None]) -> None:
+        """Replaces rows by what the function returns, None: removes them. Objects without a change stay."""
+        for number in range(len(self.index.segments)):
+            rows = self.index.segments[number][1]
+            after = [row if new is None else new.packed() for row in map(Row.checked, rows) if (new := changed(row))]
+            if after != rows:
+                self.require_newest()
+                self._replace(number, number + 1, after)
+
+    def _replace(self, start: int, stop: int, rows: list[Any]) -> None:
+        """Writes the objects start … stop anew, as one with these rows."""
+        old = [segment for segment, _ in self.index.segments[start:stop]]
+        generation = max(segment.generation for segment in old) + 1 if len(old) == 1 else 0
+        merged = Segment(old[0].first, old[-1].last, generation)
+        self._place.put(merged.name, sealed(SEGMENT, rows))
+        self.index = Index([*self.index.segments[:start], (merged, rows), *self.index.segments[stop:]])
+        self._place.delete(segment.name for segment in old)
+
+
+def _newest_token(place: Place) -> int:
+    names = place.list("writers")
+    try:
+        return max(map(int, names), default=0)
+    except ValueError:
+        raise ArchiveError(f"{place.url} has foreign files in its folder writers") from None

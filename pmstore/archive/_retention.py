@@ -1,0 +1,101 @@
+"""Which versions of an archive stay, and which parts nothing needs any more.
+
+I26  A version is removed only when no version that stays needs it, and a part is deleted only when no row names it.
+     Both happen after the newest versions are durable in the place, rows first.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pmstore.archive._format import Row
+from pmstore.archive._index import Index, IndexWriter
+from pmstore.archive._objects import Place
+
+__all__ = ["Keep", "forget", "retain"]
+
+
+class Keep(NamedTuple):
+    """Which versions stay. The newest one and tagged ones always do.
+
+    last: the number of the newest ones; every: also each whose number is a multiple of it; age: also those that are not
+    older, in seconds. None of them: all stay.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    age: float | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Keep:
+        """What `Store.drain` is given as keep. Raises TypeError, ValueError."""
+        if given is None:
+            return cls()
+        if isinstance(given, dict):
+            if not given.keys() <= {"last", "every", "age"}:
+                raise ValueError(f"keep has the keys 'last', 'every' and 'age', not {', '.join(map(repr, given))}")
+            made = cls(**given)
+        elif isinstance(given, cls):
+            made = given
+        else:
+            made = cls(last=given)
+        for name, number in (("last", made.last), ("every", made.every)):
+            if number is not None and (isinstance(number, bool) or operator.index(number) < 1):
+                raise ValueError(f"keep: {name} is a number of versions, at least 1, not {number!r}")
+        if made.age is not None and not float(made.age) >= 0:
+            raise ValueError(f"keep: age is a number of seconds, not {made.age!r}")
+        return made
+
+    def stays(self, number: int, row: Row, now: float) -> bool:
+        """Whether a version stays. number: of those that are newer."""
+        if self == Keep():
+            return True
+        by_number = self.last is not None and number < self.last
+        by_step = self.every is not None and row.version % self.every == 0
+        return by_number or by_step or (self.age is not None and now - row.time <= self.age)
+
+
+def retain(writer: IndexWriter, place: Place, keep: Keep, tagged: Iterable[int], now: float, until: int) -> None:
+    """Removes what does not stay. until: versions above it stay, as another place lacks them."""
+    if keep == Keep():
+        return
+    kept = writer.index.kept()
+    always = {*tagged, kept[-1]} if kept else set()
+    going = set()
+    for number, row in enumerate(reversed(list(writer.index.rows()))):
+        if row.kept and row.version <= until and row.version not in always and not keep.stays(number, row, now):
+            going.add(row.version)
+    if len(going) * 16 >= len(kept):  # in one go, so that each version costs little
+        forget(writer, place, going)
+
+
+def forget(writer: IndexWriter, place: Place, going: set[int]) -> None:
+    """Versions are not listed any more. What nothing needs then is deleted."""
+    if not going:
+        return
+    index = writer.index
+    needed = _needed(index, going)
+    before = {part for row in index.rows() for part in row.parts}
+
+    def after(row: Row) -> Row | None:
+        if row.version not in needed:
+            return None
+        return row._replace(kept=False) if row.version in going else row
+
+    writer.change(after)
+    place.delete(sorted(before - {part for row in writer.index.rows() for part in row.parts}))
+
+
+def _needed(index: Index, going: set[int]) -> set[int]:
+    """Versions that stay, and those that they need. The newest is needed: the next one may be its differential."""
+    needed: set[int] = set()
+    rows = list(index.rows())
+    wanted = {rows[-1].version} if rows else set()
+    for row in reversed(rows):  # what a version needs is older
+        if row.version in wanted or (row.kept and row.version not in going):
+            needed.add(row.version)
+            if row.previous is not None:
+                wanted.add(row.previous)
+    return needed

@@ -1,0 +1,65 @@
+"""Reading an archive that is in several places: an object is taken from the first place that has it whole."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError, ArchiveWarning
+from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
+
+__all__ = ["Sources"]
+
+T = TypeVar("T")
+
+
+class Sources:
+    """Places that hold the same archive, those to be asked first in front."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = list(places)
+        self._told: set[tuple[str, str]] = set()
+
+    @property
+    def url(self) -> str:
+        """Of the first place."""
+        return self.places[0].url
+
+    def list(self, folder: str) -> list[str]:
+        """The names of the objects in a folder, of all places that answer."""
+        names: set[str] = set()
+        failed: list[ArchiveError] = []
+        for place in self.places:
+            try:
+                names.update(place.list(folder))
+            except ArchiveError as error:
+                failed.append(error)
+                self._tell(place, folder, error)
+        if len(failed) == len(self.places):
+            raise failed[0]
+        return sorted(names)
+
+    def read(self, name: str, check: Callable[[bytes], T], at: int = 0, count: int | None = None) -> T:
+        """What `check` makes of an object, or of a part of it; it raises ArchiveDamagedError if the bytes are wrong.
+
+        Raises MissingObjectError if no place has the object, else the error of the first place that lacks it whole.
+        """
+        first: Exception | None = None
+        for number, place in enumerate(self.places):
+            try:
+                found = check(place.get(name, at, count))
+            except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
+                if first is None or isinstance(first, MissingObjectError):
+                    first = error
+                if number + 1 < len(self.places) and not isinstance(error, MissingObjectError):
+                    self._tell(place, name, error)
+                continue
+            return found
+        assert first is not None
+        raise ArchiveDamagedError(str(first)) if isinstance(first, ShortObjectError) else first
+
+    def _tell(self, place: Place, name: str, error: Exception) -> None:
+        if len(self.places) > 1 and (place.url, name) not in self._told:
+            self._told.add((place.url, name))
+            warnings.warn(f"{place.url}: {error}: the other places are asked", ArchiveWarning, stacklevel=2)

@@ -1,0 +1,138 @@
+"""A place that a drain writes to: its archive object, its index and its token.
+
+I24  A row is appended after all parts that it names are durable in the place, and after the rows of the versions that
+     it needs. So each version that an index lists can be read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError
+from pmstore.archive._format import ARCHIVE, TAG, Row, opened, sealed
+from pmstore.archive._index import Index, IndexWriter
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
+from pmstore.archive._retention import Keep, forget, retain
+from pmstore.archive._sources import Sources
+from pmstore.archive._writing import Flush
+
+__all__ = ["Target", "about_of", "tags_of"]
+
+_TOGETHER = 1000  # versions that are copied in one step, at most
+
+
+def about_of(sources: Sources) -> dict[str, Any]:
+    """The archive object. id: of this archive, the same in all its places; lineage: of the store whose versions it has;
+    parent: url and version that it was forked from, or None.
+
+    Raises MissingObjectError if there is none, ArchiveDamagedError, FormatVersionError.
+    """
+
+    def check(data: bytes) -> dict[str, Any]:
+        found = opened(ARCHIVE, "archive", data)
+        if not isinstance(found, dict) or not all(isinstance(found.get(key), str) for key in ("id", "lineage")):
+            raise ArchiveDamagedError("the archive is damaged: its description")
+        parent = found.get("parent")
+        if parent is not None and not (
+            isinstance(parent, list) and len(parent) == 2 and isinstance(parent[0], str) and type(parent[1]) is int
+        ):
+            raise ArchiveDamagedError("the archive is damaged: where it was forked from")
+        return found
+
+    return sources.read("archive", check)
+
+
+def tags_of(sources: Sources) -> dict[str, int]:
+    """The tags of an archive: names and versions."""
+    found = {}
+    for name in sources.list("tags"):
+
+        def check(data: bytes, name: str = name) -> int:
+            version = opened(TAG, f"the tag {name}", data)
+            if type(version) is not int:
+                raise ArchiveDamagedError(f"the tag {name} is damaged")
+            return version
+
+        with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
+            found[name] = sources.read(f"tags/{name}", check)
+    return found
+
+
+class Target:
+    """An archive in one place, to be written. Only one thread uses it; others may read `index`."""
+
+    def __init__(self, place: Place, new: dict[str, Any]) -> None:
+        """new: the archive object, if there is none yet. Raises ArchiveConflictError if the archive is another
+        store's."""
+        self.place = place
+        sources = Sources([place])
+        try:
+            about = about_of(sources)
+        except MissingObjectError:
+            try:
+                place.create("archive", sealed(ARCHIVE, new))
+                about = new
+            except ObjectExistsError:
+                about = about_of(sources)
+        if about["lineage"] != new["lineage"]:
+            raise ArchiveConflictError(
+                f"{place.url} is the archive of another store, or of a fork of this one: give each store a place of "
+                "its own"
+            )
+        self.about = about
+        token = IndexWriter.token(place, {"time": time.time(), "by": secrets.token_hex(8)})
+        self.token = token
+        self._writer = IndexWriter(place, Index.read(sources), token)  # read when the token has ended other writers
+        self._parts: set[str] | None = None  # that are here, if it is known
+
+    @property
+    def index(self) -> Index:
+        """As of the last step."""
+        return self._writer.index
+
+    @property
+    def last(self) -> int:
+        """The newest version, or -1."""
+        return self.index.versions[-1] if self.index.versions else -1
+
+    def write(self, flush: Flush) -> None:
+        """Makes versions part of the archive (I24)."""
+        for name, pieces in flush.parts:
+            self.place.put(name, pieces)
+        self.append(flush.rows)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """The rows of versions whose parts are there."""
+        if rows:
+            self._writer.append(rows)
+
+    def copy(self, near: Index, source: Place) -> bool:
+        """Copies versions that another place has. near: its index. False if there are none."""
+        start = bisect.bisect_right(near.versions, self.last)
+        rows = list(itertools.islice(near.rows(start), _TOGETHER))
+        if self._parts is None:
+            self._parts = {part for row in self.index.rows() for part in row.parts}
+        for part in dict.fromkeys(part for row in rows for part in row.parts):
+            if part not in self._parts:
+                self.place.put(part, [source.get(part)])
+                self._parts.add(part)
+        self.append(rows)
+        return bool(rows)
+
+    def retain(self, keep: Keep, until: int) -> None:
+        """Removes versions that do not stay. until: the newest that all further places have."""
+        if keep != Keep() and len(self.index):
+            tagged = tags_of(Sources([self.place])).values()
+            self._parts = None
+            retain(self._writer, self.place, keep, tagged, time.time(), until)
+
+    def forget(self, going: set[int]) -> None:
+        """Removes versions, except what others need of them."""
+        self._parts = None
+        forget(self._writer, self.place, going)

@@ -1,0 +1,141 @@
+"""The full check of an archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, overload
+
+from pmstore._core import hash64
+from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
+from pmstore.archive._format import Piece, Row
+from pmstore.archive._index import Index
+from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
+from pmstore.archive._sources import Sources
+from pmstore.archive._target import about_of, tags_of
+from pmstore.archive._versions import Library
+
+__all__ = ["Problem", "VerifyReport", "verify"]
+
+
+class Problem(NamedTuple):
+    """url: the place; versions: that are not whole there; text: what is wrong."""
+
+    url: str
+    versions: tuple[int, ...]
+    text: str
+
+
+class VerifyReport(Sequence[Problem]):
+    """What `Archive.verify` found. `versions` and `bytes` count what was checked, in all places."""
+
+    def __init__(self, problems: list[Problem], versions: int, count: int) -> None:
+        self._problems = problems
+        self.versions = versions
+        self.bytes = count
+
+    @property
+    def ok(self) -> bool:
+        """Whether every version is whole in every place."""
+        return not self._problems
+
+    def __len__(self) -> int:
+        return len(self._problems)
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        return self._problems[index]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"sound: {self.versions} versions, {self.bytes} bytes"
+        lines = [f"{p.url}: versions {', '.join(map(str, p.versions))}: {p.text}" for p in self._problems]
+        return "\n".join(lines)
+
+
+def verify(sources: Sources, progress: Callable[[int, int], object] | None) -> VerifyReport:
+    """See `Archive.verify`."""
+    problems: list[Problem] = []
+    versions = count = 0
+    for place in sources.places:
+        checked = _Checked(place, problems)
+        checked.run(progress)
+        versions += checked.versions
+        count += checked.bytes
+    return VerifyReport(problems, versions, count)
+
+
+class _Checked:
+    """One place. Each piece is read once."""
+
+    def __init__(self, place: Place, problems: list[Problem]) -> None:
+        self._place = place
+        self._problems = problems
+        self._bad: dict[Piece, str | None] = {}  # of the pieces that were read, what is wrong
+        self.versions = self.bytes = 0
+
+    def run(self, progress: Callable[[int, int], object] | None) -> None:
+        alone = Sources([self._place])
+        try:
+            about_of(alone)
+            index = Index.read(alone)
+            tags_of(alone)
+        except (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError) as error:
+            self._problems.append(Problem(self._place.url, (), str(error)))
+            return
+        library = Library(alone)
+        wrong: dict[int, str] = {}
+        for number, row in enumerate(index.rows()):
+            self.versions += 1
+            text = self._row(library, row)
+            if text is None and row.previous is not None:
+                text = wrong.get(row.previous)
+                if text is None and index.find(row.previous) is None:
+                    text = f"version {row.previous}, which it needs, is not in the index"
+            if text is not None:
+                wrong[row.version] = text
+            if progress is not None:
+                progress(number + 1, len(index))
+        by_text: dict[str, list[int]] = {}
+        for version, text in wrong.items():
+            by_text.setdefault(text, []).append(version)
+        self._problems.extend(Problem(self._place.url, tuple(found), text) for text, found in by_text.items())
+
+    def _row(self, library: Library, row: Row) -> str | None:
+        """What is wrong with what the row itself names."""
+        text = self._piece(row.directory)
+        if text is not None:
+            return text
+        try:
+            directory = library.directory(row)
+        except ArchiveDamagedError as error:
+            return str(error)
+        for item in directory.items.values():
+            for frame in item.frames or ():
+                text = self._piece(frame.piece)
+                if text is not None:
+                    return text
+                if frame.piece.part not in row.parts:
+                    return f"{frame.piece.part} is not among the parts of version {row.version}"
+        return None
+
+    def _piece(self, piece: Piece) -> str | None:
+        if piece not in self._bad:
+            self._bad[piece] = self._read(piece)
+            self.bytes += piece.length
+        return self._bad[piece]
+
+    def _read(self, piece: Piece) -> str | None:
+        try:
+            data = self._place.get(piece.part, piece.at, piece.length)
+        except (MissingObjectError, ShortObjectError, ArchiveUnavailableError) as error:
+            return str(error)
+        return None if hash64(data) == piece.checksum else f"{piece.part} is damaged at byte {piece.at}"

@@ -1,0 +1,317 @@
+"""A version of an archive as a mapping from names to values, like a store that can't be changed.
+
+the index ──chain──▶ base, differential, …, differential        rows
+                        │ directories: entries of the catalog, and frames
+                        ▼
+VersionCore: key ──▶ entry, and the frames of its contents in all directories, oldest first
+                        │ when a value is read: decoded one over the other, each checked
+                        ▼
+Catalog, NameMapping: as for a store
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.names import key_of
+from pmstore._core import Core, Entry, hash64
+from pmstore._core import Row as CoreRow
+from pmstore._derived.arrays import DerivedArrays
+from pmstore._errors import ArchiveDamagedError, OutOfMemoryError, ReadOnlyStoreError
+from pmstore._locks import Lock
+from pmstore._store.mapping import NameMapping
+from pmstore.archive._codecs import Bytes, Chain
+from pmstore.archive._format import Directory, Frame, Item, Piece, Row
+from pmstore.archive._objects import MissingObjectError
+from pmstore.archive._sources import Sources
+
+__all__ = ["Contents", "Library", "Version", "VersionCore"]
+
+_DIRECTORIES = 4096  # that are kept in memory
+
+
+class Library:
+    """Reads directories and frames of an archive, each checked."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._directories: OrderedDict[Piece, Directory] = OrderedDict()
+
+    def piece(self, piece: Piece) -> bytes:
+        """The bytes of a piece of a part."""
+
+        def check(data: bytes) -> bytes:
+            if len(data) != piece.length or hash64(data) != piece.checksum:
+                raise ArchiveDamagedError(f"{piece.part} is damaged at byte {piece.at}: it does not match its hash")
+            return data
+
+        try:
+            return self.sources.read(piece.part, check, piece.at, piece.length)
+        except MissingObjectError as error:
+            raise ArchiveDamagedError(str(error)) from error
+
+    def directory(self, row: Row) -> Directory:
+        """What a version changes."""
+        found = self._directories.get(row.directory)
+        if found is None:
+            found = Directory.checked(f"the directory of version {row.version}", self.piece(row.directory))
+            self._directories[row.directory] = found
+            if len(self._directories) > _DIRECTORIES:
+                self._directories.popitem(last=False)
+        return found
+
+    def entries(self, chain: Sequence[Row]) -> dict[bytes, Contents]:
+        """The entries of the last version of a chain, in the order of their keys."""
+        found: dict[bytes, Contents] = {}
+        for row in chain:
+            directory = self.directory(row)
+            if row.previous is None:
+                found = {}
+            for key in directory.gone:
+                found.pop(key, None)
+            for key, item in directory.items.items():
+                found[key] = Contents.after(found.get(key), item, directory)
+        return dict(sorted(found.items()))
+
+    def contents(self, item: Contents, start: int = 0, stop: int | None = None) -> Bytes:
+        """Bytes start … stop of the contents of an entry; all by default."""
+        stop = item.length if stop is None else stop
+        frames = [(frame, chain) for frame, chain in item.frames if frame.runs[0][0] < stop and _end(frame) > start]
+        low = min([start] + [frame.runs[0][0] for frame, _ in frames])
+        high = max([stop] + [_end(frame) for frame, _ in frames])
+        try:
+            out = np.empty(high - low, np.uint8)
+            for frame, chain in frames:
+                self._apply(frame, chain, out, low)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"no memory for {high - low} bytes of contents") from error
+        return out[start - low : stop - low]
+
+    def _apply(self, frame: Frame, chain: Chain, out: Bytes, low: int) -> None:
+        views = [out[at - low : at - low + count] for at, count in frame.runs]
+        before = None
+        if chain.delta:
+            before = views[0] if len(views) == 1 else np.concatenate(views)
+        decoded = chain.decode(self.piece(frame.piece), frame.nbytes, before)
+        if hash64(decoded.data) != frame.checksum:
+            raise ArchiveDamagedError(
+                f"{frame.piece.part} is damaged at byte {frame.piece.at}: other contents came out"
+            )
+        at = 0
+        for view in views:
+            view[:] = decoded[at : at + len(view)]
+            at += len(view)
+
+
+def _end(frame: Frame) -> int:
+    at, count = frame.runs[-1]
+    return at + count
+
+
+class Contents(NamedTuple):
+    """An entry of a version, and the frames of its contents, oldest first."""
+
+    kind: int
+    flags: int
+    meta: bytes
+    length: int
+    frames: tuple[tuple[Frame, Chain], ...]
+
+    @classmethod
+    def after(cls, before: Contents | None, item: Item, directory: Directory) -> Contents:
+        """What a directory makes of an entry."""
+        if item.frames is None:
+            if item.length and (before is None or before.length != item.length):
+                raise ArchiveDamagedError("the archive is damaged: an entry has no contents")
+            frames = before.frames if before is not None and item.length else ()
+        else:
+            new = tuple((frame, Chain(*directory.codecs[frame.codec])) for frame in item.frames)
+            if _whole(new, item.length):
+                frames = new
+            elif before is None or before.length != item.length:
+                raise ArchiveDamagedError("the archive is damaged: an entry lacks a part of its contents")
+            else:
+                frames = before.frames + new
+        return cls(item.kind, item.flags, item.meta, item.length, frames)
+
+
+def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
+    """Whether frames have all contents by themselves. A frame's runs do not overlap."""
+    if any(chain.delta for _, chain in frames):
+        return False
+    runs = sorted(run for frame, _ in frames for run in frame.runs)
+    end = 0
+    for at, count in runs:
+        if at != end:
+            return False
+        end += count
+    return end == length
+
+
+class VersionCore(Core):
+    """What a catalog reads of a core, from a version. The offset of an entry is its number."""
+
+    __slots__ = ("_entries", "_keys", "_library", "_sequence")
+
+    def __init__(self, library: Library, sequence: int, entries: dict[bytes, Contents]) -> None:
+        self.lock = Lock()
+        self.gone = False
+        self.snapshot = self.trace = None
+        self._library = library
+        self._sequence = sequence
+        self._entries = entries
+        self._keys = list(entries)
+
+    def __del__(self) -> None:
+        pass
+
+    @property
+    def sequence(self) -> int:
+        return self._sequence
+
+    def require_open(self) -> None:
+        pass
+
+    def _entry(self, number: int) -> CoreRow:
+        key = self._keys[number]
+        item = self._entries[key]
+        offset = 8 * (number + 1) if item.length else 0
+        return CoreRow(key, Entry(offset, item.length, item.kind, item.flags, item.meta))
+
+    def get(self, key: bytes) -> Entry | None:
+        if key not in self._entries:
+            return None
+        return self._entry(bisect.bisect_left(self._keys, key)).entry
+
+    def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[CoreRow]:
+        from_key = after or start or prefix
+        number = (bisect.bisect_right if after is not None else bisect.bisect_left)(self._keys, from_key)
+        while number < len(self._keys) and self._keys[number].startswith(prefix):
+            yield self._entry(number)
+            number += 1
+
+    def first(self, prefix: bytes, after: bytes | None = None) -> CoreRow | None:
+        return next(self.scan(prefix, after), None)
+
+    def last(self, prefix: bytes) -> CoreRow | None:
+        number = bisect.bisect_left(self._keys, prefix + b"\xff" * 768) - 1
+        return self._entry(number) if number >= 0 and self._keys[number].startswith(prefix) else None
+
+    def stats(self) -> dict[str, int]:
+        return {"keys": len(self._keys)}
+
+    def item(self, offset: int) -> Contents:
+        """The contents of an entry with that offset."""
+        return self._entries[self._keys[offset // 8 - 1]]
+
+    def buffer(self, offset: int, length: int, writable: bool, fixed: bool = False) -> Any:
+        return self._library.contents(self.item(offset)).data
+
+    def require_readable(self, offset: int, length: int, at: int, count: int) -> None:
+        pass
+
+    def contents(self, offset: int, length: int) -> bytearray:
+        return bytearray(self._library.contents(self.item(offset)).data)
+
+    def read_into(self, offset: int, length: int, out: Any) -> None:
+        memoryview(out).cast("B")[:] = self._library.contents(self.item(offset)).data
+
+    def part(self, offset: int, start: int, stop: int) -> Bytes:
+        """Bytes start … stop of the contents."""
+        return self._library.contents(self.item(offset), start, stop)
+
+
+class _VersionCatalog(Catalog):
+    __slots__ = ()
+
+    def writable(self) -> None:
+        raise ReadOnlyStoreError("a version of an archive can't be changed; restore it, or fork it, to go on from it")
+
+
+class Version(NameMapping):
+    """A version of an archive: a mapping from its names to values, which are read, and checked, when they are asked
+    for. Arrays are copies of their own, and can't be written.
+
+    Attributes
+    ----------
+    version : int
+        The sequence number of the commit in the store.
+    time : float
+        When it was archived, in seconds since the epoch.
+    message, attributes : str or None, dict
+        Of the commit: see `Store.transaction`.
+    """
+
+    __slots__ = ("_core", "attributes", "message", "time", "url", "version")
+
+    def __init__(self, library: Library, row: Row, entries: dict[bytes, Contents]) -> None:
+        self._core = VersionCore(library, row.version, entries)
+        self._catalog = _VersionCatalog(self._core, read_only=True)
+        self._derived = DerivedArrays(self._catalog, library.sources.url)
+        self._prefix = ""
+        self.version = row.version
+        self.time = row.time
+        self.message, self.attributes = row.noted
+        self.url = library.sources.url
+
+    @property
+    def store(self) -> Any:
+        """The version itself, for its groups."""
+        return self
+
+    @property
+    def path(self) -> str:
+        """Where the archive is, with the version."""
+        return f"{self.url}@{self.version}"
+
+    @property
+    def closed(self) -> bool:
+        """False: a version stays readable."""
+        return False
+
+    media = "archive"
+    mode = "r"
+    openings = 1
+
+    def read(self, name: str, rows: Any) -> Any:
+        """Some rows of an array, as an array of its own, without reading the others.
+
+        Parameters
+        ----------
+        name : str
+            Of an array in C order with at least one axis.
+        rows : slice
+            Of the first axis, with the step 1: ``np.s_[100:200]``.
+
+        Raises UnknownNameError, TypeError, ArchiveDamagedError.
+        """
+        from pmstore._values.array import read_layout
+
+        entry = self._core.get(key_of(self._full(name)))
+        if entry is None:
+            raise self._catalog.unknown(name)
+        if entry.kind != ARRAY:
+            raise TypeError(f"{name!r} is not an array")
+        described = read_layout(self._core, entry)
+        if not isinstance(rows, slice) or rows.step not in (None, 1) or not described.shape or described.order == "F":
+            raise TypeError("read() takes rows, as in np.s_[100:200], of an array in C order; version[name] has all")
+        start, stop, _ = rows.indices(operator.index(described.shape[0]))
+        shape = (max(stop - start, 0), *described.shape[1:])
+        width = described.nbytes // described.shape[0] if described.shape[0] else 0
+        if not shape[0] or not width:
+            return np.empty(shape, described.dtype)
+        return self._core.part(entry.offset, start * width, stop * width).view(described.dtype).reshape(shape)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self) >> 4

@@ -1,0 +1,121 @@
+"""A drain without threads: its steps, in the order that a test chooses, and places that fail where a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import pmstore
+from pmstore._store.lineage import lineage_of, parent_of
+from pmstore.archive._codecs import chosen
+from pmstore.archive._drain import Options, Steps
+from pmstore.archive._objects import Buffer, MissingObjectError, ObjectExistsError, Place, ShortObjectError
+from pmstore.archive._retention import Keep
+
+__all__ = ["Crash", "Memory", "contents", "same", "stepping"]
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+class Memory(Place):
+    """Objects in a dict. after: operations that change it until the process ends; None: it does not."""
+
+    def __init__(self, objects: dict[str, bytes] | None = None, after: int | None = None) -> None:
+        self.url = "memory"
+        self.objects = {} if objects is None else objects
+        self.after = after
+        self.changes = 0
+
+    def _change(self) -> None:
+        if self.after is not None and self.changes >= self.after:
+            raise Crash
+        self.changes += 1
+
+    def put(self, name: str, data: Sequence[Buffer]) -> None:
+        self._change()
+        self.objects[name] = b"".join(bytes(one) for one in data)
+
+    def create(self, name: str, data: Sequence[Buffer]) -> None:
+        if name in self.objects:
+            raise ObjectExistsError(name, self.url)
+        self.put(name, data)
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        if name not in self.objects:
+            raise MissingObjectError(name, self.url)
+        found = self.objects[name][at : None if count is None else at + count]
+        if count is not None and len(found) < count:
+            raise ShortObjectError(name, self.url)
+        return found
+
+    def size(self, name: str) -> int:
+        return len(self.get(name))
+
+    def list(self, folder: str) -> list[str]:
+        return sorted(name[len(folder) + 1 :] for name in self.objects if name.startswith(folder + "/"))
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self.objects:
+                self._change()
+                del self.objects[name]
+
+
+@contextmanager
+def stepping(store: pmstore.Store, *places: Place, **options: Any) -> Iterator[Steps]:
+    """The steps of a drain. options: those of `Store.drain`."""
+    chosen_options = Options(
+        every=options.get("every", 1),
+        keep=Keep.of(options.get("keep")),
+        codec=chosen(options.get("codec", "zstd")),
+        part_size=options.get("part_size", 1 << 20),
+        queue_size=options.get("queue_size", 1 << 26),
+        raises=True,
+    )
+    core = store._catalog.core
+    about = {"id": "id", "lineage": lineage_of(core), "created": 0.0, "parent": parent_of(core)}
+    steps = Steps(store._file_lock.again(store.path), places, about, chosen_options)
+    try:
+        yield steps
+    finally:
+        steps.close()
+
+
+def archived(steps: Steps) -> None:
+    """All steps, until there is nothing to do."""
+    steps.capture()
+    steps.flush()
+    while steps.write():
+        pass
+    for number in range(1, len(steps.targets)):
+        while steps.copy(number):
+            pass
+
+
+def contents(mapping: Any) -> dict[str, Any]:
+    """Copies of all values, lists as lists."""
+    found = {}
+    for name in mapping:
+        value = mapping[name]
+        if isinstance(value, np.ndarray):
+            value = value.copy(order="K")
+        elif isinstance(value, pmstore.PersistentList):
+            value = list(value)
+        found[name] = value
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether values are equal, with their types and, of arrays, dtype, shape and bits."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return type(one) is type(other) and (one == other or (one != one and other != other))

@@ -33,7 +33,7 @@ from pmstore._errors import (
     ArchiveWarning,
     ForkedStoreError,
 )
-from pmstore._snapshot import Reader, newest, wait
+from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore._store.opening import seconds
 from pmstore.archive._capture import Seen, capture
@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Drain", "Options", "Progress", "Steps", "Trouble"]
 
+_SHARE = 0.1  # of a processor that captures take, at most, so that the program keeps its own
 _LINGER = 0.5  # seconds that a version waits for others to share its part, at most
-_TURN = 0.25  # seconds between two looks at whether the drain is to end
+_SOON, _LATER = 0.01, 0.05  # seconds between two looks for a commit: soon after one, and later
+_TURN = 0.25  # seconds between two looks for anything else
 
 
 class Options(NamedTuple):
@@ -96,7 +98,7 @@ class Steps:
         none yet."""
         self.fd = fd
         self.options = options
-        self.reader = Reader(fd, tell_pid)
+        self.reader: Reader | None = Reader(fd, tell_pid)
         self.targets = [Target(place, about) for place in places]
         self.captured = self.targets[0].last
         self.jobs: deque[Flush] = deque()
@@ -141,13 +143,18 @@ class Steps:
         return self._writing.waiting + sum(job.nbytes for job in list(self.jobs))
 
     @property
+    def committed(self) -> int:
+        """The newest commit; after `close`, the newest version."""
+        return self.captured if self.fd < 0 else max(self.captured, newest(self.fd))
+
+    @property
     def encoded(self) -> bool:
         """Whether versions wait for others to share their part."""
         return bool(self._writing.rows)
 
     def capture(self) -> bool:
         """Encodes the newest commit, if it is newer than the last version. Returns whether it was."""
-        if newest(self.fd) <= self.captured:
+        if self.reader is None or newest(self.fd) <= self.captured:
             return False
 
         def write(changes: Any) -> Any:
@@ -184,14 +191,16 @@ class Steps:
 
     def leave(self) -> None:
         """In a forked process: all of it stays with the parent."""
-        self.reader.leave()
+        if self.reader is not None:
+            self.reader.leave()
 
     def close(self) -> None:
         """The file is not read any more."""
-        fd, self.fd = self.fd, -1
-        del self.reader
-        os.close(fd)
-        tell_pid()
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            self.reader = None
+            os.close(fd)
+            tell_pid()
 
     def _retain(self, number: int) -> None:
         further = [target.last for target in self.targets[number + 1 :]]
@@ -280,7 +289,7 @@ class Drain:
         steps = self._steps
         error = next((one for one in self._errors if one is not None), None)
         return Progress(
-            committed=max(steps.captured, newest(steps.fd)) if steps.fd >= 0 else steps.captured,
+            committed=steps.committed,
             captured=steps.captured,
             archived={target.place.url: target.last for target in steps.targets},
             queued=steps.queued,
@@ -311,9 +320,9 @@ class Drain:
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
-        wanted = newest(self._steps.fd) if sequence is None else operator.index(sequence)
-        if not self._closing and self._steps.captured < wanted:
-            with self._capturing:
+        with self._capturing:
+            wanted = self._steps.committed if sequence is None else operator.index(sequence)
+            if not self._captured_all and self._steps.captured < wanted:
                 self._steps.capture()
         self._flush()
         with self._changed:
@@ -346,6 +355,9 @@ class Drain:
                 self._changed.wait(min(left, _TURN))
                 shown.update()
             shown.end()
+        if self._ended[0]:
+            with self._capturing:
+                self._steps.close()
         self._trouble.stop.set()
         _drains.discard(self)
         last = self._steps.captured
@@ -392,20 +404,24 @@ class Drain:
 
     def _capture_on(self) -> None:
         encoded = 0.0  # when the first of the versions that wait was encoded
+        rest = found = 0.0  # until when captures pause; when the last one was
         while not self._closing and not self._ended[1]:
-            if self._steps.queued > self._options.queue_size:
-                with self._changed:
-                    self._changed.wait(_TURN)  # the next capture takes the commits together
-                continue
-            left = encoded + _LINGER - time.monotonic() if self._steps.encoded else _TURN
-            due = self._steps.captured + self._options.every
-            sequence, _ = wait(self._steps.fd, due - 1, max(0.0, min(left, _TURN)))
-            if sequence >= due and not self._closing:
+            now = time.monotonic()
+            due = max(1, self._steps.captured + self._options.every)  # without a commit there is nothing yet
+            crowded = self._steps.queued > self._options.queue_size  # the next capture takes the commits together
+            if now >= rest and not crowded and newest(self._steps.fd) >= due:
                 with self._capturing:
-                    encoded = encoded if self._steps.encoded else time.monotonic()
+                    if not self._steps.encoded:
+                        encoded = now
+                    used = time.thread_time()
                     self._steps.capture()
+                    found = time.monotonic()
+                    rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
             if self._steps.jobs or (self._steps.encoded and time.monotonic() >= encoded + _LINGER):
                 self._flush()
+            with self._changed:
+                if not self._closing:
+                    self._changed.wait(_SOON if now < found + 1 else _LATER)
 
     def _flush(self) -> None:
         with self._capturing:

@@ -503,6 +503,7 @@ import sys, numpy as np, pmstore
 store = pmstore.open(sys.argv[1])
 x = store.require_array("x", 20_000)
 y = store.require_array("y", 20_000)
+store.commit()
 store.drain(sys.argv[2], part_size="64KiB")
 print("begun", flush=True)
 while True:

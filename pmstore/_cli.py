@@ -1,7 +1,8 @@
 """The command line: ``python -m pmstore info|ls|check|dump|backup|compact|salvage|watch|top PATH``, also
 installed as ``pmstore``.
 
-All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``.
+All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``,
+``archive`` in ``archive/_command.py``.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _complain(text: str, status: int) -> int:
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for these words. The commands of ``crash`` are added only if it is called, because they load the
-    crash explorer."""
+    """The parser for these words. The commands of ``crash`` and ``archive`` are added only if they are called, because
+    they load the crash explorer and the archive."""
     parser = argparse.ArgumentParser(
         prog="pmstore",
         description="Looks into a store of pmstore, copies it, makes its file smaller, or rescues what is sound in a "
@@ -178,6 +179,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         add_parser(commands, words)
     else:
         commands.add_parser("crash", help="find the crashes that a program does not survive: run, replay, open")
+    if words[:1] == ["archive"]:
+        from pmstore.archive._command import add_parser as add_archive
+
+        add_archive(commands)
+    else:
+        commands.add_parser("archive", help="the versions of a store: list, verify, restore, diff, tag, forget, drain")
     return parser
 
 

@@ -23,6 +23,8 @@ from pmstore.archive._format import Directory, Frame, Item, Piece, Row, part_nam
 
 __all__ = ["Flush", "Stored", "Writing"]
 
+_CHEAP = 1 << 16  # bytes of differentials that are no reason for a base
+
 Stored = tuple[Frame, Chain]
 
 
@@ -93,7 +95,9 @@ class Writing:
 
     def version(self, changes: Changes) -> Row:
         """Encode a version. After an exception it is as if it had not been called, but for bytes of parts."""
-        as_base = self._entries is None or self._since >= self.base_after or self._since_bytes > self._base_bytes
+        as_base = (
+            self._entries is None or self._since >= self.base_after or self._since_bytes > max(self._base_bytes, _CHEAP)
+        )
         begun = self._written + self._length
         entries = changes.entries
         before: dict[bytes, Entry] = {} if as_base else (self._entries or {})

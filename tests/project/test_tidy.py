@@ -56,7 +56,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
-    "_cli": {"_display", "_watch", "testing"},
+    "_cli": {"_display", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
 
@@ -106,7 +106,7 @@ PYTHON_ORDER = {
         "_drain _differences _verifying",
         "_begin",
         "_archive",
-        "__init__",
+        "__init__ _command",
     ],
     "_resume": [
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",

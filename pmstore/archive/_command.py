@@ -1,0 +1,204 @@
+"""The command line of archives: ``pmstore archive list|verify|restore|diff|tag|forget|drain``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pmstore
+from pmstore._display import aligned, count_text, name_text, size_text
+from pmstore.archive import _archive
+from pmstore.archive._archive import Archive, Info
+
+__all__ = ["add_parser"]
+
+_SOUND, _DAMAGED, _FAILED = 0, 1, 2
+
+_EXIT_STATUS = """\
+exit status:
+  0  it worked; for verify: the archive is sound
+  1  the archive is damaged
+  2  the archive can't be opened, a version is not in it, or the arguments are wrong
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds ``archive`` and its commands to the subparsers of ``pmstore``."""
+    parser = commands.add_parser(
+        "archive",
+        help="the versions of a store that was drained: list, verify, restore, diff, tag, forget, drain",
+        epilog=_EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    of_archive = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, example: str) -> Any:
+        sub = of_archive.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  pmstore archive {example}\n\n{_EXIT_STATUS}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.add_argument("path", metavar="URL", help="a folder, or a URL of fsspec such as s3://bucket/run")
+        sub.set_defaults(command=_without_extra(command), parser=sub)
+        return sub
+
+    listing = add("list", list_, "the versions, oldest first", "list runs/archive")
+    listing.add_argument("-n", type=_number, default=None, metavar="N", help="only the newest N")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    verifying = add("verify", verify, "read and check every object", "verify runs/archive")
+    verifying.add_argument("--json", action="store_true", help="print JSON")
+    restoring = add("restore", restore, "make a store of a version", "restore runs/archive again.pm --version 120")
+    restoring.add_argument("destination", metavar="DST", help="the new store, which must not exist")
+    restoring.add_argument("--version", type=_number, default=None, help="the newest unless given")
+    restoring.add_argument("--source", action="append", default=[], metavar="URL", help="another place, asked later")
+    restoring.add_argument("--fork", action="store_true", help="a store that goes on with an archive of its own")
+    comparing = add("diff", diff, "the names that differ between two versions", "diff runs/archive 100 120")
+    comparing.add_argument("old", type=_number, metavar="OLD", help="a version")
+    comparing.add_argument("new", type=_number, metavar="NEW", help="a version")
+    comparing.add_argument("--json", action="store_true", help="print JSON")
+    tagging = add("tag", tag, "name a version, so that it stays; or list the tags", "tag runs/archive best")
+    tagging.add_argument("name", metavar="NAME", nargs="?", help="letters, digits and ._-")
+    tagging.add_argument("--version", type=_number, default=None, help="the newest unless given")
+    tagging.add_argument("--delete", action="store_true", help="take the tag away")
+    forgetting = add("forget", forget, "remove versions", "forget runs/archive --keep-last 10 --keep-every 100")
+    forgetting.add_argument("versions", type=_number, metavar="VERSION", nargs="*")
+    forgetting.add_argument("--keep-last", type=_number, default=None, metavar="N", help="remove all but the newest N")
+    forgetting.add_argument("--keep-every", type=_number, default=None, metavar="N", help="and every N-th")
+    draining = add("drain", drain, "archive a store's commits until it is closed", "drain runs/archive run.pm")
+    draining.add_argument("store", metavar="STORE", help="the store's file; another process may write it")
+    draining.add_argument(
+        "--every", type=_number, default=1, metavar="N", help="at least N commits between two versions"
+    )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number is wanted, not {text!r}")
+    return int(text)
+
+
+def _without_extra(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    def run(chosen: argparse.Namespace) -> int:
+        try:
+            return command(chosen)
+        except pmstore.ArchiveDamagedError as error:
+            return _complain(chosen.path, error, _DAMAGED)
+        except (ImportError, KeyError) as error:
+            return _complain(chosen.path, error, _FAILED)
+
+    return run
+
+
+def _complain(path: str, error: Exception, status: int) -> int:
+    print(f"pmstore: {path}: {error}", file=sys.stderr)
+    return status
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=repr))
+
+
+def list_(chosen: argparse.Namespace) -> int:
+    """Prints the versions."""
+    rows = _archive.open(chosen.path).log()
+    rows = rows[max(0, len(rows) - chosen.n) :] if chosen.n is not None else rows
+    if chosen.json:
+        _print_json([row._asdict() for row in rows])
+        return _SOUND
+    for line in aligned(map(_columns, rows)):
+        print(line)
+    return _SOUND
+
+
+def _columns(row: Info) -> tuple[str, ...]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+    said = [name_text(row.message)] if row.message else []
+    said += [f"{name_text(name)}={value!r:.40}" for name, value in row.attributes.items()]
+    said += [f"[{tag}]" for tag in row.tags]
+    return str(row.version), when, row.kind, size_text(row.size), " ".join(said)
+
+
+def verify(chosen: argparse.Namespace) -> int:
+    """Reads and checks every object."""
+    report = _archive.open(chosen.path).verify()
+    if chosen.json:
+        _print_json({"ok": report.ok, "versions": report.versions, "problems": [one._asdict() for one in report]})
+    else:
+        print(report)
+    return _SOUND if report.ok else _DAMAGED
+
+
+def restore(chosen: argparse.Namespace) -> int:
+    """Makes a store of a version."""
+    archive = _archive.open([chosen.path, *chosen.source])
+    if chosen.fork:
+        if chosen.version is None:
+            chosen.version = archive.latest
+        archive.fork(chosen.version, chosen.destination)
+        version = chosen.version
+    else:
+        version = archive.restore(chosen.destination, chosen.version)
+    print(f"{chosen.destination}: version {version}")
+    return _SOUND
+
+
+def diff(chosen: argparse.Namespace) -> int:
+    """Prints the names that differ between two versions."""
+    found = _archive.open(chosen.path).diff(chosen.old, chosen.new)
+    count = {name: None if one.elements is None else len(one.elements) for name, one in found.items()}
+    if chosen.json:
+        _print_json({name: {"kind": one.kind, "elements": count[name]} for name, one in found.items()})
+        return _SOUND
+    rows = (
+        (name_text(name), one.kind, "" if count[name] is None else count_text(count[name] or 0, "element"))
+        for name, one in found.items()
+    )
+    for line in aligned(rows):
+        print(line)
+    return _SOUND
+
+
+def tag(chosen: argparse.Namespace) -> int:
+    """Names a version, takes a tag away, or lists the tags."""
+    archive = _archive.open(chosen.path)
+    if chosen.name is None:
+        for line in aligned((name, str(version)) for name, version in sorted(archive.tags.items())):
+            print(line)
+    elif chosen.delete:
+        if chosen.name not in archive.tags:
+            raise pmstore.UnknownVersionError(f"there is no tag {chosen.name!r}")
+        archive.untag(chosen.name)
+    else:
+        archive.tag(chosen.name, chosen.version)
+    return _SOUND
+
+
+def forget(chosen: argparse.Namespace) -> int:
+    """Removes versions."""
+    keep = {"last": chosen.keep_last, "every": chosen.keep_every}
+    named = {name: number for name, number in keep.items() if number is not None}
+    archive: Archive = _archive.open(chosen.path)
+    gone = archive.forget(chosen.versions, keep=named or None)
+    print(f"removed {count_text(len(gone), 'version')}; {count_text(len(archive), 'version')} left")
+    return _SOUND
+
+
+def drain(chosen: argparse.Namespace) -> int:
+    """Archives a store's commits until the process that writes it has closed it, or an interrupt."""
+    with pmstore.open(chosen.store, "r") as store:
+        following = store.drain(chosen.path, every=chosen.every)
+        try:
+            while store.written:
+                store.wait(following.progress().captured, timeout=1.0)
+        except KeyboardInterrupt:
+            pass
+        following.close()
+        progress = following.progress()
+    print(f"{chosen.path}: version {progress.captured}")
+    return _SOUND

@@ -1,0 +1,89 @@
+"""pmstore archive: the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._cli import main
+
+pytest.importorskip("numcodecs")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """An archive of five versions, whose messages are "epoch 0" and so on."""
+    with pmstore.open(tmp_path / "run.pm") as store, store.drain(tmp_path / "archive") as drain:
+        store["w"] = np.zeros((10, 784))
+        for epoch in range(5):
+            with store.transaction(message=f"epoch {epoch}", attributes={"loss": 1 / (epoch + 1)}):
+                store["w"][epoch] += 1
+            drain.wait()
+    return str(tmp_path / "archive")
+
+
+def test_list(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "list", place, "-n", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["4", "5"] and "epoch 4 loss=0.2" in lines[1]
+    assert main(["archive", "list", place, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["version"] for row in rows] == [1, 2, 3, 4, 5] and rows[1]["attributes"] == {"loss": 0.5}
+
+
+def test_diff(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "diff", place, "1", "3"]) == 0
+    assert capsys.readouterr().out.split() == ["w", "changed", "1,568", "elements"]
+    assert main(["archive", "diff", place, "1", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"w": {"kind": "changed", "elements": 1568}}
+
+
+def test_restore_and_fork(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again, fork = str(tmp_path / "again.pm"), str(tmp_path / "fork.pm")
+    assert main(["archive", "restore", place, again, "--version", "3"]) == 0
+    assert main(["archive", "restore", place, fork, "--fork", "--version", "2", "--source", place]) == 0
+    assert capsys.readouterr().out == f"{again}: version 3\n{fork}: version 2\n"
+    for path, sequence in ((again, 3), (fork, 2)):
+        with pmstore.open(path, "r") as store:
+            assert store.sequence == sequence and store["w"].sum() == 784 * sequence
+    assert main(["archive", "restore", place, again]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_tags_and_forgetting(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "tag", place, "best", "--version", "2"]) == 0
+    assert main(["archive", "tag", place]) == 0
+    assert capsys.readouterr().out.split() == ["best", "2"]
+    assert main(["archive", "forget", place, "--keep-last", "1"]) == 0
+    assert capsys.readouterr().out == "removed 3 versions; 2 versions left\n"
+    assert main(["archive", "tag", place, "best", "--delete"]) == 0
+    assert main(["archive", "tag", place, "best", "--delete"]) == 2
+    assert main(["archive", "forget", place, "2"]) == 0
+    assert main(["archive", "diff", place, "2", "5"]) == 2
+    assert "no version 2; the newest is 5" in capsys.readouterr().err
+
+
+def test_verify(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "verify", place]) == 0
+    assert capsys.readouterr().out.startswith("sound: 5 versions")
+    part = sorted(Path(place, "parts").iterdir())[0]
+    part.write_bytes(b"x" + part.read_bytes()[1:])
+    assert main(["archive", "verify", place, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"] and found["problems"][0]["versions"]
+
+
+def test_drain_from_outside(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "drain", str(tmp_path / "copy"), str(tmp_path / "run.pm")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'copy'}: version 5\n"
+
+
+def test_there_is_no_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "list", str(tmp_path / "none")]) == 2
+    assert "there is no archive" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["archive"])

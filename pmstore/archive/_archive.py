@@ -156,12 +156,11 @@ class Archive:
                 kind="base" if row.previous is None else "differential",
                 size=row.stored,
                 raw=row.raw,
-                message=row.noted.message,
-                attributes=row.noted.attributes,
+                message=note.message,
+                attributes=note.attributes,
                 tags=tuple(tagged.get(row.version, ())),
             )
-            for row in self._index.rows()
-            if row.kept
+            for row, note in ((row, row.noted) for row in self._index.rows() if row.kept)
         ]
         archive, last = self._past()
         return ([one for one in archive.log() if one.version <= last] if archive is not None else []) + own

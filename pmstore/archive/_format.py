@@ -68,7 +68,7 @@ def opened(kind: bytes, name: str, data: bytes) -> Any:
 def unpacked(name: str, payload: bytes | memoryview) -> Any:
     """msgpack whose hash was right. Its content may still be hostile."""
     try:
-        return msgpack.unpackb(payload, strict_map_key=False)
+        return msgpack.unpackb(payload, strict_map_key=False, use_list=False)
     except Exception as error:
         raise ArchiveDamagedError(f"{name} is damaged: {error}") from error
 
@@ -98,11 +98,11 @@ class Piece(NamedTuple):
     @classmethod
     def checked(cls, found: Any) -> Piece:
         """From what was read."""
-        _require(isinstance(found, list) and len(found) == 4, "a place in a part")
-        part, *numbers = found
-        _require(isinstance(part, str) and _PART.fullmatch(part) is not None, f"the name of a part: {part!r:.80}")
-        _require(_count(numbers[0]) and _count(numbers[1]) and type(numbers[2]) is int, "a place in a part")
-        return cls(part, *numbers)
+        _require(isinstance(found, tuple) and tuple(map(type, found)) == (str, int, int, int), "a place in a part")
+        part, at, length, checksum = found
+        _require(_PART.fullmatch(part) is not None, "the name of a part")
+        _require(0 <= at < _LONGEST and 0 <= length < _LONGEST, "a place in a part")
+        return cls(part, at, length, checksum)
 
 
 class Frame(NamedTuple):
@@ -125,7 +125,7 @@ class Frame(NamedTuple):
     @classmethod
     def checked(cls, found: Any, length: int, codecs: int) -> Frame:
         """From what was read. length: of the entry's contents."""
-        _require(isinstance(found, list) and len(found) == 4 and isinstance(found[0], list), "a frame")
+        _require(isinstance(found, tuple) and len(found) == 4 and isinstance(found[0], tuple), "a frame")
         flat, piece, codec, checksum = found
         _require(len(flat) % 2 == 0 and bool(flat) and all(map(_count, flat)), "the runs of a frame")
         runs = tuple(zip(flat[::2], flat[1::2]))
@@ -156,10 +156,10 @@ class Item(NamedTuple):
     @classmethod
     def checked(cls, found: Any, codecs: int) -> Item:
         """From what was read."""
-        _require(isinstance(found, list) and len(found) == 5, "an entry")
+        _require(isinstance(found, tuple) and len(found) == 5, "an entry")
         kind, flags, meta, length, frames = found
         _require(all(type(n) is int and 0 <= n < 256 for n in (kind, flags)) and _count(length), "an entry")
-        _require(isinstance(meta, bytes) and (frames is None or isinstance(frames, list)), "an entry")
+        _require(isinstance(meta, bytes) and (frames is None or isinstance(frames, tuple)), "an entry")
         checked = None if frames is None else tuple(Frame.checked(frame, length, codecs) for frame in frames)
         return cls(kind, flags, meta, length, checked)
 
@@ -190,15 +190,17 @@ class Directory(NamedTuple):
     def checked(cls, name: str, data: bytes) -> Directory:
         """From what was read."""
         found = unpacked(name, data)
-        _require(isinstance(found, list) and len(found) == 3 and all(isinstance(x, list) for x in found), "a directory")
+        _require(
+            isinstance(found, tuple) and len(found) == 3 and all(isinstance(x, tuple) for x in found), "a directory"
+        )
         items, gone, codecs = found
         for codec in codecs:
-            _require(isinstance(codec, list) and len(codec) == 3 and type(codec[0]) is bool, "a codec")
-            _require(_count(codec[1]) and 0 < codec[1] <= 1 << 20 and isinstance(codec[2], list), "a codec")
+            _require(isinstance(codec, tuple) and len(codec) == 3 and type(codec[0]) is bool, "a codec")
+            _require(_count(codec[1]) and 0 < codec[1] <= 1 << 20 and isinstance(codec[2], tuple), "a codec")
             _require(all(isinstance(config, dict) for config in codec[2]), "the configuration of a codec")
         checked: dict[bytes, Item] = {}
         for item in items:
-            _require(isinstance(item, list) and bool(item) and isinstance(item[0], bytes), "an entry")
+            _require(isinstance(item, tuple) and bool(item) and isinstance(item[0], bytes), "an entry")
             _require(0 < len(item[0]) <= 768, "a key")
             checked[item[0]] = Item.checked(item[1:], len(codecs))
         _require(all(isinstance(key, bytes) for key in gone), "a key")
@@ -231,23 +233,29 @@ class Row(NamedTuple):
         except CorruptStoreError as error:
             raise ArchiveDamagedError(f"the archive is damaged: the note of version {self.version}") from error
 
-    def packed(self) -> list[Any]:
-        """For msgpack."""
-        return [*self[:5], list(self.parts), list(self.directory), *self[7:]]
+    def packed(self) -> tuple[Any, ...]:
+        """For msgpack, and as it is read again."""
+        return (*self[:6], tuple(self.directory), *self[7:])
 
     @classmethod
     def checked(cls, found: Any) -> Row:
         """From what was read."""
-        _require(isinstance(found, list) and len(found) == 9, "a version")
+        _require(isinstance(found, tuple) and tuple(map(type, found)) in _ROWS, "a version")
         version, time, previous, raw, stored, parts, directory, note, kept = found
-        _require(_count(version) and isinstance(time, float) and _count(raw) and _count(stored), "a version")
-        _require(previous is None or (_count(previous) and previous < version), "the version before a version")
-        _require(isinstance(parts, list), "the parts of a version")
-        _require(all(isinstance(part, str) and _PART.fullmatch(part) for part in parts), "the name of a part")
-        _require(note is None or isinstance(note, bytes), "the note of a version")
-        _require(type(kept) is bool, "a version")
+        _require(version >= 0 <= raw and stored >= 0 and time == time, "a version")
+        _require(previous is None or 0 <= previous < version, "the version before a version")
+        for part in parts:
+            _require(type(part) is str and _PART.fullmatch(part) is not None, "the name of a part")
         place = Piece.checked(directory)
-        return cls(version, time, previous, raw, stored, tuple(parts), place, note, kept)
+        return cls(version, time, previous, raw, stored, parts, place, note, kept)
+
+
+_NOTHING = type(None)
+_ROWS = {
+    (int, float, previous, int, int, tuple, tuple, note, bool)
+    for previous in (int, _NOTHING)
+    for note in (bytes, _NOTHING)
+}
 
 
 class Segment(NamedTuple):

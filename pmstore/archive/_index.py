@@ -12,6 +12,7 @@ deleting the others changes nothing.
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -47,9 +48,21 @@ class Index:
     def __init__(self, segments: Sequence[tuple[Segment, list[Any]]]) -> None:
         self.segments = list(segments)
         self._rows = [row for _, rows in segments for row in rows]
-        self.versions: list[int] = [row[0] for row in self._rows]
-        if any(map(int.__ge__, self.versions, self.versions[1:])):
-            raise ArchiveDamagedError("the index of the archive is damaged: its versions are not in order")
+        self._versions: list[int] = [row[0] for row in self._rows]
+        self._count = len(self._rows)  # of both; more are those of a later index, which shares the lists
+        _require_order(self._versions)
+
+    def added(self, segment: Segment, rows: list[Any]) -> Index:
+        """The next index, with the rows of another object."""
+        _require_order([*self._versions[self._count - 1 : self._count], *(row[0] for row in rows)])
+        later = copy.copy(self)
+        later.segments = [*self.segments, (segment, rows)]
+        if len(self._rows) != self._count:  # another one has added rows
+            later._rows, later._versions = self._rows[: self._count], self._versions[: self._count]
+        later._rows.extend(rows)
+        later._versions.extend(row[0] for row in rows)
+        later._count = self._count + len(rows)
+        return later
 
     @classmethod
     def read(cls, sources: Sources, known: Index | None = None) -> Index:
@@ -65,24 +78,34 @@ class Index:
         raise AssertionError
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
+
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of all versions."""
+        return self._versions[: self._count]
+
+    @property
+    def newest(self) -> int:
+        """The newest version, or -1."""
+        return self._versions[self._count - 1] if self._count else -1
 
     def find(self, version: int) -> Row | None:
         """The row of a version."""
-        at = bisect.bisect_left(self.versions, version)
-        return Row.checked(self._rows[at]) if at < len(self.versions) and self.versions[at] == version else None
+        at = bisect.bisect_left(self._versions, version, 0, self._count)
+        return Row.checked(self._rows[at]) if at < self._count and self._versions[at] == version else None
+
+    def behind(self, version: int) -> int:
+        """The number of rows up to a version."""
+        return bisect.bisect_right(self._versions, version, 0, self._count)
 
     def rows(self, start: int = 0) -> Iterable[Row]:
         """All rows, from a number on."""
-        return map(Row.checked, self._rows[start:])
+        return map(Row.checked, self._rows[start : self._count])
 
     def kept(self) -> list[int]:
         """The versions that are there for themselves."""
-        return [row[0] for row in self._rows if row[-1] is True]
-
-    def last(self) -> Row | None:
-        """The newest row."""
-        return Row.checked(self._rows[-1]) if self._rows else None
+        return [row[0] for row in self._rows[: self._count] if row[-1] is True]
 
     def chain(self, version: int) -> list[Row]:
         """A version and those that its contents need, the base first. Raises KeyError, ArchiveDamagedError."""
@@ -99,6 +122,11 @@ class Index:
             rows.append(before)
             row = before
         return rows[::-1]
+
+
+def _require_order(versions: list[int]) -> None:
+    if any(map(int.__ge__, versions, versions[1:])):
+        raise ArchiveDamagedError("the index of the archive is damaged: its versions are not in order")
 
 
 def _read(sources: Sources, segment: Segment) -> list[Any]:
@@ -139,7 +167,7 @@ class IndexWriter:
         self.require_newest()
         number = self.index.segments[-1][0].last + 1 if self.index.segments else 1
         segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
-        index = Index([*self.index.segments, (segment, packed)])
+        index = self.index.added(segment, packed)
         try:
             self._place.create(segment.name, sealed(SEGMENT, packed))
         except ObjectExistsError:
@@ -174,7 +202,12 @@ class IndexWriter:
         generation = max(segment.generation for segment in old) + 1 if len(old) == 1 else 0
         merged = Segment(old[0].first, old[-1].last, generation)
         self._place.put(merged.name, sealed(SEGMENT, rows))
-        self.index = Index([*self.index.segments[:start], (merged, rows), *self.index.segments[stop:]])
+        segments = [*self.index.segments[:start], (merged, rows), *self.index.segments[stop:]]
+        if rows == [row for _, old_rows in self.index.segments[start:stop] for row in old_rows]:
+            self.index = copy.copy(self.index)
+            self.index.segments = segments
+        else:
+            self.index = Index(segments)
         self._place.delete(segment.name for segment in old)
 
 

@@ -6,7 +6,6 @@ I24  A row is appended after all parts that it names are durable in the place, a
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import secrets
@@ -40,7 +39,7 @@ def about_of(sources: Sources) -> dict[str, Any]:
             raise ArchiveDamagedError("the archive is damaged: its description")
         parent = found.get("parent")
         if parent is not None and not (
-            isinstance(parent, list) and len(parent) == 2 and isinstance(parent[0], str) and type(parent[1]) is int
+            isinstance(parent, tuple) and len(parent) == 2 and isinstance(parent[0], str) and type(parent[1]) is int
         ):
             raise ArchiveDamagedError("the archive is damaged: where it was forked from")
         return found
@@ -99,7 +98,7 @@ class Target:
     @property
     def last(self) -> int:
         """The newest version, or -1."""
-        return self.index.versions[-1] if self.index.versions else -1
+        return self.index.newest
 
     def write(self, flush: Flush) -> None:
         """Makes versions part of the archive (I24)."""
@@ -114,8 +113,7 @@ class Target:
 
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""
-        start = bisect.bisect_right(near.versions, self.last)
-        rows = list(itertools.islice(near.rows(start), _TOGETHER))
+        rows = list(itertools.islice(near.rows(near.behind(self.last)), _TOGETHER))
         if self._parts is None:
             self._parts = {part for row in self.index.rows() for part in row.parts}
         for part in dict.fromkeys(part for row in rows for part in row.parts):

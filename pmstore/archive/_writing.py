@@ -24,6 +24,8 @@ from pmstore.archive._format import Directory, Frame, Item, Piece, Row, part_nam
 __all__ = ["Flush", "Stored", "Writing"]
 
 _CHEAP = 1 << 16  # bytes of differentials that are no reason for a base
+_WORTH = 4  # times as many bytes as a base would write are one
+_ENTRY = 64  # bytes of an entry in a directory, about
 
 Stored = tuple[Frame, Chain]
 
@@ -79,8 +81,8 @@ class Writing:
         self._whole: dict[bytes, tuple[Stored, ...]] = {}  # frames that have all of an entry's contents by themselves
         self._entries: dict[bytes, Entry] | None = None  # of the last version that was encoded
         self._since = 0  # differentials since the last base,
-        self._since_bytes = 0  # and their bytes
-        self._base_bytes = 0  # that the last base would have, with all contents written
+        self._since_bytes = 0  # their bytes,
+        self._since_keys: set[bytes] = set()  # and the entries whose contents they change
 
     @property
     def waiting(self) -> int:
@@ -95,9 +97,7 @@ class Writing:
 
     def version(self, changes: Changes) -> Row:
         """Encode a version. After an exception it is as if it had not been called, but for bytes of parts."""
-        as_base = (
-            self._entries is None or self._since >= self.base_after or self._since_bytes > max(self._base_bytes, _CHEAP)
-        )
+        as_base = self._base_is_due()
         begun = self._written + self._length
         entries = changes.entries
         before: dict[bytes, Entry] = {} if as_base else (self._entries or {})
@@ -168,11 +168,17 @@ class Writing:
         self._have.clear()
         self.rows.append(row)
         if row.previous is None:
-            pieces = {frame.piece for found in whole.values() for frame, _ in found}
-            self._since, self._since_bytes = 0, 0
-            self._base_bytes = row.directory.length + sum(piece.length for piece in pieces)
+            self._since, self._since_bytes, self._since_keys = 0, 0, set()
         else:
             self._since, self._since_bytes = self._since + 1, self._since_bytes + row.stored
+            self._since_keys.update(changes.changed)
+
+    def _base_is_due(self) -> bool:
+        """Whether differentials have grown so large that a base adds little."""
+        if self._entries is None or self._since >= self.base_after:
+            return True
+        contents = sum(self._entries[key].length for key in self._since_keys if key in self._entries)
+        return self._since_bytes > max(_CHEAP, _WORTH * (contents + _ENTRY * len(self._entries)))
 
     # ---- frames
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pmstore._core import BLOCK, error, ffi, lib
 
-__all__ = ["Reader", "Snapshot", "newest", "wait"]
+__all__ = ["Reader", "Snapshot", "Waiter", "newest"]
 
 
 def newest(fd: int) -> int:
@@ -30,21 +30,39 @@ WAITED: dict[int, str] = {
 }
 
 
-def wait(fd: int, after: int, timeout: float) -> tuple[int, str]:
-    """The newest commit of the store in the file fd, and why the wait for one after `after` has ended."""
-    why, sequence = ffi.new("pm_waited *"), ffi.new("uint64_t *")
-    status = lib.pm_source_wait(fd, min(max(after, 0), 2**63), int(min(timeout, 1e9) * 1e9), why, sequence)
-    if status:
-        raise error(status)
-    return int(sequence[0]), WAITED[why[0]]
-
-
 def _owned(pointer: Any, free: Callable[[Any], None], closed: Callable[[], None]) -> Any:
     def end(pointer: Any) -> None:
         free(pointer)
         closed()
 
     return ffi.gc(pointer, end)
+
+
+class Waiter:
+    """Waits for commits of the store in the file fd. Several threads may wait at once."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self, fd: int, closed: Callable[[], None]) -> None:
+        """closed: called after a descriptor of the file was closed."""
+        out = ffi.new("pm_waiter **")
+        status = lib.pm_source_waiter(fd, out)
+        if status:
+            raise error(status)
+        self._waiter = _owned(out[0], lib.pm_source_waiter_free, closed)
+
+    def leave(self) -> None:
+        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        ffi.gc(self._waiter, None)
+
+    def wait(self, after: int, timeout: float) -> tuple[int, str]:
+        """The newest commit, and why the wait for one after `after` has ended."""
+        why, sequence = ffi.new("pm_waited *"), ffi.new("uint64_t *")
+        nanoseconds = int(min(timeout, 1e9) * 1e9)
+        status = lib.pm_source_wait(self._waiter, min(max(after, 0), 2**63), nanoseconds, why, sequence)
+        if status:
+            raise error(status)
+        return int(sequence[0]), WAITED[why[0]]
 
 
 class Snapshot:

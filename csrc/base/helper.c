@@ -1,16 +1,6 @@
-#define _GNU_SOURCE
 #include "base/helper.h"
 
-#include <sched.h>
-
 enum { NOTHING, OFFERED, TAKEN };
-
-static bool one_processor(void)
-{
-    cpu_set_t set;
-    /* An error means that there are more processors than the set holds. */
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < 2;
-}
 
 void pm_helper_init(pm_helper *helper, pm_schedule *schedule)
 {
@@ -42,7 +32,8 @@ static void *help(void *argument)
 bool pm_helper_can_share(pm_helper *helper)
 {
     if (!helper->started && !helper->alone) {
-        helper->started = !one_processor() && !pm_thread_start(&helper->thread, helper->mutex.schedule, help, helper);
+        helper->started = !pm_thread_one_processor()
+                          && !pm_thread_start(&helper->thread, helper->mutex.schedule, help, helper);
         helper->alone = !helper->started;
     }
     return helper->started;

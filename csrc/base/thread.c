@@ -2,6 +2,7 @@
 #include "base/thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <time.h>
 
@@ -39,6 +40,19 @@ int pm_thread_start(pm_thread *thread, pm_schedule *schedule, void *(*run)(void 
     int error = thread->routine ? start(&thread->thread, pm_schedule_routine_run, thread->routine) : ENOMEM;
     if (error && thread->routine) pm_schedule_routine_free(thread->routine);
     return error;
+}
+
+bool pm_thread_one_processor(void)
+{
+    cpu_set_t set;
+    /* An error means that there are more processors than the set holds. */
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) < 2;
+}
+
+bool pm_thread_start_alone(void *(*run)(void *), void *argument)
+{
+    pthread_t thread;
+    return !start(&thread, run, argument) && !pthread_detach(thread);
 }
 
 void pm_thread_join(pm_thread *thread, pm_schedule *schedule)

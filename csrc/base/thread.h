@@ -21,6 +21,11 @@ typedef struct {
 int pm_thread_start(pm_thread *thread, pm_schedule *schedule, void *(*run)(void *), void *argument);
 void pm_thread_join(pm_thread *thread, pm_schedule *schedule);
 
+/* The same for a thread that no schedule knows, and that nobody joins. False: it was not started. */
+bool pm_thread_start_alone(void *(*run)(void *), void *argument);
+
+bool pm_thread_one_processor(void); /* this process may use only one */
+
 typedef struct {
     pthread_mutex_t mutex;
     pm_schedule *schedule;

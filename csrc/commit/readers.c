@@ -126,16 +126,22 @@ void pm_readers_ask(int fd, bool pause)
     else (void)fcntl(fd, F_OFD_SETLK, &all);
 }
 
-bool pm_readers_wait(int fd, uint32_t seen, uint64_t nanoseconds)
+uint8_t *pm_readers_map(int fd)
 {
-    void *page = mmap(NULL, PM_PAGE, PROT_READ, MAP_SHARED, fd, 0);
-    if (page == MAP_FAILED) return false;
+    uint8_t *page = mmap(NULL, PM_PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    return page == MAP_FAILED ? NULL : page + PM_DURABLE_MARKER_PLACE;
+}
+
+void pm_readers_unmap(uint8_t *marker)
+{
+    if (marker) munmap(marker - PM_DURABLE_MARKER_PLACE, PM_PAGE);
+}
+
+bool pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds)
+{
     const struct timespec time = {.tv_sec = (time_t)(nanoseconds / (1000 * MILLISECOND)),
                                   .tv_nsec = (long)(nanoseconds % (1000 * MILLISECOND))};
+    if (!marker) return false;
     set_lock(fd, WAITING_BYTE);
-    /* Only the kernel touches the page, so that a file that was cut short is an error. */
-    long result = syscall(SYS_futex, (uint8_t *)page + PM_DURABLE_MARKER_PLACE, FUTEX_WAIT, seen, &time, NULL, 0);
-    bool possible = !result || errno != EFAULT;
-    munmap(page, PM_PAGE);
-    return possible;
+    return !syscall(SYS_futex, marker, FUTEX_WAIT, seen, &time, NULL, 0) || errno != EFAULT;
 }

@@ -30,8 +30,13 @@ void pm_readers_ask(int fd, bool pause); /* asks for a pause, or ends it */
 void pm_readers_nap(void);               /* a tenth of a millisecond */
 uint64_t pm_readers_time(void);          /* nanoseconds */
 
+/* The durable marker, mapped to be waited for; NULL: it can't be mapped. Only the kernel touches it, so that a file
+ * that was cut short is an error. */
+uint8_t *pm_readers_map(int fd);
+void pm_readers_unmap(uint8_t *marker);
+
 /* Waits until the low half of the durable marker's sequence number is no longer `seen`, or for so many nanoseconds.
  * False if the file can't be waited for. */
-bool pm_readers_wait(int fd, uint32_t seen, uint64_t nanoseconds);
+bool pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds);
 
 #endif

@@ -34,12 +34,12 @@ static pm_status grow(pm_page_hashes *hashes)
     return PM_OK;
 }
 
-pm_status pm_page_hashes_add(pm_page_hashes *hashes, uint64_t page, const void *bytes)
+pm_status pm_page_hashes_add(pm_page_hashes *hashes, pm_page_hash one)
 {
     if (2 * (hashes->used + 1) > hashes->size) PM_TRY(grow(hashes));
-    pm_page_hash *slot = slot_of(hashes, page);
+    pm_page_hash *slot = slot_of(hashes, one.page);
     hashes->used += !slot->page;
-    *slot = (pm_page_hash){page, pm_page_hashes_of(bytes)};
+    *slot = one;
     return PM_OK;
 }
 

@@ -19,8 +19,8 @@ typedef struct {
     size_t size, used; /* a power of two, or 0; at most half of it is used */
 } pm_page_hashes;
 
-/* Adds the hash of a page's bytes. */
-pm_status pm_page_hashes_add(pm_page_hashes *hashes, uint64_t page, const void *bytes);
+uint64_t pm_page_hashes_of(const void *bytes); /* the hash of a page's bytes: never 0 */
+pm_status pm_page_hashes_add(pm_page_hashes *hashes, pm_page_hash one);
 void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page);
 bool pm_page_hashes_has(const pm_page_hashes *hashes, uint64_t page);
 uint64_t pm_page_hashes_get(const pm_page_hashes *hashes, uint64_t page); /* 0: it is not there */

@@ -4,6 +4,7 @@
 
 #include "space/catalog.h"
 #include "space/page.h"
+#include "reader/parts.h"
 #include "commit/readers.h"
 
 enum {
@@ -13,7 +14,8 @@ enum {
     SMALL_ALL = 1 << 20,
     FLIPS_MOST = 4,
     PASSES_MOST = 16, /* before a process that writes is asked for a pause */
-    TABLE_PAGES = 16  /* that are read at once */
+    TABLE_PAGES = 16, /* that are read at once */
+    QUEUED_MOST = AT_ONCE / PM_PAGE
 };
 #define PATIENCE UINT64_C(5000000000) /* nanoseconds */
 
@@ -302,20 +304,41 @@ bool pm_pages_wanted(const pm_pages *t, uint64_t extent, uint64_t length)
     return false;
 }
 
-/* Hashes some pages of a table. A page that can't be read is left for later. */
-static pm_status hash_table(pm_pages *t, uint64_t first, uint64_t end)
+/* Hashes queued pages that follow one another. A page that can't be read is left for later. */
+static pm_status hash_run(const pm_pages *t, unsigned thread, uint64_t at, uint64_t end)
 {
-    uint64_t length = (end - first) * PM_PAGE;
-    pm_status status = pm_source_pread(t->source.fd, PM_REGION_START + first * PM_PAGE, length, t->read, "a table");
-    if (status == PM_UNREADABLE && end - first == 1) return PM_OK;
+    uint8_t *read = t->read + (size_t)thread * TABLE_PAGES * PM_PAGE;
+    uint64_t place = PM_REGION_START + t->queue[at].page * PM_PAGE;
+    pm_status status = pm_source_pread(t->source.fd, place, (end - at) * PM_PAGE, read, "a table");
+    if (status == PM_UNREADABLE && end - at == 1) return PM_OK;
     if (status == PM_UNREADABLE) {
-        for (uint64_t page = first; page < end; page++) PM_TRY(hash_table(t, page, page + 1));
+        for (; at < end; at++) PM_TRY(hash_run(t, thread, at, at + 1));
         return PM_OK;
     }
-    PM_TRY(status);
-    for (uint64_t page = first; page < end; page++)
-        PM_TRY(pm_page_hashes_add(&t->tables, page, t->read + (page - first) * PM_PAGE));
-    t->added += length;
+    for (; status == PM_OK && at < end; at++, read += PM_PAGE) t->queue[at].hash = pm_page_hashes_of(read);
+    return status;
+}
+
+static pm_status hash_queued(void *pages, unsigned thread, uint64_t at, uint64_t end)
+{
+    const pm_pages *t = pages;
+    for (uint64_t next; at < end; at = next) {
+        next = at + 1;
+        while (next < end && next - at < TABLE_PAGES && t->queue[next].page == t->queue[next - 1].page + 1) next++;
+        PM_TRY(hash_run(t, thread, at, next));
+    }
+    return PM_OK;
+}
+
+/* Hashes all pages that are queued. */
+static pm_status hash_tables(pm_pages *t)
+{
+    PM_TRY(pm_parts_do(0, t->queued, hash_queued, t));
+    for (size_t i = 0; i < t->queued; i++) {
+        if (!t->queue[i].hash) continue;
+        PM_TRY(pm_page_hashes_add(&t->tables, t->queue[i]));
+        t->added += PM_PAGE;
+    }
     return PM_OK;
 }
 
@@ -325,16 +348,13 @@ static bool is_table_missing(const pm_pages *t, uint64_t page)
            && !pm_page_hashes_has(&t->tables, page);
 }
 
-/* Hashes a table, or copies those of its pages that records change (I19). */
+/* Queues the pages of a table, or copies those of them that records change (I19). */
 static pm_status need_table(pm_pages *t, uint64_t first, uint64_t end)
 {
     if (first >= t->loaded_pages || end > t->loaded_pages) return outside(t, first * PM_PAGE);
-    for (uint64_t page = first, next; page < end && t->added < AT_ONCE; page = next) {
-        next = page + 1;
-        if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, next, true));
-        if (!is_table_missing(t, page)) continue;
-        while (next < end && next - page < TABLE_PAGES && is_table_missing(t, next)) next++;
-        PM_TRY(hash_table(t, page, next));
+    for (uint64_t page = first; page < end && t->added < AT_ONCE && t->queued < QUEUED_MOST; page++) {
+        if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, page + 1, true));
+        if (is_table_missing(t, page)) t->queue[t->queued++] = (pm_page_hash){page, 0};
     }
     return PM_OK;
 }
@@ -398,7 +418,7 @@ static pm_status need_changed(pm_pages *t)
 /* Looks through what is there, and copies what is missing at the next level. */
 static pm_status pass(pm_pages *t)
 {
-    t->added = t->small = t->seen = 0;
+    t->added = t->small = t->seen = t->queued = 0;
     PM_TRY(need_metadata(t, 0));
     if (t->added) return PM_OK;
     bool skip;
@@ -412,6 +432,7 @@ static pm_status pass(pm_pages *t)
     if (t->added) return PM_OK;
     PM_TRY(find_pairs(t));
     PM_TRY(for_each_map(t, need_extents));
+    PM_TRY(hash_tables(t));
     return t->changing ? need_changed(t) : PM_OK;
 }
 
@@ -440,8 +461,9 @@ static pm_status begin(pm_pages *t, int fd)
     t->loaded.bits = calloc(words, sizeof *t->loaded.bits);
     t->fresh.bits = calloc(words, sizeof *t->fresh.bits);
     t->changed.bits = calloc(words, sizeof *t->changed.bits);
-    t->read = malloc((size_t)TABLE_PAGES * PM_PAGE);
-    bool there = t->loaded.bits && t->fresh.bits && t->changed.bits && t->read;
+    t->queue = malloc(QUEUED_MOST * sizeof *t->queue);
+    t->read = malloc((size_t)2 * TABLE_PAGES * PM_PAGE);
+    bool there = t->loaded.bits && t->fresh.bits && t->changed.bits && t->queue && t->read;
     return there ? PM_OK : pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
 }
 
@@ -450,6 +472,7 @@ void pm_pages_end(pm_pages *t)
     free(t->loaded.bits);
     free(t->fresh.bits);
     free(t->changed.bits);
+    free(t->queue);
     free(t->read);
     pm_page_hashes_free(&t->tables);
     free(t->pairs);

@@ -30,7 +30,9 @@ typedef struct {
     bool changing;  /* it has all pages that records in the log change, too */
     pm_page_set changed;     /* the pages that records in the log change */
     pm_page_hashes tables;   /* of the tables of large contents that no record changes */
-    uint8_t *read;           /* TABLE_PAGES pages, to compute these */
+    pm_page_hash *queue;     /* pages of tables that are to be hashed at the end of this pass */
+    size_t queued;
+    uint8_t *read;           /* to hash them: TABLE_PAGES pages for each of two threads */
     bool settled;   /* the log was read */
     bool lenient;   /* what is damaged or can't be read is left out: the core reports it when it is used */
     pm_pages_pair *pairs;

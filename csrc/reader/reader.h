@@ -13,6 +13,7 @@
 /* cffi: begin */
 typedef struct pm_snapshot pm_snapshot;
 typedef struct pm_reader pm_reader;
+typedef struct pm_waiter pm_waiter;
 
 /* An extent as an entry names it: its offset, and the bytes of its contents. */
 typedef struct {
@@ -139,15 +140,24 @@ typedef enum {
     PM_WAITED_DIED        /* the same, and it was not closed */
 } pm_waited;
 
-/* Sleeps until there is a commit newer than `after`. The end of the process that writes is noticed within a quarter of
- * a second.
+/* Keeps what waits for commits need, so that a wait ends soon after the commit.
  *
- *   fd            of the file, open for reading
+ *   fd    of the file, open for reading; it stays the caller's
+ *   out   to be freed with pm_source_waiter_free
+ *
+ * PM_NO_MEMORY, PM_IO. */
+pm_status pm_source_waiter(int fd, pm_waiter **out);
+void pm_source_waiter_free(pm_waiter *waiter);
+
+/* Sleeps until there is a commit newer than `after`. The end of the process that writes is noticed within a quarter of
+ * a second. Several threads may wait.
+ *
  *   nanoseconds   how long, at most
  *   sequence      the newest durable commit
  *
  * Statuses as of pm_reader_take. */
-pm_status pm_source_wait(int fd, uint64_t after, uint64_t nanoseconds, pm_waited *why, uint64_t *sequence);
+pm_status pm_source_wait(const pm_waiter *waiter, uint64_t after, uint64_t nanoseconds, pm_waited *why,
+                         uint64_t *sequence);
 
 /* For tests: a function that is called before each read of a file, and may change the file; NULL: none. */
 void pm_source_pause(void (*pause)(void *argument), void *argument);

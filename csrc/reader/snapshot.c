@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "base/address.h"
+#include "reader/parts.h"
 #include "space/region_fork.h"
 
-enum { PART = 64 /* pages of contents that are copied and verified at once */ };
 #define TRIAL (INT64_C(1) << 59) /* behind the bytes of readers */
 
 pm_status pm_snapshot_new(const pm_pages *t, int fd, pm_snapshot **out)
@@ -103,26 +103,37 @@ static pm_status copy_piece(const pm_snapshot *snapshot, const pm_contents *p, c
     return PM_OK;
 }
 
+typedef struct {
+    const pm_snapshot *snapshot;
+    const pm_contents *p;
+    const uint64_t *hashes;
+    uint8_t *to;
+} copying;
+
+/* Copies whole blocks. PM_STALE, without a message: their hashes are others. */
+static pm_status copy_blocks(void *argument, unsigned thread, uint64_t block, uint64_t end)
+{
+    const copying *c = argument;
+    uint8_t *to = c->to + (block * PM_PAGE - c->p->at);
+    (void)thread;
+    PM_TRY(pm_contents_read(c->snapshot, c->p, block, end, to));
+    return pm_contents_fit(c->snapshot, c->p, c->hashes, block, end, to) ? PM_OK : PM_STALE;
+}
+
 /* Copies the bytes. *fits: they are those of the snapshot, by their hashes. */
 static pm_status copy_part(const pm_snapshot *snapshot, const pm_contents *p, const uint64_t *hashes, uint8_t *to,
                            bool *fits)
 {
+    uint64_t last = p->first + p->blocks, first = (p->at + PM_PAGE - 1) / PM_PAGE, end = (p->at + p->count) / PM_PAGE;
+    copying c = {snapshot, p, hashes, to};
+    pm_status status = PM_OK;
     *fits = true;
-    for (uint64_t block = p->first, last = p->first + p->blocks; *fits && block < last;) {
-        bool whole = block * PM_PAGE >= p->at && (block + 1) * PM_PAGE <= p->at + p->count;
-        if (!whole) {
-            PM_TRY(copy_piece(snapshot, p, hashes, block, to, fits));
-            block++;
-            continue;
-        }
-        uint64_t end = block + PART < last ? block + PART : last;
-        if (end * PM_PAGE > p->at + p->count) end = (p->at + p->count) / PM_PAGE;
-        uint8_t *place = to + (block * PM_PAGE - p->at);
-        PM_TRY(pm_contents_read(snapshot, p, block, end, place));
-        *fits = pm_contents_fit(snapshot, p, hashes, block, end, place);
-        block = end;
-    }
-    return PM_OK;
+    if (p->first < first) PM_TRY(copy_piece(snapshot, p, hashes, p->first, to, fits));
+    if (*fits && first < end) status = pm_parts_do(first, end, copy_blocks, &c);
+    if (status == PM_STALE) *fits = false;
+    else PM_TRY(status);
+    /* An end in the middle of a block which is not the one of the beginning */
+    return *fits && end < last && end >= first ? copy_piece(snapshot, p, hashes, end, to, fits) : PM_OK;
 }
 
 /* The hashes of the same bytes in a later snapshot: *equal if they are the same, in the same place. */

@@ -25,6 +25,11 @@ void pm_source_pause(void (*pause)(void *argument), void *argument)
     pause_before_reading = pause, pause_argument = argument;
 }
 
+bool pm_source_is_followed(void)
+{
+    return pause_before_reading;
+}
+
 pm_status pm_source_pread(int fd, uint64_t place, uint64_t length, void *destination, const char *what)
 {
     if (pause_before_reading) pause_before_reading(pause_argument);
@@ -153,19 +158,48 @@ static bool is_written(int fd)
     return !fcntl(fd, F_OFD_GETLK, &lock) && lock.l_type == F_WRLCK && pm_readers_begun(fd);
 }
 
-pm_status pm_source_wait(int fd, uint64_t after, uint64_t nanoseconds, pm_waited *why, uint64_t *sequence)
+struct pm_waiter {
+    int fd;
+    uint8_t *marker;
+};
+
+pm_status pm_source_waiter(int fd, pm_waiter **out)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) return pm_fail_errno("cannot keep the file of a store open");
+    pm_waiter *waiter = malloc(sizeof *waiter);
+    if (!waiter) {
+        close(own);
+        return pm_fail(PM_NO_MEMORY, "no memory to wait for commits");
+    }
+    *waiter = (pm_waiter){own, pm_readers_map(own)};
+    *out = waiter;
+    return PM_OK;
+}
+
+void pm_source_waiter_free(pm_waiter *waiter)
+{
+    pm_readers_unmap(waiter->marker);
+    close(waiter->fd);
+    free(waiter);
+}
+
+pm_status pm_source_wait(const pm_waiter *waiter, uint64_t after, uint64_t nanoseconds, pm_waited *why,
+                         uint64_t *sequence)
 {
     uint64_t begun = pm_readers_time();
+    bool clean, written = true;
     for (;;) {
-        bool clean, written = is_written(fd); /* before the look: the last commit of a process that ends is seen */
         uint32_t seen;
-        PM_TRY(look(fd, sequence, &clean, &seen));
-        uint64_t passed = pm_readers_time() - begun, left = passed < nanoseconds ? nanoseconds - passed : 0;
+        PM_TRY(look(waiter->fd, sequence, &clean, &seen));
         *why = *sequence > after ? PM_WAITED_COMMIT : clean ? PM_WAITED_CLOSED : PM_WAITED_DIED;
         if (*sequence > after || !written) return PM_OK;
+        written = is_written(waiter->fd);
+        if (!written) continue; /* a process that has ended may have committed since the look */
+        uint64_t passed = pm_readers_time() - begun, left = passed < nanoseconds ? nanoseconds - passed : 0;
         *why = PM_WAITED_TIME;
         if (!left) return PM_OK;
-        if (!pm_readers_wait(fd, seen, left < LIFE_EVERY ? left : LIFE_EVERY))
+        if (!pm_readers_wait(waiter->fd, waiter->marker, seen, left < LIFE_EVERY ? left : LIFE_EVERY))
             return pm_fail(PM_IO, "commits of this file can't be waited for: it was cut short, or is on a file system "
                                   "without shared mappings");
     }

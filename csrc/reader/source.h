@@ -37,6 +37,9 @@ pm_status pm_source_read(pm_source *source, uint64_t place, uint64_t length, con
 /* The same into other memory. */
 pm_status pm_source_pread(int fd, uint64_t place, uint64_t length, void *destination, const char *what);
 
+/* True if a test has a function called before each read (pm_source_pause). */
+bool pm_source_is_followed(void);
+
 /* Writes bytes to a file. failed: the message if that can't be done. */
 pm_status pm_source_pwrite(int fd, uint64_t place, uint64_t length, const uint8_t *bytes, const char *failed);
 

@@ -13,7 +13,7 @@ from typing import Any
 from pmstore._core import Core
 from pmstore._errors import StaleSnapshotError
 from pmstore._locks import TransactionLock
-from pmstore._snapshot import Reader, newest, wait
+from pmstore._snapshot import Reader, Waiter, newest
 from pmstore._store.backup import backup
 from pmstore._store.held import Held, SourceFile, tell_pid
 from pmstore._store.mapping import NameMapping
@@ -33,13 +33,14 @@ drainer: Callable[..., Any] | None = None
 class Following(NameMapping):
     """The part of `Store` that follows the commits of a process that writes, which may be this one."""
 
-    __slots__ = ("_drains", "_file_lock", "_lock", "_path", "_reader")
+    __slots__ = ("_drains", "_file_lock", "_lock", "_path", "_reader", "_waiter")
 
     _drains: list[Any]
     _file_lock: Held
     _lock: TransactionLock
     _path: str
     _reader: Reader | None
+    _waiter: Waiter | None
 
     @property
     @abstractmethod
@@ -115,14 +116,14 @@ class Following(NameMapping):
         """
         limit = seconds(timeout)
         known = self.sequence if after is None else operator.index(after)
-        with self._opened_again() as fd:  # another thread may close the store meanwhile
-            begun = time.monotonic()
-            while True:  # in slices, so that signals are handled
-                left = limit - (time.monotonic() - begun)
-                waited = Waited(*wait(fd, known, max(0.0, min(left, _SLICE))))
-                if waited.event != "timeout" or left <= _SLICE:
-                    return waited
-                self._catalog.core.require_open()
+        waiter = self._waiting()  # another thread may close the store meanwhile
+        begun = time.monotonic()
+        while True:  # in slices, so that signals are handled
+            left = limit - (time.monotonic() - begun)
+            waited = Waited(*waiter.wait(known, max(0.0, min(left, _SLICE))))
+            if waited.event != "timeout" or left <= _SLICE:
+                return waited
+            self._catalog.core.require_open()
 
     def backup(self, path: str | bytes | os.PathLike[Any], *, progress: Progress | None = None) -> int:
         """Copy the newest durable commit to a new store, also while commits go on, in any process.
@@ -248,6 +249,14 @@ class Following(NameMapping):
             with self._opened_again() as fd:
                 self._reader = Reader(fd, tell_pid)
         return self._reader
+
+    def _waiting(self) -> Waiter:
+        with self._catalog.lock:
+            self._catalog.core.require_open()
+            if self._waiter is None:
+                with self._opened_again() as fd:
+                    self._waiter = Waiter(fd, tell_pid)
+            return self._waiter
 
     @contextlib.contextmanager
     def _opened_again(self) -> Iterator[int]:

@@ -64,6 +64,7 @@ class Store(Following):
         """Only `open` calls this, where no signal handler runs."""
         self._reader = reader  # for snapshots; a store that is written makes one for its first read()
         self._drains = []
+        self._waiter = None  # for the first wait()
         self._path = path
         self._mode = mode
         self._file_lock = held
@@ -380,7 +381,7 @@ class Store(Following):
                     self._lock.usable = usable
                     self._file_lock.stay()
                 else:
-                    self._reader = None
+                    self._reader = self._waiter = None
                     self._derived.clear()
                     open_stores.discard(self)
                     self._file_lock.unlock()
@@ -435,9 +436,10 @@ class Store(Following):
         self._derived.leave()
         self._lock.usable = False  # for open transactions; their lock, too, may be held forever
         self._lock = TransactionLock(usable=False, operations=lock)
-        if self._reader is not None:
-            self._reader.leave()
-            self._reader = None
+        for kept in (self._reader, self._waiter):
+            if kept is not None:
+                kept.leave()
+        self._reader = self._waiter = None
         self._mode = "r"
 
     def _snapshot_of_path(self) -> Snapshot:

@@ -118,7 +118,7 @@ NOTICED = [
         "table-that-the-log-changes-not-copied",
         "F",
         PAGES,
-        "if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, next, true));",
+        "if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, page + 1, true));",
         "",
         "a sound store counts as damaged",
     ),

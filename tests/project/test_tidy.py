@@ -88,7 +88,7 @@ C_ORDER = {
     ],
     "recovery": ["recovery verify"],
     "store": ["forks entries", "new_file store"],
-    "reader": ["reader", "page_hashes", "source", "pages", "contents", "snapshot", "save", "follow"],
+    "reader": ["reader", "page_hashes", "source", "parts", "pages", "contents", "snapshot", "save", "follow"],
     "explore": ["tracer crash", "model", "sandbox", "evaluate", "explorer", "state", "prune", "explore states replay"],
     "python": ["lock", "transaction"],
 }

@@ -1,0 +1,111 @@
+"""Large contents and many tables of hashes, which two threads of a reader read and verify."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.conftest import Medium, run_in_fork
+
+PAGE = 4096
+SHARED_FROM = 384  # pages, csrc/reader/parts.c
+DAMAGED_AT = (0, 511, 512, 1000, 1023, 1535, 1999)  # blocks, of 2,000
+
+
+@pytest.fixture
+def path(medium: Medium) -> Iterator[str]:
+    yield str(medium.directory / "parts.pm")
+
+
+def written(path: str, medium: Medium, array: np.ndarray) -> None:
+    with pmstore.open(path, "w", media=medium.name) as store:
+        store["array"] = array
+
+
+@pytest.mark.parametrize("pages", [SHARED_FROM - 1, SHARED_FROM, 1000, 2500])
+@pytest.mark.parametrize("less", [0, 8])
+def test_I20_every_part_of_a_large_array(path: str, medium: Medium, pages: int, less: int) -> None:
+    array = np.random.default_rng(pages).integers(0, 256, pages * PAGE - less, np.uint8)
+    written(path, medium, array)
+    with pmstore.open(path, "r") as store:
+        np.testing.assert_array_equal(store.read("array"), array)
+        np.testing.assert_array_equal(store["array"], array)
+        for part in (np.s_[1:], np.s_[: -PAGE - 1], np.s_[PAGE:-PAGE], np.s_[5 : pages * PAGE - PAGE // 2]):
+            np.testing.assert_array_equal(store.read(("array", part)), array[part])
+
+
+@pytest.mark.parametrize("block", DAMAGED_AT)
+def test_I20_a_damaged_block_of_a_large_array(path: str, medium: Medium, block: int) -> None:
+    """Whichever thread reads it, the error is the caller's."""
+    array = np.random.default_rng(1).integers(0, 256, 2000 * PAGE, np.uint8)
+    written(path, medium, array)
+    with open(path, "r+b") as file:
+        where = file.read().index(array[block * PAGE : (block + 1) * PAGE].tobytes())
+        file.seek(where + 100)
+        file.write(bytes([array[block * PAGE + 100] ^ 1]))
+    with pmstore.open(path, "r") as store:
+        for _ in range(5):
+            with pytest.raises(pmstore.CorruptStoreError, match="damaged"):
+                store.read("array")
+        part = np.s_[: block * PAGE] if block else np.s_[PAGE:]
+        np.testing.assert_array_equal(store.read(("array", part)), array[part])
+
+
+def test_I20_a_file_that_is_cut_short(path: str, medium: Medium) -> None:
+    array = np.random.default_rng(1).integers(0, 256, 4000 * PAGE, np.uint8)
+    written(path, medium, array)
+    with pmstore.open(path, "r") as store:
+        size = os.path.getsize(path)
+        for left in (3000, 1500, 100):
+            os.truncate(path, left * PAGE)
+            with pytest.raises(pmstore.CorruptStoreError, match="truncated"):
+                store.read("array")
+        os.truncate(path, size)
+
+
+def test_I20_tables_of_many_arrays(path: str, medium: Medium) -> None:
+    """Their pages are hashed when the store is opened, and again where a commit has changed them."""
+    arrays = {f"a{i}": np.full(66 * PAGE // 4, i, np.int32) for i in range(SHARED_FROM + 40)}
+    with pmstore.open(path, "w", media=medium.name, max_size=1 << 30) as store:
+        for name, array in arrays.items():
+            store[name] = array
+        store.commit()
+        with pmstore.open(path, "r") as reader:
+            for name in ("a0", "a100", "a423"):
+                store[name][::PAGE] = -1
+                arrays[name][::PAGE] = -1
+                store.commit()
+                with pytest.raises(pmstore.StaleSnapshotError):
+                    reader[name]
+                reader.refresh()
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(reader[name], array)
+
+
+def test_a_fork_while_a_large_array_is_read(path: str, medium: Medium) -> None:
+    """The child has no second thread, and reads like any process."""
+    array = np.random.default_rng(1).integers(0, 256, 5000 * PAGE, np.uint8)
+    written(path, medium, array)
+    with pmstore.open(path, "r") as store:
+        stop = threading.Event()
+
+        def read() -> None:
+            while not stop.is_set():
+                store.read("array")
+
+        def child() -> None:
+            np.testing.assert_array_equal(store.read("array"), array)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        try:
+            for _ in range(5):
+                run_in_fork(child)
+        finally:
+            stop.set()
+            thread.join()

@@ -76,7 +76,7 @@ static pm_status table_page_hash(const pm_snapshot *snapshot, uint64_t page, uin
     const pm_page_set loaded = {.bits = snapshot->loaded};
     uint8_t bytes[PM_PAGE];
     if (!pm_page_set_has(&loaded, page)) {
-        *hash = pm_page_hashes_get(&snapshot->tables, page);
+        *hash = pm_page_hashes_at(&snapshot->tables, page);
         return *hash ? PM_OK : pm_fail(PM_UNREADABLE, "the hashes of contents could not be read");
     }
     PM_TRY(pm_source_pread(snapshot->copy, PM_REGION_START + page * PM_PAGE, PM_PAGE, bytes, "a snapshot"));

@@ -48,19 +48,14 @@ void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page)
     if (hashes->size) slot_of(hashes, page)->hash = 0;
 }
 
-uint64_t pm_page_hashes_get(const pm_page_hashes *hashes, uint64_t page)
+uint64_t pm_page_hashes_at(const pm_page_hashes *hashes, uint64_t page)
 {
     return hashes->size ? slot_of(hashes, page)->hash : 0;
 }
 
-bool pm_page_hashes_has(const pm_page_hashes *hashes, uint64_t page)
-{
-    return pm_page_hashes_get(hashes, page) != 0;
-}
-
 bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes)
 {
-    return pm_page_hashes_get(hashes, page) == pm_page_hashes_of(bytes);
+    return pm_page_hashes_at(hashes, page) == pm_page_hashes_of(bytes);
 }
 
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from)

@@ -22,9 +22,7 @@ typedef struct {
 uint64_t pm_page_hashes_of(const void *bytes); /* the hash of a page's bytes: never 0 */
 pm_status pm_page_hashes_add(pm_page_hashes *hashes, pm_page_hash one);
 void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page);
-bool pm_page_hashes_has(const pm_page_hashes *hashes, uint64_t page);
-uint64_t pm_page_hashes_get(const pm_page_hashes *hashes, uint64_t page); /* 0: it is not there */
-uint64_t pm_page_hashes_of(const void *bytes); /* what was added for a page with these bytes; not 0 */
+uint64_t pm_page_hashes_at(const pm_page_hashes *hashes, uint64_t page); /* 0: it is not there */
 /* True if the page is there, and these are its bytes. */
 bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes);
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from);

@@ -27,17 +27,13 @@ static uint8_t *page_at(const pm_pages *t, uint64_t offset)
 /* ---- applying records ----------------------------------------------------------------------------------------- */
 
 /* Notes what a new record declares: copies of these pages are of no use. */
-static pm_status note_declared(pm_pages *t, size_t record)
+static void note_declared(pm_pages *t, size_t record)
 {
-    pm_recovery_log *found = &t->source.found;
-    uint64_t pages = t->source.store.region.size / PM_PAGE;
+    const pm_recovery_log *found = &t->source.found;
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(found->bodies[record].body, found->bodies[record].length, &cursor, &item);) {
         if (!pm_log_is_direct(&item)) continue;
-        if (!found->declared && !(found->declared = calloc(pages, sizeof *found->declared)))
-            return pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
         uint64_t first = item.offset / PM_PAGE, end = first + pm_extent_pages(item.length);
-        for (uint64_t page = first; page < end; page++) found->declared[page] = (uint32_t)record + 1;
         pm_page_set_clear(&t->loaded, first, end);
         pm_page_set_clear(&t->fresh, first, end);
         for (uint64_t page = first + pm_extent_table(item.length) / PM_PAGE; page < end; page++)
@@ -48,11 +44,27 @@ static pm_status note_declared(pm_pages *t, size_t record)
             t->flips++;
         }
     }
+}
+
+/* Finds the last record that declares each of the fresh pages, as far as one does. */
+static pm_status find_declared(const pm_pages *t, pm_page_hashes *declared)
+{
+    const pm_recovery_log *found = &t->source.found;
+    pm_log_item item;
+    for (size_t i = 0; i < found->count; i++)
+        for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
+            if (!pm_log_is_direct(&item)) continue;
+            uint64_t page = item.offset / PM_PAGE, end = page + pm_extent_pages(item.length);
+            if (page < t->fresh_from) page = t->fresh_from;
+            if (end > t->fresh_to) end = t->fresh_to;
+            for (; page < end && (page = pm_page_set_next(&t->fresh, page, end)) < end; page++)
+                PM_TRY(pm_page_hashes_add(declared, (pm_page_hash){page, i + 1}));
+        }
     return PM_OK;
 }
 
 /* Applies the runs of a record to the pages of a set, but for those that a later record declares (I8). */
-static void apply(pm_pages *t, size_t record, const pm_page_set *set)
+static void apply(pm_pages *t, size_t record, const pm_page_set *set, const pm_page_hashes *declared)
 {
     const pm_recovery_log *found = &t->source.found;
     pm_log_item item;
@@ -60,7 +72,7 @@ static void apply(pm_pages *t, size_t record, const pm_page_set *set)
         if (item.kind != PM_ITEM_RUN) continue;
         for (uint64_t at = item.offset, end = at + item.length; at < end;) {
             uint64_t page = at / PM_PAGE, page_end = (page + 1) * PM_PAGE < end ? (page + 1) * PM_PAGE : end;
-            if (pm_page_set_has(set, page) && (!found->declared || found->declared[page] <= record + 1))
+            if (pm_page_set_has(set, page) && pm_page_hashes_at(declared, page) <= record + 1)
                 memcpy(page_at(t, at), item.bytes + (at - item.offset), page_end - at);
             at = page_end;
         }
@@ -91,20 +103,31 @@ static void forget_changed(pm_pages *t)
     pm_page_set_clear(&t->changed, 0, pages);
 }
 
+/* Brings the pages that were copied since to the commit of the others. */
+static pm_status settle_fresh(pm_pages *t)
+{
+    pm_page_hashes declared = {0};
+    pm_status status = find_declared(t, &declared);
+    for (size_t i = 0; status == PM_OK && i < t->source.found.count; i++) apply(t, i, &t->fresh, &declared);
+    pm_page_hashes_free(&declared);
+    pm_page_set_clear(&t->fresh, t->fresh_from, t->fresh_to);
+    t->fresh_from = t->fresh_to = 0;
+    return status;
+}
+
 /* Brings all pages that were copied to the newest commit (I19). */
 static pm_status settle(pm_pages *t)
 {
+    const pm_page_hashes none = {0}; /* it is the newest record */
     pm_source *source = &t->source;
     size_t from;
-    for (size_t i = 0; t->fresh_from < t->fresh_to && i < source->found.count; i++) apply(t, i, &t->fresh);
-    pm_page_set_clear(&t->fresh, t->fresh_from, t->fresh_to);
-    t->fresh_from = t->fresh_to = 0;
+    if (t->fresh_from < t->fresh_to) PM_TRY(settle_fresh(t));
     PM_TRY(pm_source_follow(source, &from, &t->missed));
     if (!from) forget_changed(t);
     for (size_t i = from; i < source->found.count && !t->missed; i++) {
-        PM_TRY(note_declared(t, i));
+        note_declared(t, i);
         note_changed(t, i);
-        apply(t, i, &t->loaded);
+        apply(t, i, &t->loaded, &none);
     }
     return PM_OK;
 }
@@ -345,7 +368,7 @@ static pm_status hash_tables(pm_pages *t)
 static bool is_table_missing(const pm_pages *t, uint64_t page)
 {
     return !pm_page_set_has(&t->loaded, page) && !pm_page_set_has(&t->changed, page)
-           && !pm_page_hashes_has(&t->tables, page);
+           && !pm_page_hashes_at(&t->tables, page);
 }
 
 /* Queues the pages of a table, or copies those of them that records change (I19). */

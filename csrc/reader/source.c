@@ -261,7 +261,6 @@ void pm_source_end(pm_source *source)
 {
     forget_records(source);
     free(source->found.bodies);
-    free(source->found.declared);
     if (source->store.media.view) munmap(source->store.media.view, source->store.media.mapped);
     if (source->copy >= 0) close(source->copy);
     *source = (pm_source){.fd = -1, .copy = -1};
@@ -379,8 +378,6 @@ static void begin_log_anew(pm_source *source, pm_log *now)
     source->store.log = *now;
     pm_source_let_go(source, now->header.log_offset, now->header.log_size); /* the old records are not valid */
     forget_records(source);
-    free(source->found.declared);
-    source->found.declared = NULL;
 }
 
 static bool same_layout(const pm_header *a, const pm_header *b)

@@ -10,6 +10,7 @@ import random
 import resource
 import signal
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from pmstore._catalog.names import key_of
 from pmstore._core import Core, ffi, lib
 from pmstore._snapshot import Reader, newest
 from pmstore.testing._store.recording import Recording
-from tests.conftest import MEMORY, Medium
+from tests.conftest import MEMORY, Medium, run_in_fork
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record
 from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
 
@@ -320,3 +321,33 @@ def test_waiting_wakes_with_the_commit_and_tells_of_the_end(medium: Medium, chil
         other.process.stdin.flush()
         assert other.line() == "closed"
         assert store.wait(timeout=60).event == "closed"
+
+
+def test_waiting_again_in_several_threads_after_a_fork_and_after_the_end(store: pmstore.Store) -> None:
+    """A reader keeps what a wait needs until it is closed."""
+    store["n"] = 0
+    store.commit()
+    before = len(os.listdir("/proc/self/fd"))
+    with pmstore.open(store.path, "r") as reader:
+        assert reader.wait(timeout=0).event == "timeout"
+        events: list[str] = []
+        threads = [threading.Thread(target=lambda: events.append(reader.wait(timeout=60).event)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        store["n"] = 1
+        store.commit()
+        for thread in threads:
+            thread.join()
+        assert events == ["commit"] * 3
+
+        def child() -> None:
+            assert reader.wait(after=known, timeout=60) == (known + 1, "commit")
+            reader.refresh()
+            assert reader.wait(timeout=0).event == "timeout"
+
+        known = reader.sequence
+        run_in_fork(child)
+        assert reader.wait(timeout=0) == (known + 1, "commit")
+    with pytest.raises(pmstore.ClosedStoreError):
+        reader.wait(timeout=0)
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -106,6 +106,52 @@ class LocalPlace(Place):
             with self._refusals("", "synced"):
                 _sync_folder(folder)
 
+    def prepare(self, folder: str) -> None:
+        """Make a folder for shared files, durably, and sweep it. One of the processes does that, before the others."""
+        with self._refusals(folder, "made"):
+            self._prepare(self._path(folder))
+
+    def open_shared(self, name: str, token: str) -> int:
+        """A descriptor of an object that several processes write at offsets of their own, until `publish`.
+
+        token: the same in all of them, and in no others. The file stays while one of them has it open.
+        """
+        with self._refusals(name, "written"):
+            return _shared(_shared_path(self._path(name), token))
+
+    def write_shared(self, fd: int, name: str, at: int, data: Sequence[Buffer]) -> None:
+        """Write buffers, one after the other, from an offset on."""
+        with self._refusals(name, "written"):
+            _write_all(fd, data, at)
+
+    def publish(self, names: Iterable[str], token: str) -> None:
+        """Make objects of shared files, to which all has been written. Raises ObjectExistsError."""
+        paths = [(name, self._path(name)) for name in names]
+        with contextlib.ExitStack() as opened:
+            for name, path in paths:
+                with self._refusals(name, "written"):
+                    fd = os.open(_shared_path(path, token), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    opened.callback(os.close, fd)
+                    os.fsync(fd)
+            # durable: the bytes of all → then: their names
+            for name, path in paths:
+                with self._refusals(name, "created"):
+                    try:
+                        _link(_shared_path(path, token), path)
+                    except FileExistsError:
+                        raise ObjectExistsError(name, self.url) from None
+            for folder in {os.path.dirname(path) for _, path in paths}:
+                with self._refusals("", "synced"):
+                    _sync_folder(folder)
+
+    def discard(self, folder: str, token: str) -> None:
+        """Delete the shared files of a folder that will not be published."""
+        path = self._path(folder)
+        with self._refusals(folder, "swept"):
+            for name in os.listdir(path):
+                if name.startswith(f"{TEMPORARY}{token}-"):
+                    _unlink(os.path.join(path, name))
+
     def _path(self, name: str) -> str:
         return os.path.join(self._root, checked(name))
 
@@ -218,6 +264,28 @@ def _temporary(folder: str) -> tuple[int, str]:
         os.close(fd)  # a sweep came between the creation and the lock
 
 
+def _shared_path(path: str, token: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"{TEMPORARY}{token}-{name}")
+
+
+def _shared(path: str) -> int:
+    """A file that others may have made, too, with a lock that they share."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            own = os.fstat(fd)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), own):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # a sweep came between the creation and the lock
+
+
 def _lock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,11 +308,13 @@ def _sweep(folder: str) -> None:
                     os.close(fd)
 
 
-def _write_all(fd: int, data: Sequence[Buffer]) -> None:
+def _write_all(fd: int, data: Sequence[Buffer], at: int | None = None) -> None:
     views = [memoryview(buffer).cast("B") for buffer in data if memoryview(buffer).nbytes]
     first = 0
     while first < len(views):
-        written = os.writev(fd, views[first : first + _BUFFERS])
+        some = views[first : first + _BUFFERS]
+        written = os.writev(fd, some) if at is None else os.pwritev(fd, some, at)
+        at = None if at is None else at + written
         while first < len(views) and written >= len(views[first]):
             written -= len(views[first])
             first += 1

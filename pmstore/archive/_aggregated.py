@@ -1,0 +1,288 @@
+"""Reading aggregates back: shards of a process, rows for another number of processes, the newest whole version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pmstore._core import hash64
+from pmstore._errors import ArchiveDamagedError, ArchiveError
+from pmstore.archive._manifest import Manifest, Shard, checked_sequence, decode, manifest_name, sequences
+from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError, place_of
+
+__all__ = ["Aggregate", "latest_common", "open_aggregate"]
+
+_TOGETHER = 1 << 26  # bytes that are read at once
+
+
+class Aggregate:
+    """One version of an aggregate, as `open_aggregate` finds it. Nothing is kept in memory but its manifest.
+
+    Whatever is read is verified; what does not match its hash raises ArchiveDamagedError. Methods raise
+    ArchiveUnavailableError if the target can't be reached.
+
+    Attributes
+    ----------
+    sequence : int
+        The version.
+    ranks : int
+        The number of processes that wrote it.
+    nbytes : int
+        The bytes of all shards.
+    time : float
+        When it was written, in seconds since 1970, by the writer's clock.
+    """
+
+    def __init__(self, place: Place, manifest: Manifest) -> None:
+        self._place = place
+        self._manifest = manifest
+        self.sequence, self.ranks, self.time = manifest.sequence, manifest.ranks, manifest.time
+        self.nbytes = sum(part.size for part in manifest.parts)
+        self._of: dict[int, list[Shard]] = {}
+        self._rows: dict[str, list[Shard]] = {}
+        for shard in sorted(manifest.shards, key=lambda shard: shard.rank):
+            self._of.setdefault(shard.rank, []).append(shard)
+            if shard.rows:
+                self._rows.setdefault(shard.name, []).append(shard)
+
+    def __repr__(self) -> str:
+        return f"Aggregate({self._place.url!r}, sequence={self.sequence}, ranks={self.ranks}, nbytes={self.nbytes:,})"
+
+    def shards(self, rank: int) -> dict[str, Any]:
+        """All shards of one process: arrays, new and writeable, and bytes. Raises IndexError if there was no such
+        process."""
+        if not 0 <= rank < self.ranks:
+            raise IndexError(
+                f"version {self.sequence} was written by {self.ranks} processes; rank {rank} is none of them"
+            )
+        return {shard.name: value for shard, value in self._read(self._of.get(rank, []))}
+
+    def read(self, rank: int, name: str) -> Any:
+        """One shard of one process. Raises KeyError if it has none of this name."""
+        for shard in self._of.get(rank, []):
+            if shard.name == name:
+                return next(self._read([shard]))[1]
+        raise KeyError(name)
+
+    def names(self, rank: int) -> list[str]:
+        """The names of the shards of one process."""
+        return [shard.name for shard in self._of.get(rank, [])]
+
+    def row_counts(self) -> dict[str, int]:
+        """The arrays that are split by rows, and how many rows all processes have of each."""
+        return {name: sum(shard.shape[0] for shard in shards) for name, shards in self._rows.items()}
+
+    def rows(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray[Any, Any]:
+        """Rows of an array that was declared in ``rows=``, whichever processes wrote them, as a new array.
+
+        Only the shards that have some of the rows are read, each as a whole, because it is verified.
+
+        Parameters
+        ----------
+        name : str
+            The array.
+        begin, end : int
+            From row `begin` up to, and without, row `end`; None: the last one included.
+
+        Raises
+        ------
+        KeyError
+            No array of this name was declared.
+        IndexError
+            It has no such rows.
+        """
+        shards = self._rows[name]
+        count = sum(shard.shape[0] for shard in shards)
+        end = count if end is None else end
+        if not 0 <= begin <= end <= count:
+            raise IndexError(f"{name!r} has {count} rows, and no rows from {begin} to {end}")
+        made: np.ndarray[Any, Any] = np.empty((end - begin, *shards[0].shape[1:]), shards[0].dtype)
+        wanted, at = [], 0
+        for shard in shards:
+            first, last = max(begin, at), min(end, at + shard.shape[0])
+            if first < last:
+                wanted.append((shard, first - begin, last - begin, first - at, last - at))
+            at += shard.shape[0]
+        for (_, array), (_, to, to_end, of, of_end) in zip(self._read([one[0] for one in wanted]), wanted):
+            made[to:to_end] = array[of:of_end]
+        return made
+
+    def share(self, rank: int, ranks: int) -> dict[str, np.ndarray[Any, Any]]:
+        """What process `rank` of `ranks` has of each array that is split by rows, if all get equally many.
+
+        It has the rows from ``count * rank // ranks`` up to, and without, ``count * (rank + 1) // ranks``.
+        """
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank {rank} is not one of {ranks}")
+        counts = self.row_counts()
+        return {name: self.rows(name, n * rank // ranks, n * (rank + 1) // ranks) for name, n in counts.items()}
+
+    def is_whole(self, *, verify: bool = False) -> bool:
+        """Whether all parts are there and have their sizes; verify: and their hashes."""
+        try:
+            for part in self._manifest.parts:
+                if self._place.size(part.name) != part.size:
+                    return False
+            if verify:
+                for _ in self._read(self._manifest.shards):
+                    pass
+        except (MissingObjectError, ArchiveDamagedError):
+            return False
+        return True
+
+    def _read(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
+        """The values of shards. What lies one after the other in a part is read at once, up to a limit."""
+        pending: list[Shard] = []
+        size = 0
+        for shard in shards:
+            if pending and size + shard.size > _TOGETHER:
+                yield from self._read_some(pending)
+                pending, size = [], 0
+            pending.append(shard)
+            size += shard.size
+        yield from self._read_some(pending)
+
+    def _read_some(self, shards: list[Shard]) -> Iterator[tuple[Shard, Any]]:
+        runs: list[list[int]] = []  # part, begin, end
+        places = []  # of each piece: run, offset in it
+        for shard in shards:
+            for piece in shard.pieces:
+                if not runs or runs[-1][0] != piece.part or runs[-1][2] != piece.at:
+                    runs.append([piece.part, piece.at, piece.at])
+                places.append((len(runs) - 1, piece.at - runs[-1][1]))
+                runs[-1][2] += piece.size
+        data = [memoryview(self._get(part, begin, end - begin)) for part, begin, end in runs]
+        following = iter(places)
+        for shard in shards:
+            pieces = []
+            for piece, (run, at) in zip(shard.pieces, following):
+                pieces.append(data[run][at : at + piece.size])
+            yield shard, self._value(shard, pieces)
+
+    def _get(self, part: int, at: int, count: int) -> bytes:
+        name = self._manifest.parts[part].name
+        try:
+            return self._place.get(name, at, count)
+        except (MissingObjectError, ShortObjectError) as error:
+            raise ArchiveDamagedError(f"version {self.sequence}: {error}") from error
+
+    def _value(self, shard: Shard, pieces: list[memoryview]) -> Any:
+        whole: Any
+        if shard.dtype is None:
+            whole = b"".join(pieces)
+        else:
+            whole = np.empty(shard.size, np.uint8)
+            at = 0
+            for piece in pieces:
+                whole[at : at + len(piece)] = piece
+                at += len(piece)
+        if hash64(whole) != shard.hash:
+            parts = ", ".join(sorted({self._manifest.parts[piece.part].name for piece in shard.pieces}))
+            raise ArchiveDamagedError(
+                f"{self._place.url}, version {self.sequence}: {shard.name!r} of rank {shard.rank} in {parts} is damaged"
+            )
+        if shard.dtype is None:
+            return whole
+        shape = shard.shape[::-1] if shard.order == "F" else shard.shape
+        array = np.ndarray(shape, shard.dtype, whole)
+        return array.T if shard.order == "F" else array
+
+
+def _found(place: Place, sequence: int) -> Aggregate:
+    where = f"{place.url}, version {sequence}"
+    try:
+        data = place.get(manifest_name(sequence))
+    except MissingObjectError:
+        raise ArchiveError(f"{where}: there is none") from None
+    except ShortObjectError as error:
+        raise ArchiveDamagedError(f"{where}: {error}") from error
+    return Aggregate(place, decode(data, sequence, where))
+
+
+def _whole(place: Place, sequence: int, verify: bool) -> Aggregate | None:
+    try:
+        found = _found(place, sequence)
+    except ArchiveDamagedError:
+        return None
+    return found if found.is_whole(verify=verify) else None
+
+
+def open_aggregate(
+    url: str | os.PathLike[str],
+    sequence: int | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Aggregate:
+    """Open a version that `aggregate` wrote.
+
+    Parameters
+    ----------
+    url : str or path
+        The folder or target.
+    sequence : int, optional
+        The version. None: the newest one that is whole, by the sizes of its parts.
+    storage_options : mapping, optional
+        For fsspec.
+
+    Raises
+    ------
+    ArchiveError
+        There is no such version, or none that is whole.
+    ArchiveDamagedError
+        The manifest is damaged.
+    ArchiveUnavailableError
+        The target can't be reached.
+    """
+    place = place_of(url, **dict(storage_options or {}))
+    if sequence is not None:
+        return _found(place, checked_sequence(sequence))
+    for newest in reversed(sequences(place)):
+        if (found := _whole(place, newest, False)) is not None:
+            return found
+    raise ArchiveError(f"{place.url} holds no version that is whole")
+
+
+def latest_common(
+    urls: Iterable[str | os.PathLike[str]],
+    *,
+    verify: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int | None:
+    """The newest version that every one of several targets has whole: where a group of processes can go on together.
+
+    Parameters
+    ----------
+    urls : iterable of str or path
+        The targets of aggregates: one for each machine or process, or one for all.
+    verify : bool, default=False
+        A version is whole if all its parts have their sizes. True: all bytes are read, and compared with their hashes.
+    storage_options : mapping, optional
+        For fsspec, for those that are no folders.
+
+    Returns
+    -------
+    int or None
+        None: they have no version in common.
+
+    Raises
+    ------
+    ArchiveUnavailableError
+        A target can't be reached.
+    ValueError
+        There are no urls.
+    """
+    options = dict(storage_options or {})
+    places = []
+    for url in [urls] if isinstance(urls, str | os.PathLike) else urls:
+        local = not isinstance(url, str) or "://" not in url or url.lower().startswith(("file:", "local:"))
+        places.append(place_of(url, **({} if local else options)))
+    if not places:
+        raise ValueError("there are no urls")
+    common = set(sequences(places[0])).intersection(*(sequences(place) for place in places[1:]))
+    for sequence in sorted(common, reverse=True):
+        if all(_whole(place, sequence, verify) is not None for place in places):
+            return sequence
+    return None

@@ -25,23 +25,21 @@ import numpy as np
 
 from pmstore._core import hash64
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
-from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
+from pmstore._values.dtypes import descriptor_of, storable_dtype
 from pmstore.archive._groups import Group, group_of
 from pmstore.archive._local import LocalPlace
 from pmstore.archive._manifest import (
-    Manifest,
-    Part,
-    Piece,
-    Shard,
+    Written,
     byte_count,
     checked_sequence,
-    encode,
+    column,
+    join,
     manifest_name,
-    part_hash,
     sequence_of,
     sequences,
 )
 from pmstore.archive._objects import ObjectExistsError, Place, Retrying, place_of
+from pmstore.archive._shared import SharedFile
 
 __all__ = ["Aggregation", "aggregate"]
 
@@ -187,7 +185,7 @@ class _Work:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._leads = group.rank == 0
-        self._files: dict[str, int] = {}
+        self._files: list[SharedFile] = []
         self._spool: str | None = None
         self._error: Exception | None = None
         self._uncertain = False  # the manifest may exist
@@ -214,9 +212,8 @@ class _Work:
 
     def close(self) -> None:
         """Close files and remove the spool."""
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
+        while self._files:
+            self._files.pop().close()
         if self._spool is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._spool)
@@ -266,12 +263,12 @@ class _Work:
         if isinstance(rows, str) or not all(isinstance(name, str) for name in rows):
             raise TypeError("rows is a collection of names")
         self._keep, self._replace = keep, replace
-        self._own = [_described(self._group.rank, name, shards[name], name in rows) for name in shards]
+        self._own = [_described(name, shards[name], name in rows) for name in shards]
         token = ""
         if self._leads:
             self._look()
             token = secrets.token_hex(6)
-        small = sum(data.nbytes for _, data in self._own if data.nbytes < part_size)
+        small = sum(data.nbytes for _, _, data in self._own if data.nbytes < part_size)
         return [[self._sequence, part_size, sorted(rows)], self._group.node, small, token]
 
     def _look(self) -> None:
@@ -296,42 +293,51 @@ class _Work:
         self._token = said[0][3]
         nodes = [other[1] if self._local is None else "" for other in said]
         here = nodes[self._group.rank]
-        self._node = sorted(set(nodes)).index(here)
+        number = {node: k for k, node in enumerate(sorted(set(nodes)))}
+        self._nodes = [number[node] for node in nodes]
         self._members = [(rank, said[rank][2]) for rank in range(len(said)) if nodes[rank] == here]
         self._leads_node = self._members[0][0] == self._group.rank
         self._begin = sum(size for rank, size in self._members if rank < self._group.rank)
 
-    def _part(self, k: int) -> str:
-        return f"{self._prefix}n{self._node:04d}-{k:06d}"
+    def _part(self, rank: int, number: int) -> str:
+        """The name of a part, by its number in `Written`."""
+        k, alone = divmod(number, 2)
+        return f"{self._prefix}r{rank:06d}-{k:06d}" if alone else f"{self._prefix}n{self._nodes[rank]:04d}-{k:06d}"
 
     def _write(self) -> list[Any]:
-        """Write the bytes of this process. Gives its shards, and which bytes are where."""
+        """Write the bytes of this process. Gives a `Written`."""
         at = self._begin
-        found, pieces = [], []
-        for number, (shard, data) in enumerate(self._own):
+        names, kinds, kind, hashes, table = [], {}, [], [], []  # type: ignore[var-annotated]
+        pieces: list[tuple[int, int, memoryview]] = []
+        for number, (name, its, data) in enumerate(self._own):
+            whole = hash64(data)
             if data.nbytes >= self._part_size:
-                name = f"{self._prefix}r{self._group.rank:06d}-{number:06d}"
-                self._place.put(name, [data])
-                where = [[name, 0, data.nbytes, hash64(data)]]
+                self._place.put(self._part(self._group.rank, 2 * number + 1), [data])
+                table += (number, 2 * number + 1, 0, data.nbytes, whole)
             else:
                 cut = list(_cut(data, at, self._part_size))
+                for k, begin, piece in cut:
+                    table += (number, 2 * k, begin, piece.nbytes, whole if len(cut) == 1 else hash64(piece))
                 pieces += cut
-                where = [[self._part(k), begin, piece.nbytes, hash64(piece)] for k, begin, piece in cut]
                 at += data.nbytes
-            whole = where[0][3] if len(where) == 1 else hash64(data)
-            dtype = None if shard.dtype is None else descriptor_of(shard.dtype)
-            found.append([shard.name, dtype, list(shard.shape), shard.order, shard.rows, whole, where])
+            names.append(name)
+            kind.append(kinds.setdefault(its, len(kinds)))
+            hashes.append(whole)
+        self._write_small(pieces)
+        known = [[None if its[0] is None else descriptor_of(its[0]), *its[1:]] for its in kinds]
+        return list(Written(names, known, column(kind), column(hashes), column(table)))
+
+    def _write_small(self, pieces: list[tuple[int, int, memoryview]]) -> None:
         if self._local is None:
             self._spool = self._spooled(self._group.rank)
             with open(self._spool, "wb", opener=_private) as file:
                 file.writelines(piece for _, _, piece in pieces)
-            return found
+            return
         for k, together in itertools.groupby(pieces, key=lambda piece: piece[0]):
             some = list(together)
-            name = self._part(k)
-            self._files[name] = self._local.open_shared(name, self._token)
-            self._local.write_shared(self._files[name], name, some[0][1], [piece for _, _, piece in some])
-        return found
+            name = self._part(self._group.rank, 2 * k)
+            self._files.append(self._local.open_shared(name, self._token))
+            self._local.write_shared(self._files[-1], name, some[0][1], [piece for _, _, piece in some])
 
     def _spooled(self, rank: int) -> str:
         return os.path.join(self._group.spool, f"pmstore-aggregate-{self._token}-{rank}")
@@ -349,7 +355,7 @@ class _Work:
                     parts.setdefault(k, []).append(piece)
                 at += size
             for k in sorted(parts):
-                self._place.put(self._part(k), parts.pop(k))
+                self._place.put(self._part(self._group.rank, 2 * k), parts.pop(k))
 
     def _concluded(self, found: list[Any]) -> list[Any]:
         """Of the leader: [failure or None, result] of all."""
@@ -364,20 +370,19 @@ class _Work:
 
     def _finish(self, found: list[Any]) -> list[int]:
         """Of the leader: make the version exist."""
-        manifest = _manifest(self._sequence, [said for _, said in found])
+        manifest, parts, count = join(self._sequence, [Written(*said) for _, said in found], self._part)
         if self._local is not None:
-            shared = [part.name for part in manifest.parts if part.name.startswith(f"{self._prefix}n")]
+            shared = [part.name for part in parts if part.name.startswith(f"{self._prefix}n")]
             self._local.publish(shared, self._token)
-        old = self._create(manifest)
-        self._retire(old)
-        return [self._sequence, len(manifest.shards), len(manifest.parts), sum(part.size for part in manifest.parts)]
+        self._retire(self._create(manifest))
+        return [self._sequence, count, len(parts), sum(part.size for part in parts)]
 
     def _is_own(self, name: str) -> bool:
         return f"parts/{name}".startswith(self._prefix)
 
-    def _create(self, manifest: Manifest) -> list[str]:
+    def _create(self, data: bytes) -> list[str]:
         """Create the manifest, after all parts are durable. Gives the parts of a version that it replaces."""
-        name, data = manifest_name(self._sequence), encode(manifest)
+        name = manifest_name(self._sequence)
         # durable: all parts → then: the manifest. Otherwise a crash leaves a version without its bytes.
         if self._replace:
             old = [f"parts/{one}" for one in self._place.list("parts") if sequence_of(one) == self._sequence]
@@ -432,8 +437,11 @@ def _cut(data: memoryview, at: int, part_size: int) -> Iterator[tuple[int, int, 
         done += count
 
 
-def _described(rank: int, name: Any, value: Any, rows: bool) -> tuple[Shard, memoryview]:
-    """A shard without its place, and its bytes. Raises TypeError or ValueError if it can't be kept."""
+def _described(name: Any, value: Any, rows: bool) -> tuple[str, tuple[Any, ...], memoryview]:
+    """A shard: its name, its kind (dtype, shape, order, whether it is split by rows), its bytes.
+
+    Raises TypeError or ValueError if it can't be kept.
+    """
     if not isinstance(name, str):
         raise TypeError(f"the name of a shard is a str, not {type(name).__name__}")
     name.encode()  # no lone surrogates
@@ -443,7 +451,7 @@ def _described(rank: int, name: Any, value: Any, rows: bool) -> tuple[Shard, mem
         data = memoryview(value)
         if not data.c_contiguous:
             raise TypeError(f"the shard {name!r} is a buffer that is not contiguous")
-        return Shard(rank, name, None, (data.nbytes,), "C", False, 0, ()), _bytes_of(data)
+        return name, (None, (data.nbytes,), "C", False), data.cast("B") if data.nbytes else memoryview(b"")
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"the shard {name!r} is an array or bytes, not {type(value).__name__}")
     array = np.asarray(value)
@@ -454,40 +462,6 @@ def _described(rank: int, name: Any, value: Any, rows: bool) -> tuple[Shard, mem
     if rows and not array.ndim:
         raise ValueError(f"the shard {name!r} has no axis, and therefore no rows")
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous and not rows else "C"
-    flat = np.ascontiguousarray(array.T if order == "F" else array)
-    return Shard(rank, name, dtype, array.shape, order, rows, 0, ()), _bytes_of(flat)
-
-
-def _bytes_of(buffer: Any) -> memoryview:
-    if isinstance(buffer, memoryview):
-        return buffer.cast("B") if buffer.nbytes else memoryview(b"")
-    return memoryview(buffer.reshape(-1).view(np.uint8)) if buffer.nbytes else memoryview(b"")
-
-
-def _manifest(sequence: int, found: list[Any]) -> Manifest:
-    """The manifest of what all processes have written. Raises ValueError if rows do not fit together."""
-    pieces: dict[str, list[Piece]] = {}
-    for said in found:
-        for *_, where in said:
-            for name, at, size, hashed in where:
-                pieces.setdefault(name, []).append(Piece(0, at, size, hashed))
-    names = sorted(pieces)
-    number = {name: k for k, name in enumerate(names)}
-    parts = []
-    for name in names:
-        inside = sorted(pieces[name], key=lambda piece: piece.at)
-        parts.append(Part(name, sum(piece.size for piece in inside), part_hash(inside)))
-    shards = []
-    of_rows: dict[str, tuple[int, Any, Any]] = {}
-    for rank, said in enumerate(found):
-        for name, dtype, shape, order, rows, hashed, where in said:
-            if rows:
-                first, *kind = of_rows.setdefault(name, (rank, dtype, shape[1:]))
-                if kind != [dtype, shape[1:]]:
-                    raise ValueError(
-                        f"the rows of {name!r} differ: {kind} in rank {first}, {[dtype, shape[1:]]} in {rank}"
-                    )
-            own = tuple(Piece(number[part], at, size, one) for part, at, size, one in where)
-            known = None if dtype is None else dtype_of(dtype)
-            shards.append(Shard(rank, name, known, tuple(shape), order, rows, hashed, own))
-    return Manifest(sequence, len(found), 0.0, tuple(parts), tuple(shards))
+    flat: Any = np.ascontiguousarray(array.T if order == "F" else array)
+    data = memoryview(flat.reshape(-1).view(np.uint8)) if flat.nbytes else memoryview(b"")
+    return name, (dtype, array.shape, order, rows), data

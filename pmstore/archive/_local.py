@@ -22,8 +22,7 @@ from pmstore.archive._place import (
     checked,
     unavailable,
 )
-
-_BUFFERS = 1024  # of one writev: IOV_MAX of Linux
+from pmstore.archive._shared import SharedFile, write_all
 
 
 class LocalPlace(Place):
@@ -111,18 +110,18 @@ class LocalPlace(Place):
         with self._refusals(folder, "made"):
             self._prepare(self._path(folder))
 
-    def open_shared(self, name: str, token: str) -> int:
-        """A descriptor of an object that several processes write at offsets of their own, until `publish`.
+    def open_shared(self, name: str, token: str) -> SharedFile:
+        """An object that several processes write at offsets of their own, until `publish`.
 
         token: the same in all of them, and in no others. The file stays while one of them has it open.
         """
         with self._refusals(name, "written"):
-            return _shared(_shared_path(self._path(name), token))
+            return SharedFile(_shared_path(self._path(name), token))
 
-    def write_shared(self, fd: int, name: str, at: int, data: Sequence[Buffer]) -> None:
+    def write_shared(self, file: SharedFile, name: str, at: int, data: Sequence[Buffer]) -> None:
         """Write buffers, one after the other, from an offset on."""
         with self._refusals(name, "written"):
-            _write_all(fd, data, at)
+            file.write(at, data)
 
     def publish(self, names: Iterable[str], token: str) -> None:
         """Make objects of shared files, to which all has been written. Raises ObjectExistsError."""
@@ -186,7 +185,7 @@ class LocalPlace(Place):
                 self._ready.discard(folder)
                 raise
             try:
-                _write_all(fd, data)
+                write_all(fd, data)
                 os.fsync(fd)
                 # durable: the object's bytes → then: its name. Otherwise a power cut leaves a name without its bytes.
                 if new:
@@ -269,23 +268,6 @@ def _shared_path(path: str, token: str) -> str:
     return os.path.join(folder, f"{TEMPORARY}{token}-{name}")
 
 
-def _shared(path: str) -> int:
-    """A file that others may have made, too, with a lock that they share."""
-    while True:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_SH)
-            own = os.fstat(fd)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(path), own):
-                    return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # a sweep came between the creation and the lock
-
-
 def _lock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -306,20 +288,6 @@ def _sweep(folder: str) -> None:
                     os.unlink(entry.path)
                 finally:
                     os.close(fd)
-
-
-def _write_all(fd: int, data: Sequence[Buffer], at: int | None = None) -> None:
-    views = [memoryview(buffer).cast("B") for buffer in data if memoryview(buffer).nbytes]
-    first = 0
-    while first < len(views):
-        some = views[first : first + _BUFFERS]
-        written = os.writev(fd, some) if at is None else os.pwritev(fd, some, at)
-        at = None if at is None else at + written
-        while first < len(views) and written >= len(views[first]):
-            written -= len(views[first])
-            first += 1
-        if written:
-            views[first] = views[first][written:]
 
 
 def _link(temporary: str, path: str) -> None:

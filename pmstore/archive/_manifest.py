@@ -4,14 +4,15 @@ A manifest is the object ``manifests/SEQUENCE``. It is written last, and an aggr
 
     8 bytes    b"pmsaggr1"
     8 bytes    XXH3 of all that follows, little-endian
-    the rest   msgpack: {"sequence": n, "ranks": N, "time": seconds since 1970,
-                         "parts": [[name, bytes, hash], ...],
-                         "shards": [[rank, name, dtype, shape, order, by rows, hash, pieces], ...]}
-               where pieces are [[part, at, bytes, hash], ...]
+    the rest   msgpack: {"sequence": n, "time": seconds since 1970, "parts": [[name, bytes, hash], ...],
+                         "counts": [the number of shards of each process], "names": [of the shards],
+                         "kinds": [[dtype, shape, order, by rows], ...], "kind": of each shard,
+                         "hashes": of each shard, "pieces": [[shard, part, at, bytes, hash], ...]}
 
-The bytes of a shard are its pieces, one after the other; small shards follow each other through parts of one size, so
-that a shard may continue in the next part. The hash of a part is XXH3 of the hashes of its pieces, 8 bytes each,
-little-endian, by their offsets: the processes that write one part can't hash it as a whole.
+"kind", "hashes" and "pieces" are byte strings of little-endian uint64. The bytes of a shard are its pieces, one after
+the other; small shards follow each other through parts of one size, so that a shard may continue in the next part. The
+hash of a part is XXH3 of the hashes of its pieces, 8 bytes each, in the order of their offsets: the processes that
+write one part can't hash it as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import re
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgpack
@@ -28,13 +29,29 @@ import numpy as np
 
 from pmstore._core import hash64
 from pmstore._errors import ArchiveDamagedError, CorruptStoreError
-from pmstore._values.dtypes import descriptor_of, dtype_of
+from pmstore._values.dtypes import dtype_of
 from pmstore.archive._place import Place, checked
 
-__all__ = ["Manifest", "Part", "Piece", "Shard", "byte_count", "decode", "encode", "part_hash"]
+__all__ = [
+    "Manifest",
+    "Part",
+    "Piece",
+    "Shard",
+    "Written",
+    "byte_count",
+    "checked_sequence",
+    "column",
+    "decode",
+    "join",
+    "manifest_name",
+    "part_hash",
+    "sequence_of",
+    "sequences",
+]
 
 _MAGIC = b"pmsaggr1"
 _HASH = struct.Struct("<Q")
+_COLUMN = np.dtype("<u8")
 _MOST_SEQUENCE = 10**16 - 1
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -127,18 +144,64 @@ def part_hash(pieces: Iterable[Piece]) -> int:
     return hash64(b"".join(_HASH.pack(piece.hash) for piece in pieces))
 
 
-def encode(manifest: Manifest) -> bytes:
-    """The bytes of the object."""
-    shards = [
-        [
-            *(shard.rank, shard.name, None if shard.dtype is None else descriptor_of(shard.dtype)),
-            *(list(shard.shape), shard.order, shard.rows, shard.hash, [list(piece) for piece in shard.pieces]),
-        ]
-        for shard in manifest.shards
-    ]
-    known = {"sequence": manifest.sequence, "ranks": manifest.ranks, "time": manifest.time or time.time()}
-    body = msgpack.packb({**known, "parts": [list(part) for part in manifest.parts], "shards": shards})
-    return bytes(_MAGIC + _HASH.pack(hash64(body)) + body)
+class Written(NamedTuple):
+    """What one process has written, as it tells the leader. Columns of uint64 are bytes.
+
+    In `pieces`, the number of a part k that it shares with others is 2 * k, and that of a part with its shard number k
+    alone is 2 * k + 1.
+    """
+
+    names: list[str]
+    kinds: list[list[Any]]
+    kind: bytes
+    hashes: bytes
+    pieces: bytes
+
+
+def column(numbers: Iterable[int]) -> bytes:
+    """Numbers as little-endian uint64."""
+    return np.array(list(numbers), _COLUMN).tobytes()
+
+
+def join(sequence: int, found: list[Written], name_of: Callable[[int, int], str]) -> tuple[bytes, list[Part], int]:
+    """The manifest of what all processes have written; its parts; how many shards there are.
+
+    name_of(rank, number) is the name of a part. Raises ValueError if rows of several processes do not fit together.
+    """
+    names: list[str] = []
+    kinds: list[list[Any]] = []
+    kind, pieces, of_rows = [], [], {}  # type: ignore[var-annotated]
+    parts: dict[str, int] = {}
+    for rank, written in enumerate(found):
+        own = np.frombuffer(written.kind, _COLUMN)
+        for name, number in zip(written.names, own.tolist()):
+            dtype, shape, _, rows = written.kinds[number]
+            if rows:
+                first, *known = of_rows.setdefault(name, (rank, dtype, shape[1:]))
+                if known != [dtype, shape[1:]]:
+                    raise ValueError(
+                        f"the rows of {name!r} differ: {known} in rank {first}, {[dtype, shape[1:]]} in {rank}"
+                    )
+        kind.append(own + np.uint64(len(kinds)))
+        kinds += written.kinds
+        table = np.frombuffer(written.pieces, _COLUMN).reshape(-1, 5).copy()
+        table[:, 0] += np.uint64(len(names))
+        different, inverse = np.unique(table[:, 1], return_inverse=True)
+        numbers = [parts.setdefault(name_of(rank, int(part)), len(parts)) for part in different]
+        table[:, 1] = np.array(numbers, _COLUMN)[inverse.reshape(-1)] if numbers else 0
+        pieces.append(table)
+        names += written.names
+    whole = np.concatenate(pieces) if pieces else np.empty((0, 5), _COLUMN)
+    made = []
+    for name, number in parts.items():
+        own = whole[whole[:, 1] == number]
+        own = own[np.argsort(own[:, 2])]
+        made.append(Part(name, int(own[:, 3].sum()), hash64(own[:, 4].tobytes())))
+    known = {"sequence": sequence, "time": time.time(), "parts": [list(part) for part in made], "names": names}
+    known |= {"counts": [len(written.names) for written in found], "kinds": kinds, "pieces": whole.tobytes()}
+    known |= {"kind": np.concatenate(kind).tobytes() if kind else b"", "hashes": b"".join(one.hashes for one in found)}
+    body = msgpack.packb(known)
+    return bytes(_MAGIC + _HASH.pack(hash64(body)) + body), made, len(names)
 
 
 def decode(data: bytes, sequence: int, where: str) -> Manifest:
@@ -159,33 +222,50 @@ def decode(data: bytes, sequence: int, where: str) -> Manifest:
 
 def _manifest(raw: dict[str, Any]) -> Manifest:
     parts = tuple(Part(checked(name), _count(size), _count(hash)) for name, size, hash in raw["parts"])
-    ranks = _count(raw["ranks"])
-    shards, names, pieces_of = [], set(), [[] for _ in parts]  # type: ignore[var-annotated]
-    for rank, name, dtype, shape, order, rows, hash, raw_pieces in raw["shards"]:
-        pieces = tuple(Piece(*map(_count, piece)) for piece in raw_pieces)
-        known = None if dtype is None else dtype_of(dtype)
-        made = Shard(_count(rank), name, known, tuple(map(_count, shape)), order, rows, _count(hash), pieces)
-        if type(name) is not str or order not in ("C", "F") or type(rows) is not bool or not made.rank < ranks:
-            raise ValueError(f"the shard {name!r:.80} is none")
-        if len(shape) > 64 or made.size != math.prod(made.shape) * (1 if made.dtype is None else made.dtype.itemsize):
+    ranks = [rank for rank, count in enumerate(raw["counts"]) for _ in range(min(_count(count), len(raw["names"])))]
+    kinds = [_kind(*kind) for kind in raw["kinds"]]
+    number = np.frombuffer(raw["kind"], _COLUMN).tolist()
+    hashes = np.frombuffer(raw["hashes"], _COLUMN).tolist()
+    table = np.frombuffer(raw["pieces"], _COLUMN).reshape(-1, 5).tolist()
+    if not len(ranks) == sum(raw["counts"]) == len(raw["names"]) == len(number) == len(hashes):
+        raise ValueError("there are other numbers of names, kinds and hashes")
+    of_shard: list[list[Piece]] = [[] for _ in ranks]
+    of_part: list[list[Piece]] = [[] for _ in parts]
+    for index, *piece in table:
+        of_shard[index].append(Piece(*piece))
+        of_part[piece[0]].append(of_shard[index][-1])
+    shards = []
+    for rank, name, kind, hash, pieces in zip(ranks, raw["names"], number, hashes, of_shard):
+        dtype, shape, order, rows, size = kinds[kind]
+        shards.append(Shard(rank, name, dtype, shape, order, rows, hash, tuple(pieces)))
+        if type(name) is not str or shards[-1].size != size:
             raise ValueError(f"the shard {name!r:.80} has another size than its pieces")
-        if rows and (made.dtype is None or not shape or order != "C"):
-            raise ValueError(f"the shard {name!r:.80} has no rows")
-        names.add((made.rank, name))
-        shards.append(made)
-        for piece in pieces:
-            pieces_of[piece.part].append(piece)
-    if len(names) != len(shards) or len({part.name for part in parts}) != len(parts):
+    if len({shard[:2] for shard in shards}) != len(shards) or len({part.name for part in parts}) != len(parts):
         raise ValueError("a name is there twice")
-    for part, pieces in zip(parts, pieces_of):  # type: ignore[assignment]
-        at = 0
-        for piece in sorted(pieces, key=lambda piece: piece.at):
-            if piece.at != at or not piece.size:
-                raise ValueError(f"the pieces of {part.name!r} do not follow each other")
-            at += piece.size
-        if at != part.size or part_hash(sorted(pieces, key=lambda piece: piece.at)) != part.hash:
+    of_rows: dict[str, Any] = {}
+    for shard in shards:
+        if shard.rows and of_rows.setdefault(shard.name, (shard.dtype, shard.shape[1:])) != (
+            shard.dtype,
+            shard.shape[1:],
+        ):
+            raise ValueError(f"the rows of {shard.name!r:.80} differ")
+    for part, pieces in zip(parts, of_part):
+        pieces.sort(key=lambda piece: piece.at)
+        ends = [0, *(piece.at + piece.size for piece in pieces)]
+        if [piece.at for piece in pieces] != ends[:-1] or ends[-1] != part.size or part_hash(pieces) != part.hash:
             raise ValueError(f"the pieces of {part.name!r} do not make it up")
-    return Manifest(_count(raw["sequence"]), ranks, float(raw["time"]), parts, tuple(shards))
+    return Manifest(_count(raw["sequence"]), len(raw["counts"]), float(raw["time"]), parts, tuple(shards))
+
+
+def _kind(dtype: Any, shape: Any, order: Any, rows: Any) -> tuple[Any, tuple[int, ...], str, bool, int]:
+    known = None if dtype is None else dtype_of(dtype)
+    size = math.prod(map(_count, shape)) * (1 if known is None else known.itemsize)
+    bytes_alone = known is None and (rows or len(shape) != 1)
+    if order not in ("C", "F") or type(rows) is not bool or len(shape) > 64 or bytes_alone:
+        raise ValueError("a kind of shard breaks the format")
+    if rows and (not shape or order != "C"):
+        raise ValueError("a shard that is split by rows has none")
+    return known, tuple(shape), order, rows, size
 
 
 def _count(value: Any) -> int:

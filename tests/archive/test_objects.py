@@ -352,7 +352,7 @@ def test_a_full_disk(small_disk: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     "code, transient", [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, True), (errno.EROFS, False)]
 )
-@pytest.mark.parametrize("call", ["writev", "fsync", "link", "open"])
+@pytest.mark.parametrize("call", ["pwritev", "fsync", "link", "open"])
 def test_calls_that_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool, call: str
 ) -> None:
@@ -433,13 +433,13 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
 def test_a_folder_that_goes_away_in_mid_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = LocalPlace(str(tmp_path / "disk"))
     place.put("parts/a", [b"x"])
-    writev = os.writev
+    pwritev = os.pwritev
 
     def write(*arguments: Any) -> int:
         os.rename(tmp_path / "disk", tmp_path / "gone")
-        return writev(*arguments)
+        return pwritev(*arguments)
 
-    monkeypatch.setattr(os, "writev", write)
+    monkeypatch.setattr(os, "pwritev", write)
     with pytest.raises(pmstore.ArchiveUnavailableError):
         place.create("parts/b", [b"y" * 1000])
     assert LocalPlace(str(tmp_path / "gone")).list("parts") == ["a"]

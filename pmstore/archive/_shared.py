@@ -1,0 +1,80 @@
+"""Writing files: many buffers at once, large ones so that the disk begins early; files that several processes write."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+
+from pmstore.archive._place import Buffer
+
+__all__ = ["SharedFile", "write_all"]
+
+_BUFFERS = 1024  # of one writev: IOV_MAX of Linux
+_STEP = 2 << 20  # the disk begins to write after so many bytes
+
+
+class SharedFile:
+    """A file that other processes may have made, too, open for writing, with a lock that they share."""
+
+    def __init__(self, path: str) -> None:
+        while True:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(self._fd, fcntl.LOCK_SH)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), os.fstat(self._fd)):
+                        return
+            except BaseException:
+                self.close()
+                raise
+            self.close()  # a sweep came between the creation and the lock
+
+    def close(self) -> None:
+        """Close it, and give up the lock."""
+        os.close(self._fd)
+
+    def write(self, at: int, data: Sequence[Buffer]) -> None:
+        """Write buffers, one after the other, from an offset on. No other process writes these bytes."""
+        write_all(self._fd, data, at)
+
+
+def write_all(fd: int, data: Sequence[Buffer], at: int = 0) -> None:
+    """Write buffers, one after the other, from an offset on.
+
+    Of much data, the kernel is told after each 2 MiB that they will not be needed. It then begins to write them, so
+    that the disk works while the rest is copied, and the sync at the end waits for less.
+    """
+    for some, count in _batches(data):
+        end = at + count
+        start = at
+        while at < end:
+            written = os.pwritev(fd, some, at)
+            at += written
+            while some and written >= len(some[0]):
+                written -= len(some.pop(0))
+            if written:
+                some[0] = some[0][written:]
+        if count >= _STEP:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
+
+
+def _batches(data: Sequence[Buffer]) -> Iterator[tuple[list[memoryview], int]]:
+    """Buffers in groups for one call each, of 2 MiB if there is as much, and their number of bytes."""
+    some: list[memoryview] = []
+    count = 0
+    for buffer in data:
+        view = memoryview(buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        while view:
+            some.append(view[: _STEP - count])
+            view = view[_STEP - count :]
+            count += len(some[-1])
+            if count == _STEP or len(some) == _BUFFERS:
+                yield some, count
+                some, count = [], 0
+    if some:
+        yield some, count

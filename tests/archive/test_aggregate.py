@@ -583,8 +583,8 @@ def test_a_process_that_is_killed(tmp_path: Path, rank: int, step: tuple[Any, st
 
 def makes(directory: Path) -> None:
     for version in (1, 2, 3):
-        own = {"a": np.full(150, version), "b": bytes([version]) * 700}
-        aggregate(directory / "to", version, own, part_size=600, keep=2)
+        own = {"a": np.full(100, version), "b": bytes([version]) * 700, "c": bytes([version]) * 1000}
+        aggregate(directory / "to", version, own, part_size=1000, keep=2)
         print(version)
 
 
@@ -595,7 +595,8 @@ def checks(directory: Path, said: str) -> None:
     assert found is not None or not done
     assert (found or 0) >= done
     for version in map(int, place_of(directory / "to").list("manifests")):
-        assert open_aggregate(directory / "to", version).read(0, "b") == bytes([version]) * 700
+        shards = open_aggregate(directory / "to", version).shards(0)
+        assert shards["b"] == bytes([version]) * 700 and shards["c"] == bytes([version]) * 1000
     aggregate(directory / "to", 9, {"a": b"new"}, keep=1)
     assert [name[:16] for name in os.listdir(directory / "to" / "parts")] == [f"{9:016d}"]
 

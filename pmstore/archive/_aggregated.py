@@ -135,59 +135,48 @@ class Aggregate:
 
     def _read(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
         """The values of shards. What lies one after the other in a part is read at once, up to a limit."""
-        pending: list[Shard] = []
+        some: list[Shard] = []
         size = 0
         for shard in shards:
-            if pending and size + shard.size > _TOGETHER:
-                yield from self._read_some(pending)
-                pending, size = [], 0
-            pending.append(shard)
+            if some and size + shard.size > _TOGETHER:
+                yield from self._read_some(some)
+                some, size = [], 0
+            some.append(shard)
             size += shard.size
-        yield from self._read_some(pending)
+        yield from self._read_some(some)
 
     def _read_some(self, shards: list[Shard]) -> Iterator[tuple[Shard, Any]]:
-        runs: list[list[int]] = []  # part, begin, end
-        places = []  # of each piece: run, offset in it
+        values: list[np.ndarray[Any, Any]] = []
+        runs: list[tuple[int, int, list[memoryview]]] = []  # part, offset, where its bytes go
+        end = (-1, -1)
         for shard in shards:
+            values.append(np.empty(shard.size, np.uint8))
+            whole = memoryview(values[-1])  # type: ignore[arg-type, unused-ignore]
+            done = 0
             for piece in shard.pieces:
-                if not runs or runs[-1][0] != piece.part or runs[-1][2] != piece.at:
-                    runs.append([piece.part, piece.at, piece.at])
-                places.append((len(runs) - 1, piece.at - runs[-1][1]))
-                runs[-1][2] += piece.size
-        data = [memoryview(self._get(part, begin, end - begin)) for part, begin, end in runs]
-        following = iter(places)
-        for shard in shards:
-            pieces = []
-            for piece, (run, at) in zip(shard.pieces, following):
-                pieces.append(data[run][at : at + piece.size])
-            yield shard, self._value(shard, pieces)
+                if (piece.part, piece.at) != end:
+                    runs.append((piece.part, piece.at, []))
+                runs[-1][2].append(whole[done : done + piece.size])
+                done += piece.size
+                end = piece.part, piece.at + piece.size
+        for part, at, buffers in runs:
+            try:
+                self._place.read_into(self._manifest.parts[part].name, at, buffers)
+            except (MissingObjectError, ShortObjectError) as error:
+                raise ArchiveDamagedError(f"version {self.sequence}: {error}") from error
+        for shard, value in zip(shards, values):
+            yield shard, self._value(shard, value)
 
-    def _get(self, part: int, at: int, count: int) -> bytes:
-        name = self._manifest.parts[part].name
-        try:
-            return self._place.get(name, at, count)
-        except (MissingObjectError, ShortObjectError) as error:
-            raise ArchiveDamagedError(f"version {self.sequence}: {error}") from error
-
-    def _value(self, shard: Shard, pieces: list[memoryview]) -> Any:
-        whole: Any
-        if shard.dtype is None:
-            whole = b"".join(pieces)
-        else:
-            whole = np.empty(shard.size, np.uint8)
-            at = 0
-            for piece in pieces:
-                whole[at : at + len(piece)] = piece
-                at += len(piece)
-        if hash64(whole) != shard.hash:
+    def _value(self, shard: Shard, value: np.ndarray[Any, Any]) -> Any:
+        if hash64(value.data) != shard.hash:
             parts = ", ".join(sorted({self._manifest.parts[piece.part].name for piece in shard.pieces}))
             raise ArchiveDamagedError(
                 f"{self._place.url}, version {self.sequence}: {shard.name!r} of rank {shard.rank} in {parts} is damaged"
             )
         if shard.dtype is None:
-            return whole
+            return value.tobytes()
         shape = shard.shape[::-1] if shard.order == "F" else shard.shape
-        array = np.ndarray(shape, shard.dtype, whole)
+        array: np.ndarray[Any, Any] = np.ndarray(shape, shard.dtype, value)  # type: ignore[arg-type, unused-ignore]
         return array.T if shard.order == "F" else array
 
 

@@ -22,7 +22,7 @@ from pmstore.archive._place import (
     checked,
     unavailable,
 )
-from pmstore.archive._shared import SharedFile, write_all
+from pmstore.archive._shared import SharedFile, read_all, write_all
 
 
 class LocalPlace(Place):
@@ -66,6 +66,12 @@ class LocalPlace(Place):
                     raise ShortObjectError(name, self.url)
                 at += len(pieces[-1])
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
+        check_range(at, None)
+        with self._refusals(name, "read"), self._opened(name) as fd:
+            if not read_all(fd, at, buffers):
+                raise ShortObjectError(name, self.url)
 
     def size(self, name: str) -> int:
         path = self._path(name)

@@ -133,6 +133,12 @@ class Place(ABC):
         Raises MissingObjectError, and ShortObjectError if the object ends before them.
         """
 
+    def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
+        """Fill writeable buffers, one after the other, from byte `at` of an object on. Raises what `get` does."""
+        data = memoryview(self.get(name, at, sum(map(len, buffers))))
+        for buffer in buffers:
+            buffer[:], data = data[: len(buffer)], data[len(buffer) :]
+
     @abstractmethod
     def size(self, name: str) -> int:
         """The number of bytes of an object. Raises MissingObjectError."""

@@ -103,6 +103,9 @@ class Retrying(Place):
     def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
         return self._tried(lambda again: self.place.get(name, at, count))
 
+    def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
+        self._tried(lambda again: self.place.read_into(name, at, buffers))
+
     def size(self, name: str) -> int:
         return self._tried(lambda again: self.place.size(name))
 

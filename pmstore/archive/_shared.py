@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pmstore.archive._place import Buffer
 
-__all__ = ["SharedFile", "write_all"]
+__all__ = ["SharedFile", "read_all", "write_all"]
 
 _BUFFERS = 1024  # of one writev: IOV_MAX of Linux
+_SYNC_FILE_RANGE_WRITE = 2
 _STEP = 2 << 20  # the disk begins to write after so many bytes
 
 
@@ -44,8 +47,8 @@ class SharedFile:
 def write_all(fd: int, data: Sequence[Buffer], at: int = 0) -> None:
     """Write buffers, one after the other, from an offset on.
 
-    Of much data, the kernel is told after each 2 MiB that they will not be needed. It then begins to write them, so
-    that the disk works while the rest is copied, and the sync at the end waits for less.
+    After each 2 MiB, the kernel is asked to begin to write them, so that the disk works while the rest is copied, and
+    the sync at the end waits for less.
     """
     for some, count in _batches(data):
         end = at + count
@@ -57,9 +60,41 @@ def write_all(fd: int, data: Sequence[Buffer], at: int = 0) -> None:
                 written -= len(some.pop(0))
             if written:
                 some[0] = some[0][written:]
-        if count >= _STEP:
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
+        if count == _STEP:
+            _begin_writing(fd, start, count)
+
+
+def _begin_writing(fd: int, at: int, count: int) -> None:
+    if (function := _sync_file_range()) is not None:
+        function(fd, at, count, _SYNC_FILE_RANGE_WRITE)  # a hint: whether it works does not matter
+
+
+@functools.cache
+def _sync_file_range() -> Any:
+    """The system's function, which Python does not offer; None where there is none."""
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is not None:
+        function.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+    return function
+
+
+def read_all(fd: int, at: int, buffers: Sequence[memoryview]) -> bool:
+    """Fill buffers of bytes, one after the other, from an offset on. False: the file ends before."""
+    views = [view for view in buffers if len(view)]
+    first = 0
+    while first < len(views):
+        count = os.preadv(fd, views[first : first + _BUFFERS], at)
+        if not count:
+            return False
+        at += count
+        while first < len(views) and count >= len(views[first]):
+            count -= len(views[first])
+            first += 1
+        if count:
+            views[first] = views[first][count:]
+    return True
 
 
 def _batches(data: Sequence[Buffer]) -> Iterator[tuple[list[memoryview], int]]:

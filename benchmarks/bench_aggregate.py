@@ -1,0 +1,187 @@
+"""Aggregates: the shards of many processes in few files, beside a file for each shard.
+
+Two worker processes stand for N processes, each with half of the shards. A file for each shard, written in two ways,
+and `pmstore.archive.aggregate` take turns in one run, so that the drift of the disk cancels.
+
+    plain files   open, write, fdatasync: a crash may leave half a file, or none where one was said to be
+    whole files   a temporary name, write, fsync, rename, fsync of the folder: each file is whole or absent
+    aggregate     one part for each 128 MiB, and a manifest: all shards whole or absent, together
+
+Files of one repetition are deleted before the next one, which is not timed. Reading is from the page cache; the
+files are read with np.fromfile; the aggregate's reader verifies the hash of each shard, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from _common import (
+    MEDIA,
+    file_system,
+    machine,
+    no_collection,
+    parent,
+    parser,
+    real_time,
+    save,
+    scratch,
+)
+
+from pmstore.archive import LocalGroup, aggregate, open_aggregate
+
+WORKERS = 2
+SHARDS = {64: 4 << 20, 256: 1 << 20, 1024: 64 << 10, 4096: 16 << 10}  # number: bytes of each
+WAYS = ("plain files", "whole files", "aggregate")
+REPETITIONS = 9
+
+Step = Callable[[int], None]
+
+
+def plain(folder: Path, names: list[str], data: np.ndarray[Any, Any]) -> Step:
+    def write(turn: int) -> None:
+        for name in names:
+            fd = os.open(folder / f"{turn}-{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            os.write(fd, data)
+            os.fdatasync(fd)
+            os.close(fd)
+
+    return write
+
+
+def whole(folder: Path, names: list[str], data: np.ndarray[Any, Any]) -> Step:
+    def write(turn: int) -> None:
+        for name in names:
+            temporary = folder / f".{turn}-{name}"
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            os.write(fd, data)
+            os.fsync(fd)
+            os.close(fd)
+            os.rename(temporary, folder / f"{turn}-{name}")
+            fd = os.open(folder, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+
+    return write
+
+
+def together(folder: Path, names: list[str], data: np.ndarray[Any, Any], group: LocalGroup) -> Step:
+    shards = dict.fromkeys(names, data)
+    return lambda turn: void(aggregate(folder, turn, shards, group))
+
+
+def void(result: object) -> None:
+    """Nothing."""
+
+
+def read_files(folder: Path, names: list[str], turn: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.fromfile(folder / f"{turn}-{name}", np.uint8) for name in names}
+
+
+def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number: int, barrier: Any, told: Any) -> None:
+    """One worker: every way in turn. The leader tells the times, [way, writing, reading, files]."""
+    priority = real_time()
+    group = LocalGroup(meeting, rank, WORKERS, barrier)
+    names = [str(k) for k in range(number * rank // WORKERS, number * (rank + 1) // WORKERS)]
+    data = np.random.default_rng(rank).integers(0, 255, SHARDS[number], np.uint8)
+    steps = {
+        "plain files": plain(folders["plain files"], names, data),
+        "whole files": whole(folders["whole files"], names, data),
+        "aggregate": together(folders["aggregate"], names, data, group),
+    }
+    with no_collection():
+        for turn in range(turns):
+            for way, step in steps.items():
+                barrier.wait()
+                start = perf_counter()
+                step(turn)
+                barrier.wait()
+                middle = perf_counter()
+                if way == "aggregate":
+                    read = open_aggregate(folders[way], turn).shards(rank)
+                else:
+                    read = read_files(folders[way], names, turn)
+                barrier.wait()
+                end = perf_counter()
+                assert len(read) == len(names)
+                del read
+                if rank == 0:
+                    left = [path for path in folders[way].rglob("*") if path.is_file()]
+                    told.put([way, middle - start, end - middle, len(left)])
+                    for path in left:
+                        path.unlink()
+                    os.sync()
+                barrier.wait()
+    if rank == 0:
+        told.put(priority)
+
+
+def cell(directory: Path, medium: str, number: int, turns: int) -> dict[str, Any]:
+    """The times of all ways, with one warm-up that does not count."""
+    context = multiprocessing.get_context("fork")
+    barrier, told = context.Barrier(WORKERS), context.Queue()
+    with scratch(directory) as folder, scratch(Path("/dev/shm")) as meeting:
+        folders = {way: folder / way.replace(" ", "-") for way in WAYS}
+        for path in folders.values():
+            path.mkdir()
+        arguments = (folders, meeting, turns + 1, number, barrier, told)
+        processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(WORKERS)]
+        for process in processes:
+            process.start()
+        found = [told.get() for _ in range((turns + 1) * len(WAYS))][len(WAYS) :]
+        priority = told.get()
+        for process in processes:
+            process.join()
+    made: dict[str, Any] = {"medium": medium, "shards": number, "bytes": SHARDS[number], "priority": priority}
+    for way in WAYS:
+        writing, reading, files = zip(*(times[1:] for times in found if times[0] == way))
+        made[way] = {"write": list(writing), "read": list(reading), "files": files[0]}
+    return made
+
+
+def rate(known: dict[str, Any], way: str, what: str) -> float:
+    """MB/s, from the median."""
+    return float(known["shards"] * known["bytes"] / statistics.median(known[way][what]) / 1e6)
+
+
+def gain(known: dict[str, Any], way: str, what: str) -> float:
+    """The median of the paired ratios: how many times as fast the aggregate is."""
+    return statistics.median(a / b for a, b in zip(known[way][what], known["aggregate"][what]))
+
+
+def show(known: dict[str, Any]) -> None:
+    """One line."""
+    rates = ", ".join(f"{way} {rate(known, way, 'write'):,.0f}" for way in WAYS)
+    gains = " and ".join(f"{gain(known, way, 'write'):.1f} ×" for way in WAYS[:2])
+    reading = f"{gain(known, WAYS[0], 'read'):.2f} ×"
+    print(
+        f"{known['medium']}, {known['shards']:,} × {known['bytes'] >> 10:,} KiB: {rates} MB/s; {gains}; "
+        f"reading {reading}; {known['aggregate']['files']} files",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options: argparse.Namespace = parser(__doc__.splitlines()[0]).parse_args()
+    turns = 2 if options.quick else max(3, round(REPETITIONS * options.scale))
+    cells = []
+    for medium in options.media:
+        for number in SHARDS:
+            cells.append(cell(parent(options, medium), medium, number, turns))
+            show(cells[-1])
+    systems = {medium: file_system(parent(options, medium)) for medium in MEDIA}
+    known = {"quick": options.quick, "priority": cells[0]["priority"], "cells": cells, "file systems": systems}
+    print(machine())
+    save(options.raw, "aggregate", known)
+
+
+if __name__ == "__main__":
+    main()

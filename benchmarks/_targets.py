@@ -205,6 +205,26 @@ def targets(raw: Raw) -> list[Target]:
     return found
 
 
+AGGREGATE_WAYS = ("plain files", "whole files", "aggregate")
+
+
+def aggregate_targets(raw: Raw) -> list[Target]:
+    """Those of bench_aggregate.py."""
+    found = []
+    for cell in raw["aggregate"]["cells"]:
+        number, medium = cell["shards"], cell["medium"]
+        parts = -(-number * cell["bytes"] // (128 << 20))
+        files = cell["aggregate"]["files"]
+        found.append(Target(medium, f"files of {number:,} shards", f"≤ {parts + 1}", str(files), files <= parts + 1))
+        if medium == "disk" and number >= 256:
+            least = 30 if number == 1024 else 3
+            for way in AGGREGATE_WAYS[:2]:
+                gain = ratio(cell[way]["write"], cell["aggregate"]["write"])
+                what = f"{number:,} shards of {cell['bytes'] >> 10:,} KiB: {way} ÷ aggregate"
+                found.append(Target(medium, what, f"≥ {least}", f"{gain:.1f}", gain >= least))
+    return found
+
+
 def reader_targets(raw: Raw) -> list[Target]:
     """Those of bench_readers.py."""
     return [target for medium in ("memory", "disk") for target in of_readers(raw, medium)]

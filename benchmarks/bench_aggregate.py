@@ -7,7 +7,8 @@ and `pmstore.archive.aggregate` take turns in one run, so that the drift of the 
     whole files   a temporary name, write, fsync, rename, fsync of the folder: each file is whole or absent
     aggregate     one part for each 128 MiB, and a manifest: all shards whole or absent, together
 
-Files of one repetition are deleted before the next one, which is not timed. Reading is from the page cache; the
+The order rotates. Files of one repetition are deleted before the next one, which is not timed: a file system may pass
+deletions on to the disk, which is then busy with them. Reading is from the page cache; the
 files are read with np.fromfile; the aggregate's reader verifies the hash of each shard, too.
 """
 
@@ -98,7 +99,9 @@ def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number:
     }
     with no_collection():
         for turn in range(turns):
-            for way, step in steps.items():
+            for k in range(len(WAYS)):
+                way = WAYS[(turn + k) % len(WAYS)]
+                step = steps[way]
                 barrier.wait()
                 start = perf_counter()
                 step(turn)
@@ -113,12 +116,14 @@ def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number:
                 assert len(read) == len(names)
                 del read
                 if rank == 0:
-                    left = [path for path in folders[way].rglob("*") if path.is_file()]
-                    told.put([way, middle - start, end - middle, len(left)])
-                    for path in left:
+                    left = sum(path.is_file() for path in folders[way].rglob("*"))
+                    told.put([way, middle - start, end - middle, left])
+            if rank == 0:
+                for folder in folders.values():
+                    for path in [path for path in folder.rglob("*") if path.is_file()]:
                         path.unlink()
-                    os.sync()
-                barrier.wait()
+                os.sync()
+            barrier.wait()
     if rank == 0:
         told.put(priority)
 

@@ -23,11 +23,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _common import BUILD, CHANGED, HERE, SIZES, percentile, ratio, seconds
-from _targets import Raw, Target, beside, copied, cost, find, reader_targets, targets, written
+from _targets import (
+    AGGREGATE_WAYS,
+    Raw,
+    Target,
+    aggregate_targets,
+    beside,
+    copied,
+    cost,
+    find,
+    reader_targets,
+    targets,
+    written,
+)
 
-DOCUMENTS = [HERE / "README.md", HERE / "readers.md", HERE.parent / "README.md"]
-RESULTS = ("commit", "latency", "parts", "recovery", "readers")
-SHOWN = ("targets", "readers-targets")
+DOCUMENTS = [HERE / "README.md", HERE / "readers.md", HERE / "aggregate.md", HERE.parent / "README.md"]
+RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate")
+SHOWN = ("targets", "readers-targets", "aggregate-targets")
 PICTURES = {
     "costs": "The cost of making a change durable, as a multiple of the floor",
     "latency": "Latency percentiles of commits and of the floor",
@@ -323,6 +335,26 @@ def readers_waiting(raw: Raw) -> str:
     return table(["", "commits", "since its", "p50", "p99", "longest", "processor time of waiting"], rows)
 
 
+def aggregates(raw: Raw, what: str) -> str:
+    """MB/s of each way, and how many times as fast the aggregate is; what: "write" or "read"."""
+    rows = []
+    for cell in raw["aggregate"]["cells"]:
+        size = cell["shards"] * cell["bytes"]
+        rates = [size / statistics.median(cell[way][what]) / 1e6 for way in AGGREGATE_WAYS]
+        gains = [ratio(cell[way][what], cell["aggregate"][what]) for way in AGGREGATE_WAYS[:2]]
+        files = f"{cell[AGGREGATE_WAYS[0]]['files']:,} → {cell['aggregate']['files']}"
+        rows.append(
+            [
+                f"{cell['medium']}, {cell['shards']:,} × {cell['bytes'] >> 10:,} KiB",
+                *(f"{rate:,.0f}" for rate in rates),
+                *(f"{gain:.1f}" if what == "write" else f"{gain:.2f}" for gain in gains),
+                *([files] if what == "write" else []),
+            ]
+        )
+    head = ["MB/s", *AGGREGATE_WAYS, *(f"× {way}" for way in AGGREGATE_WAYS[:2])]
+    return table([*head, "files"] if what == "write" else head, rows)
+
+
 def summary(raw: Raw) -> str:
     """For the first page: pmstore and the cheapest neighbour that keeps as much."""
     rows = []
@@ -374,6 +406,18 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     "readers-opening": ("readers", "Opening a snapshot", readers_opening),
     "readers-starving": ("readers", "Reading beside commits back to back", readers_starving),
     "readers-waiting": ("readers", "From a commit to the end of a wait", readers_waiting),
+    "aggregate-machine": (
+        "aggregate",
+        "Machine of the aggregates",
+        lambda raw: machine({"aggregate": raw["aggregate"]}),
+    ),
+    "aggregate-targets": (
+        "aggregate",
+        "What was asked for of aggregates",
+        lambda raw: comparison(aggregate_targets(raw)),
+    ),
+    "aggregate-write": ("aggregate", "Writing the shards of many processes", lambda raw: aggregates(raw, "write")),
+    "aggregate-read": ("aggregate", "Reading them", lambda raw: aggregates(raw, "read")),
     "skipped": ("", "Skipped", skipped),
     "summary": ("commit", "In short", summary),
 }

@@ -15,7 +15,19 @@ from typing import NoReturn
 
 from _common import BUILD, HERE
 
-NAMES = ("commit", "latency", "parts", "recovery", "readers", "trackers", "large", "derived", "kmeans", "crash")
+NAMES = (
+    "commit",
+    "latency",
+    "parts",
+    "recovery",
+    "readers",
+    "aggregate",
+    "trackers",
+    "large",
+    "derived",
+    "kmeans",
+    "crash",
+)
 
 
 def command(name: str, options: argparse.Namespace) -> list[str]:

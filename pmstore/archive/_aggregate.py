@@ -86,7 +86,8 @@ def aggregate(
     Parameters
     ----------
     url : str or path
-        A folder, or any URL that fsspec knows, for these aggregates alone. One group at a time writes there.
+        A folder, or any URL that fsspec knows, for these aggregates alone. All processes must see the same folder, also
+        those of other machines. One group at a time writes there.
     sequence : int
         The number of the version, for example that of the store at its last commit.
     shards : mapping of str to array or bytes

@@ -95,12 +95,13 @@ C_ORDER = {
 PYTHON_ORDER = {
     "archive": [
         "_place",
+        "_shared",
         "_local _fsspec",
         "_retrying",
         "_objects _sizes _codecs",
-        "_format _capture",
-        "_sources",
-        "_index _versions",
+        "_format _capture _groups _manifest",
+        "_sources _aggregated",
+        "_index _versions _aggregate",
         "_retention _writing",
         "_target",
         "_drain _differences _verifying",
@@ -323,7 +324,7 @@ def test_importing_pmstore_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture"])
+@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "pmstore.archive"])
 def test_public_names_have_docstrings(module: str) -> None:
     if module != "pmstore":
         pytest.importorskip("sklearn")

@@ -21,7 +21,7 @@ tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 LONG := $(call tests,core,async changed_metadata faults kill lost_writes out_of_memory parallel_compare trackers) $(call tests,store,model values) \
 	$(call tests,resume,clusterers kmeans mixture partial_fit) $(call tests,testing,crash_reference testing_faults)
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
-WITHOUT_C := tests/mutants tests/power tests/project tests/watch $(call tests,archive,aggregate objects retrying) \
+WITHOUT_C := tests/mutants tests/power tests/project tests/watch $(call tests,archive,aggregate aggregate_crashes objects retrying) \
 	$(call tests,testing,testing_command testing_describe testing_docs testing_plugin)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined

@@ -94,11 +94,11 @@ C_ORDER = {
 }
 PYTHON_ORDER = {
     "archive": [
-        "_place",
+        "_place _tuning",
         "_shared",
         "_local _fsspec",
         "_retrying",
-        "_objects _sizes _codecs",
+        "_objects _sizes _codecs _export",
         "_format _capture _groups _manifest",
         "_sources _aggregated",
         "_index _versions _aggregate",

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pmstore info|ls|check|dump|backup|compact|salvage|watch|top PATH``, also
+"""The command line: ``python -m pmstore info|ls|check|dump|export|backup|compact|salvage|watch|top PATH``, also
 installed as ``pmstore``.
 
 All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``,
@@ -8,15 +8,14 @@ All but ``compact`` open a store for reading only, and never change it. ``crash`
 from __future__ import annotations
 
 import argparse
-import base64
 import codecs
 import contextlib
 import json
-import math
 import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,12 @@ import numpy as np
 
 import pmstore
 from pmstore._display import Row, aligned, columns, count_text, name_text, size_text, tree_lines
+from pmstore._values.as_json import to_json
 
 Command = Callable[[argparse.Namespace], int]
 
 SOUND, DAMAGED, FAILED = 0, 1, 2
+FORMATS = ("zarr", "npz", "safetensors")  # of export
 
 EXIT_STATUS = """\
 exit status:
@@ -128,6 +129,16 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
     dump.add_argument("--npy", metavar="FILE", help="write the one array that is named to FILE, for numpy.load")
+
+    exporting = add(
+        "export",
+        export_,
+        "write what is in the store as zarr, .npz or safetensors, also while it is written",
+        "  pmstore export run.pm run.npz\n  pmstore export run.pm run.zarr --group model\n",
+    )
+    exporting.add_argument("destination", metavar="DST", help="the new file or, for zarr, the new directory")
+    exporting.add_argument("--format", choices=FORMATS, help="by default, what the name of DST ends in")
+    exporting.add_argument("--group", default="", help="only what is in this group")
 
     backing_up = add(
         "backup",
@@ -421,7 +432,38 @@ def salvage(chosen: argparse.Namespace) -> int:
     return SOUND if report.ok else DAMAGED
 
 
-# ---- dump
+# ---- export and dump
+
+
+def export_(chosen: argparse.Namespace) -> int:
+    """Writes the names of one commit in another format, and prints how many."""
+    from pmstore.archive._export import export
+
+    def write(path: str, progress: Callable[[int, int], object] | None) -> int:
+        with pmstore.open(path, "r") as store:
+            shown = store.group(chosen.group) if chosen.group else store
+            if chosen.group and not len(shown):
+                raise Failure(_what_is_missing(store, chosen.group))
+            return export(shown, chosen.destination, chosen.format, progress=progress)
+
+    with _progress(chosen) as progress:
+        try:
+            count = write(chosen.path, progress)
+        except pmstore.StaleSnapshotError:  # commits are quicker: a copy of one changes no more
+            directory = os.path.dirname(os.path.abspath(chosen.destination))
+            with tempfile.TemporaryDirectory(prefix=".pmstore-export-", dir=directory) as copies:
+                with pmstore.open(chosen.path, "r") as store:
+                    store.backup(os.path.join(copies, "store.pm"))
+                count = write(os.path.join(copies, "store.pm"), progress)
+        except (ImportError, TypeError, ValueError) as error:
+            if isinstance(error, pmstore.Error):
+                raise
+            raise Failure(str(error)) from error
+    if chosen.json:
+        _print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
+    else:
+        print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
+    return SOUND
 
 
 def dump_(chosen: argparse.Namespace) -> int:
@@ -509,63 +551,6 @@ def _print_value(name: str, value: Any, *, alone: bool) -> None:
         print(f"{name_text(name)} =\n{text}")
     else:
         print(f"{name_text(name)} = {text}")
-
-
-def to_json(value: Any) -> Any:
-    """A value in JSON's types.
-
-    Arrays become nested lists, structured elements become objects, tuples become lists. Bytes become
-    ``{"bytes": base64}``, complex numbers ``{"complex": [real, imaginary]}``, and dicts with keys that aren't str
-    ``{"items": [[key, value], …]}``. Times and durations become ISO 8601 text (``"NaT"`` for a missing one; durations
-    without a unit become numbers), and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, np.ndarray):
-        return [to_json(item) for item in value] if value.ndim else to_json(value[()])
-    if isinstance(value, np.void) and value.dtype.names:
-        return {name: to_json(value[name]) for name in value.dtype.names}
-    if isinstance(value, np.datetime64):
-        return str(value)
-    if isinstance(value, np.timedelta64):
-        return _duration(value)
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, complex | np.complexfloating):
-        return {"complex": [to_json(float(value.real)), to_json(float(value.imag))]}
-    if isinstance(value, np.void):
-        value = value.tobytes()
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, np.generic):
-        return to_json(value.item())
-    if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
-            return {key: to_json(item) for key, item in value.items()}
-        return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
-    if isinstance(value, tuple | list | pmstore.PersistentList):
-        return [to_json(item) for item in value]
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
-
-
-_LONG_UNITS = {"Y": "P{}Y", "M": "P{}M", "W": "P{}W", "D": "P{}D", "h": "PT{}H", "m": "PT{}M", "s": "PT{}S"}
-_DIGITS = {"ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}  # decimal places of a second
-
-
-def _duration(value: np.timedelta64) -> int | str:
-    """A duration in ISO 8601, in its own unit, with a sign in front if it is negative."""
-    if np.isnat(value):
-        return "NaT"
-    unit, step = np.datetime_data(value.dtype)
-    count = int(value.astype(np.int64)) * step
-    if unit == "generic":
-        return count
-    sign, count = ("-" if count < 0 else ""), abs(count)
-    if unit in _LONG_UNITS:
-        return sign + _LONG_UNITS[unit].format(count)
-    seconds, fraction = divmod(count, 10 ** _DIGITS[unit])
-    text = f"{seconds}.{fraction:0{_DIGITS[unit]}}".rstrip("0").rstrip(".")
-    return f"{sign}PT{text}S"
 
 
 def _print_json(value: Any) -> None:

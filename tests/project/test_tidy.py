@@ -56,7 +56,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
-    "_cli": {"_display", "_watch", "archive", "testing"},
+    "_cli": {"_display", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
 

@@ -1,0 +1,69 @@
+"""Values in JSON's types, for the command line and for what is exported."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["to_json"]
+
+
+def to_json(value: Any) -> Any:
+    """A value in JSON's types.
+
+    Arrays become nested lists, structured elements become objects, tuples become lists. Bytes become
+    ``{"bytes": base64}``, complex numbers ``{"complex": [real, imaginary]}``, and dicts with keys that aren't str
+    ``{"items": [[key, value], …]}``. Times and durations become ISO 8601 text (``"NaT"`` for a missing one; durations
+    without a unit become numbers), and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, np.ndarray):
+        return [to_json(item) for item in value] if value.ndim else to_json(value[()])
+    if isinstance(value, np.void) and value.dtype.names:
+        return {name: to_json(value[name]) for name in value.dtype.names}
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if isinstance(value, np.timedelta64):
+        return _duration(value)
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, complex | np.complexfloating):
+        return {"complex": [to_json(float(value.real)), to_json(float(value.imag))]}
+    if isinstance(value, np.void):
+        value = value.tobytes()
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_json(item) for key, item in value.items()}
+        return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
+    if isinstance(value, Sequence):
+        return [to_json(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+_LONG_UNITS = {"Y": "P{}Y", "M": "P{}M", "W": "P{}W", "D": "P{}D", "h": "PT{}H", "m": "PT{}M", "s": "PT{}S"}
+_DIGITS = {"ms": 3, "us": 6, "ns": 9, "ps": 12, "fs": 15, "as": 18}  # decimal places of a second
+
+
+def _duration(value: np.timedelta64) -> int | str:
+    """A duration in ISO 8601, in its own unit, with a sign in front if it is negative."""
+    if np.isnat(value):
+        return "NaT"
+    unit, step = np.datetime_data(value.dtype)
+    count = int(value.astype(np.int64)) * step
+    if unit == "generic":
+        return count
+    sign, count = ("-" if count < 0 else ""), abs(count)
+    if unit in _LONG_UNITS:
+        return sign + _LONG_UNITS[unit].format(count)
+    seconds, fraction = divmod(count, 10 ** _DIGITS[unit])
+    text = f"{seconds}.{fraction:0{_DIGITS[unit]}}".rstrip("0").rstrip(".")
+    return f"{sign}PT{text}S"

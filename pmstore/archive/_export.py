@@ -136,7 +136,7 @@ def export(
     ValueError
         No format, or a name that the format can't hold.
     TypeError
-        The format has no type for the dtype of an array. Nothing was written.
+        The format has no type for the dtype of an array. Nothing stays at the path.
     ModuleNotFoundError
         The package zarr is not installed.
     StoreExistsError
@@ -299,9 +299,8 @@ class _Npz(_Format):
     def write(self, source: _Source, path: str) -> None:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for one in source.arrays:
-                array = source.read(one)
                 with archive.open(f"{one.name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(_Told(member, source), array, allow_pickle=False)
+                    np.lib.format.write_array(_Told(member, source), source.read(one), allow_pickle=False)
             if source.values:
                 archive.writestr(zipfile.ZipInfo(f"{VALUES}.json"), _json(source.values))
 
@@ -369,7 +368,7 @@ class _Zarr(_Format):
             importlib.import_module("zarr")
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                'zarr is missing: pip install "zarr>=3" (or export to .npz)', name="zarr"
+                'zarr is missing: pip install "pmstore[export]" (or export to .npz)', name="zarr"
             ) from error
 
     def check(self, described: _Described) -> None:
@@ -387,23 +386,28 @@ class _Zarr(_Format):
             *groups, last = one.name.split("/")
             group = root.require_group("/".join(groups)) if groups else root
             try:
-                made = group.create_array(last, shape=one.shape, dtype=one.little, chunks=_chunk(one))
+                # Chunks that equal the fill value are written, too: -0.0 equals 0.0.
+                config = {"write_empty_chunks": True}
+                made = group.create_array(last, shape=one.shape, dtype=one.little, chunks=_chunk(one), config=config)
                 again = zarr.open_array(os.path.join(path, one.name), mode="r")
                 if (again.dtype, again.shape) != (one.little, one.shape):
                     raise TypeError(f"it would come back as {again.dtype}")
             except (TypeError, ValueError) as error:
                 text = f"{one.name!r} has dtype {one.dtype}, which zarr can't keep ({error}): export to .npz keeps it"
                 raise TypeError(text) from error
-            array = source.read(one)
-            if not array.ndim:
-                made[...] = array.astype(one.little)
-                source.written(array.nbytes)
-                continue
-            rows = made.chunks[0]
-            for at in range(0, len(array), rows):
-                piece = array[at : at + rows]
-                made[at : at + rows] = piece.astype(one.little, copy=False)
-                source.written(piece.nbytes)
+            self._fill(made, source, one)
+
+    @staticmethod
+    def _fill(made: Any, source: _Source, one: _Described) -> None:
+        array = source.read(one)
+        rows = made.chunks[0] if array.ndim else 1
+        for at in range(0, len(array), rows) if array.ndim else ():
+            piece = array[at : at + rows]
+            made[at : at + rows] = piece.astype(one.little, copy=False)
+            source.written(piece.nbytes)
+        if not array.ndim:
+            made[...] = array.astype(one.little)
+            source.written(array.nbytes)
 
 
 def _chunk(one: _Described) -> tuple[int, ...]:

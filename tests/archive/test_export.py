@@ -34,6 +34,8 @@ NUMBERS: dict[str, Any] = {
     "empty": np.zeros((0, 3)),
     "ünïcode": np.arange(2, dtype="u8"),
     "nan": np.array([np.nan, -0.0, np.inf]),
+    "negative-zeros": np.full(5000, -0.0),
+    "payload": np.array([0x7FF8000000000123, 0xFFF0000000000001], "u8").view("f8"),
 }
 OTHERS: dict[str, Any] = {
     "complex": np.array([1 + 2j]),
@@ -197,7 +199,7 @@ def test_large_arrays_come_in_pieces(tmp_path: Path, form: str, monkeypatch: pyt
 
 def test_without_zarr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zarr", None)
-    with pytest.raises(ModuleNotFoundError, match='pip install "zarr>=3"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "pmstore\[export\]"'):
         export({"x": np.arange(3)}, tmp_path / "out.zarr")
     assert os.listdir(tmp_path) == []
 
@@ -355,3 +357,29 @@ def test_a_store_that_changes_too_quickly_is_copied_first(
     assert run(capsys, "export", store.path, tmp_path / "out.npz")[0] == 0
     assert_same({"fortran": npz(tmp_path / "out.npz")[0]["fortran"]}, {"fortran": store["fortran"]}, "npz")
     assert sorted(os.listdir(tmp_path)) == ["out.npz", "run.pm"]
+
+
+# ---- versions of an archive
+
+
+def test_a_version_of_an_archive(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("numcodecs")
+    from pmstore import archive
+
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store.update(NUMBERS | VALUED)
+        store.create_list("list").extend([1.5, "x"])
+        with store.drain(tmp_path / "archive") as drain:
+            store.commit()
+            first = store.sequence
+            drain.wait(first)
+            store["f8"][:] = -1
+            store.commit()
+            drain.wait(store.sequence)
+        last = store.sequence
+    versions = archive.open(tmp_path / "archive")
+    for version in (first, last):
+        export(versions[version], tmp_path / f"{version}", form)
+        arrays, values = READ[form](tmp_path / f"{version}")
+        assert_same(arrays, NUMBERS | {"f8": NUMBERS["f8"] if version == first else np.full((3, 4), -1.0)}, form)
+        assert values == JSON

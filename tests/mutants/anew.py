@@ -1,4 +1,5 @@
-"""Stores that are written anew, by compact and salvage: mutants, and the part of the battery that notices them."""
+"""Stores that are written anew, by compact and salvage, and notes of commits: mutants, and the part of the battery that
+notices them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 import pmstore
 from pmstore.testing._files.fixture import CrashFiles
 from tests.mutants.build import Mutant
-from tests.store import test_compact, test_rename, test_salvage
+from tests.store import test_compact, test_notes, test_rename, test_salvage
 
 COMPACT, NEW, SALVAGE, COPY = (
     "pmstore/_store/compacting.py",
@@ -72,6 +73,31 @@ NOTICED = [
         within="elif name in self.damaged",
     ),
     Mutant(
+        "note-of-any-commit",
+        "W",
+        "pmstore/_catalog/catalog.py",
+        'found[:8] == self.core.sequence.to_bytes(8, "little")',
+        "found",
+        "a commit has the message of an earlier one",
+    ),
+    Mutant(
+        "note-not-written",
+        "W",
+        "csrc/python/transaction.c",
+        "put_note(self)",
+        "true",
+        "a commit lacks its message",
+        within="committed = put_note(self)",
+    ),
+    Mutant(
+        "note-of-the-outer-transaction",
+        "W",
+        "csrc/python/transaction.c",
+        "if (self->note != Py_None) take_note(lock, self->note);",
+        ";",
+        "a commit has the message of another transaction",
+    ),
+    Mutant(
         "half-renamed",
         "F",
         COPY,
@@ -91,6 +117,8 @@ def anew(directory: Path) -> None:
         test_compact.test_what_fails_leaves_the_store,
         test_salvage.test_contents_of_an_earlier_commit,
         test_rename.test_the_copy_of_a_damaged_array_is_refused,
+        test_notes.test_a_commit_says_what_its_transaction_was_given,
+        test_notes.test_the_innermost_that_begins_last_is_committed,
     )
     for judge in judges:
         judge(opener(directory / judge.__name__))

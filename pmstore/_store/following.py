@@ -162,6 +162,7 @@ class Following(NameMapping):
         part_size: int | str = "128MiB",
         queue_size: int | str = "256MiB",
         on_error: str = "warn",
+        mtbf: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Keep commits as versions of an archive from now on, while the program goes on.
@@ -188,6 +189,10 @@ class Following(NameMapping):
         on_error : {"warn", "raise"}
             "warn": what goes wrong is an ArchiveWarning. "raise": `Drain.wait` and `Drain.close` raise it. The
             program's commits go on either way.
+        mtbf : float, optional
+            The mean time between failures that take the store itself, in seconds. Then the number of versions in an
+            object, which such a failure may lose, and the distance of bases are those with the least lost plus spent
+            time (LowDiff, arXiv 2509.04084; docs/archive-tuning.md), by what the drain measures.
         storage_options : dict, optional
             For fsspec, such as ``key`` and ``secret``.
 
@@ -218,6 +223,7 @@ class Following(NameMapping):
                 part_size=part_size,
                 queue_size=queue_size,
                 on_error=on_error,
+                mtbf=mtbf,
                 storage_options=storage_options,
             )
         except BaseException:

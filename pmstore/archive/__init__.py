@@ -1,7 +1,7 @@
 """The archive of a store: every version, on every level, in few files (docs/archive.md).
 
-`Store.drain` fills it while a program goes on; `open` looks into it, restores and forks versions. `aggregate` writes the
-shards of many processes as one version.
+`Store.drain` fills it while a program goes on; `open` looks into it, restores and forks versions. `aggregate` writes
+the shards of many processes as one version.
 """
 
 from pmstore.archive._aggregate import Aggregation, aggregate

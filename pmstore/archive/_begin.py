@@ -42,6 +42,7 @@ def begin(
     part_size: int | str,
     queue_size: int | str,
     on_error: str,
+    mtbf: float | None,
     storage_options: Mapping[str, Any] | None,
 ) -> Drain:
     """See `Store.drain`. fd: of the store's file; it is the drain's if this returns."""
@@ -49,6 +50,8 @@ def begin(
         raise ValueError(f"on_error is 'warn' or 'raise', not {on_error!r}")
     if isinstance(every, bool) or operator.index(every) < 1:
         raise ValueError(f"every is a number of commits, at least 1, not {every!r}")
+    if mtbf is not None and not float(mtbf) > 0:
+        raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
     options = Options(
         every=operator.index(every),
         keep=Keep.of(keep),
@@ -56,6 +59,7 @@ def begin(
         part_size=size_of(part_size, "part_size"),
         queue_size=size_of(queue_size, "queue_size"),
         raises=on_error == "raise",
+        mtbf=None if mtbf is None else float(mtbf),
     )
     trouble = Trouble(options.raises)
     places: list[Place] = [Retrying(place, trouble.stop, trouble.tell) for place in places_of(url, storage_options)]

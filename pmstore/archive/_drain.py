@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import operator
 import os
 import sys
@@ -37,10 +38,12 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore._store.opening import seconds
 from pmstore.archive._capture import Seen, capture
+from pmstore.archive._format import Row
 from pmstore.archive._objects import Place, RecoveredError
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import Target
+from pmstore.archive._tuning import Tuner
 from pmstore.archive._versions import Library
 from pmstore.archive._writing import Flush, Stored, Writing
 
@@ -64,6 +67,7 @@ class Options(NamedTuple):
     part_size: int
     queue_size: int
     raises: bool
+    mtbf: float | None = None
 
 
 class Progress(NamedTuple):
@@ -101,6 +105,9 @@ class Steps:
         self.reader: Reader | None = Reader(fd, tell_pid)
         self.targets = [Target(place, about) for place in places]
         self.captured = self.targets[0].last
+        self._tuner = None if options.mtbf is None else Tuner(options.mtbf)
+        self._captured_at = time.time()
+        self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
         self.jobs: deque[Flush] = deque()
         self._seen = Seen(options.queue_size)
         self._writing = Writing(
@@ -164,9 +171,23 @@ class Steps:
         if row is None:
             return False
         self.captured = row.version
-        if self._writing.waiting >= self.options.part_size:
+        if self._writing.waiting >= self.options.part_size or len(self._writing.rows) >= self._tuned(row):
             self._writing.flush()
         return True
+
+    def _tuned(self, row: Row) -> float:
+        """The versions that share a part, at most. It also sets when the next base comes."""
+        if self._tuner is None:
+            return math.inf
+        while self._measured:
+            self._tuner.wrote(*self._measured.popleft())
+        self._tuner.committed(max(1e-6, row.time - self._captured_at), row.stored)
+        self._captured_at = row.time
+        if row.previous is None:
+            self._tuner.based(self._writing.base_bytes)
+        chosen = self._tuner.choice()
+        self._writing.base_after = chosen.base_interval - 1
+        return chosen.batch
 
     def flush(self) -> None:
         """Hands the versions that were encoded over to the first place."""
@@ -176,8 +197,9 @@ class Steps:
         """Writes what was handed over to the first place. False if there is nothing."""
         if not self.jobs:
             return False
+        begun = time.monotonic()
         self.targets[0].write(self.jobs[0])
-        self.jobs.popleft()
+        self._measured.append((self.jobs.popleft().nbytes, time.monotonic() - begun))
         self._retain(0)
         return True
 
@@ -417,7 +439,8 @@ class Drain:
                     self._steps.capture()
                     found = time.monotonic()
                     rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
-            if self._steps.jobs or (self._steps.encoded and time.monotonic() >= encoded + _LINGER):
+            waits = self._options.mtbf is not None or time.monotonic() < encoded + _LINGER
+            if self._steps.jobs or (self._steps.encoded and not waits):
                 self._flush()
             with self._changed:
                 if not self._closing:

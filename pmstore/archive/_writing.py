@@ -25,6 +25,7 @@ __all__ = ["Flush", "Stored", "Writing"]
 
 _CHEAP = 1 << 16  # bytes of differentials that are no reason for a base
 _WORTH = 4  # times as many bytes as a base would write are one
+_LONGEST = 1000  # differentials until the next base, at most
 _ENTRY = 64  # bytes of an entry in a directory, about
 
 Stored = tuple[Frame, Chain]
@@ -67,7 +68,7 @@ class Writing:
         last: int | None = None,
         stored: Iterable[tuple[bytes, Stored]] = (),
     ) -> None:
-        self.base_after = 1000  # differentials until the next base, at most
+        self.base_after: int | None = None  # differentials until the next base; None: as `_base_is_due` says
         self._writer, self._codec, self._part_size, self._flush = writer, codec, part_size, flush
         self._number = 0  # of the part that is being filled,
         self._pieces: list[Any] = []  # its pieces,
@@ -83,6 +84,12 @@ class Writing:
         self._since = 0  # differentials since the last base,
         self._since_bytes = 0  # their bytes,
         self._since_keys: set[bytes] = set()  # and the entries whose contents they change
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the last version, if it is a base, with the contents that were in the archive already."""
+        frames = (frame for found in self._whole.values() for frame, _ in found)
+        return sum(frame.piece.length for frame in frames) + _ENTRY * len(self._entries or ())
 
     @property
     def waiting(self) -> int:
@@ -175,8 +182,10 @@ class Writing:
 
     def _base_is_due(self) -> bool:
         """Whether differentials have grown so large that a base adds little."""
-        if self._entries is None or self._since >= self.base_after:
+        if self._entries is None or self._since >= (_LONGEST if self.base_after is None else self.base_after):
             return True
+        if self.base_after is not None:
+            return False
         contents = sum(self._entries[key].length for key in self._since_keys if key in self._entries)
         return self._since_bytes > max(_CHEAP, _WORTH * (contents + _ENTRY * len(self._entries)))
 

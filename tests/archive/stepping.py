@@ -76,6 +76,7 @@ def stepping(store: pmstore.Store, *places: Place, **options: Any) -> Iterator[S
         part_size=options.get("part_size", 1 << 20),
         queue_size=options.get("queue_size", 1 << 26),
         raises=True,
+        mtbf=options.get("mtbf"),
     )
     core = store._catalog.core
     about = {"id": "id", "lineage": lineage_of(core), "created": 0.0, "parent": parent_of(core)}

@@ -590,3 +590,29 @@ def test_unclosed_drains_warn_of_nothing(tmp_path: Path) -> None:
             store.drain(tmp_path / "archive")
             store["x"] = 1
         assert archive.open(tmp_path / "archive").latest == 1
+
+
+def test_a_tuned_drain_has_batches_and_bases(tmp_path: Path) -> None:
+    """The rarer failures are, the more versions share an object, and the rarer bases are."""
+    flushes, bases = [], []
+    for name, mtbf in (("often", 1e-3), ("rarely", 1e9)):
+        place = Memory()
+        with pmstore.open(tmp_path / f"{name}.pm") as store, stepping(store, place, mtbf=mtbf) as steps:
+            store["x"] = np.random.default_rng(3).random(20_000)
+            for step in range(60):
+                store["x"][step] += 1
+                store.commit()
+                steps.capture()
+                while steps.write():
+                    pass
+            steps.flush()
+            while steps.write():
+                pass
+            state = store["x"].copy()
+        found = Archive(Sources([place]))
+        assert len(found) == 60 and (found[60]["x"] == state).all() and found.verify().ok
+        flushes.append(sum(name.startswith("parts/") for name in place.objects))
+        bases.append(sum(one.kind == "base" for one in found.log()))
+    assert flushes[0] > 2 * flushes[1] and bases[0] >= bases[1]
+    with pmstore.open(tmp_path / "often.pm") as store, pytest.raises(ValueError, match="mtbf"):
+        store.drain(tmp_path / "archive", mtbf=0)

@@ -324,7 +324,9 @@ def test_importing_pmstore_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "pmstore.archive"])
+@pytest.mark.parametrize(
+    "module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "pmstore.archive"]
+)
 def test_public_names_have_docstrings(module: str) -> None:
     if module != "pmstore":
         pytest.importorskip("sklearn")

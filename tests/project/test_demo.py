@@ -174,6 +174,14 @@ def test_quickstart(tmp_path: Path) -> None:
         assert done.returncode == 0 and times in done.stdout, done.stderr
 
 
+def test_archive_fit(tmp_path: Path) -> None:
+    pytest.importorskip("numcodecs")
+    done = run("folder", script="archive_fit.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "25 versions, the newest says 'round 24'" in done.stdout and "the same bits as" in done.stdout
+    assert (tmp_path / "folder" / "centres.png").stat().st_size > 5000 and not (tmp_path / "run.pm").exists()
+
+
 @pytest.mark.long
 def test_kmeans_digits(tmp_path: Path) -> None:
     first, again = (run(script="kmeans_digits.py", cwd=tmp_path) for _ in range(2))

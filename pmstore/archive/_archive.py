@@ -15,6 +15,7 @@ from pmstore._errors import (
     ArchiveConflictError,
     ArchiveDamagedError,
     ArchiveError,
+    ArchiveUnavailableError,
     ArchiveWarning,
     UnknownVersionError,
 )
@@ -82,8 +83,10 @@ class Archive:
         """Only `open` calls this."""
         self._sources = sources
         self._about = about_of(sources)
+        _refuse_others(sources, self._about)
         self._library = Library(sources)
-        self._index = Index.read(sources)
+        self._indexes = sources.index([])
+        self._index = Index.merged([one for one in self._indexes if one is not None])
         self._tags = tags_of(sources)
         self._own_parent: Archive | None = None
 
@@ -110,7 +113,8 @@ class Archive:
 
     def refresh(self) -> int:
         """Show versions that were added since. Returns the newest, or -1 if there is none."""
-        self._index = Index.read(self._sources, self._index)
+        self._indexes = self._sources.index(self._indexes)
+        self._index = Index.merged([one for one in self._indexes if one is not None])
         self._tags = tags_of(self._sources)
         return self.latest
 
@@ -376,6 +380,17 @@ class Archive:
         return sorted(going)
 
 
+def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
+    """All places are of one store."""
+    for place in sources.places if len(sources.places) > 1 else ():
+        try:
+            lineage = about_of(Sources([place]))["lineage"]
+        except (MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):  # as far as it tells
+            continue
+        if lineage != about["lineage"]:
+            raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {sources.url}")
+
+
 def _room(entries: Mapping[bytes, Contents]) -> int | None:
     """Bytes of a region that has these contents, about."""
     pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in entries.values() if item.length)
@@ -397,6 +412,8 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
     ------
     ArchiveError
         There is no archive.
+    ArchiveConflictError
+        The places have archives of different stores.
     ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
     """
     sources = Sources(places_of(url, storage_options))

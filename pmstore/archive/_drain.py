@@ -111,7 +111,7 @@ class Steps:
         self.jobs: deque[Flush] = deque()
         self._seen = Seen(options.queue_size)
         self._writing = Writing(
-            self.targets[0].token, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
+            self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
         )
         self._refuse_if_behind()
 

@@ -39,7 +39,7 @@ ARCHIVE, SEGMENT, TAG, WRITER = b"A", b"I", b"T", b"W"  # kinds of objects
 
 _ENVELOPE = struct.Struct("<5scHQQ")  # magic, kind, format, length, hash
 _MAGIC = b"pmarc"
-_PART = re.compile(r"parts/[0-9]{6}-[0-9]{10}")
+_PART = re.compile(r"parts/[0-9a-f]{16}-[0-9]{10}")
 _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9]{6})")
 _LONGEST = 1 << 62
 
@@ -73,9 +73,9 @@ def unpacked(name: str, payload: bytes | memoryview) -> Any:
         raise ArchiveDamagedError(f"{name} is damaged: {error}") from error
 
 
-def part_name(writer: int, number: int) -> str:
-    """The name of a part. writer: the number of its token."""
-    return f"parts/{writer:06d}-{number:010d}"
+def part_name(writer: str, number: int) -> str:
+    """The name of a part. writer: 16 hexadecimal digits, which no other drain has in any place."""
+    return f"parts/{writer}-{number:010d}"
 
 
 def _require(condition: bool, what: str) -> None:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError
 from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, sealed
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
-from pmstore.archive._sources import Sources
 
 __all__ = ["Index", "IndexWriter"]
 
@@ -32,6 +31,8 @@ T = TypeVar("T")
 def _rows_of(segment: Segment, data: bytes) -> list[Any]:
     """The rows of an object, of which only the versions are checked: there may be a million."""
     found = opened(SEGMENT, segment.name, data)
+    if not isinstance(found, list) or not all(type(row) is list for row in found):
+        raise ArchiveDamagedError(f"{segment.name} is damaged: it is no list of versions")
     try:
         versions = [row[0] for row in found]
         increasing = all(map(int.__lt__, versions, versions[1:]))
@@ -39,7 +40,7 @@ def _rows_of(segment: Segment, data: bytes) -> list[Any]:
         raise ArchiveDamagedError(f"{segment.name} is damaged: {error!r}") from error
     if not increasing or not all(type(version) is int for version in versions):
         raise ArchiveDamagedError(f"{segment.name} is damaged: its versions are not in order")
-    return list(found)
+    return found
 
 
 class Index:
@@ -65,17 +66,40 @@ class Index:
         return later
 
     @classmethod
-    def read(cls, sources: Sources, known: Index | None = None) -> Index:
-        """The newest state. known: an earlier one, whose objects need not be read again."""
+    def read(
+        cls, place: Place, known: Index | None = None, tell: Callable[[ArchiveDamagedError], None] | None = None
+    ) -> Index:
+        """The newest state in a place.
+
+        known: an earlier one, whose objects need not be read again. tell: called with what is damaged, which is left
+        out then; without it, that is raised.
+        """
         have = dict(known.segments) if known is not None else {}
-        for attempt in range(_ATTEMPTS):
-            current = Segment.current(sources.list("index"))
+        for _ in range(_ATTEMPTS):
+            current = Segment.current(place.list("index"))
             try:
-                return cls([(one, have[one] if one in have else _read(sources, one)) for one in current])
-            except MissingObjectError:
-                if attempt == _ATTEMPTS - 1:  # else a writer has merged it meanwhile
-                    raise ArchiveDamagedError("objects of the archive's index are missing") from None
-        raise AssertionError
+                for one in current:
+                    if one not in have:
+                        have[one] = _read(place, one, tell)
+            except MissingObjectError:  # a writer has merged it meanwhile
+                continue
+            # A list that is made while a writer merges may lack the old objects and the new one.
+            if all(one.first == before.last + 1 for before, one in zip([Segment(0, 0, 0), *current], current)):
+                return cls([(one, have[one]) for one in current])
+        error = ArchiveDamagedError(f"objects of the index are missing in {place.url}")
+        if tell is None:
+            raise error
+        tell(error)
+        return cls([(one, have[one]) for one in current if one in have])
+
+    @classmethod
+    def merged(cls, indexes: Sequence[Index]) -> Index:
+        """Of several places: the rows of each version as the first place that lists it has them. The objects of two
+        places differ, though they have the same names: each place has flushes of its own."""
+        if len(indexes) == 1:
+            return indexes[0]
+        rows = {row[0]: row for index in reversed(indexes) for row in index._rows[: index._count]}
+        return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
 
     def __len__(self) -> int:
         return self._count
@@ -129,8 +153,15 @@ def _require_order(versions: list[int]) -> None:
         raise ArchiveDamagedError("the index of the archive is damaged: its versions are not in order")
 
 
-def _read(sources: Sources, segment: Segment) -> list[Any]:
-    return sources.read(segment.name, lambda data: _rows_of(segment, data))
+def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], None] | None) -> list[Any]:
+    data = place.get(segment.name)
+    try:
+        return _rows_of(segment, data)
+    except ArchiveDamagedError as error:
+        if tell is None:
+            raise
+        tell(error)
+        return []
 
 
 class IndexWriter:

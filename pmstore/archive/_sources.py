@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError, ArchiveWarning
+from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
 
 __all__ = ["Sources"]
@@ -58,6 +60,28 @@ class Sources:
             return found
         assert first is not None
         raise ArchiveDamagedError(str(first)) if isinstance(first, ShortObjectError) else first
+
+    def index(self, known: Sequence[Index | None]) -> builtins.list[Index | None]:
+        """The index of each place; None: it does not answer. known: earlier ones, or none.
+
+        What is damaged is left out, with an ArchiveWarning: the other places may have it.
+        """
+        found: builtins.list[Index | None] = []
+        failed: builtins.list[ArchiveUnavailableError] = []
+        for number, place in enumerate(self.places):
+
+            def tell(error: ArchiveDamagedError, place: Place = place) -> None:
+                warnings.warn(f"{place.url}: {error}: its versions are not listed there", ArchiveWarning, stacklevel=2)
+
+            try:
+                found.append(Index.read(place, known[number] if known else None, tell))
+            except ArchiveUnavailableError as error:
+                failed.append(error)
+                found.append(None)
+                self._tell(place, "index", error)
+        if len(failed) == len(self.places):
+            raise failed[0]
+        return found
 
     def _tell(self, place: Place, name: str, error: Exception) -> None:
         if len(self.places) > 1 and (place.url, name) not in self._told:

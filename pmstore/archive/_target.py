@@ -85,9 +85,9 @@ class Target:
                 "its own"
             )
         self.about = about
-        token = IndexWriter.token(place, {"time": time.time(), "by": secrets.token_hex(8)})
-        self.token = token
-        self._writer = IndexWriter(place, Index.read(sources), token)  # read when the token has ended other writers
+        self.writer = secrets.token_hex(8)  # a number would come twice: places go on without each other
+        token = IndexWriter.token(place, {"time": time.time(), "by": self.writer})
+        self._writer = IndexWriter(place, Index.read(place), token)  # read when the token has ended other writers
         self._parts: set[str] | None = None  # that are here, if it is known
 
     @property

@@ -86,7 +86,7 @@ class _Checked:
         alone = Sources([self._place])
         try:
             about_of(alone)
-            index = Index.read(alone)
+            index = Index.read(self._place)
             tags_of(alone)
         except (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError) as error:
             self._problems.append(Problem(self._place.url, (), str(error)))

@@ -84,9 +84,13 @@ class Library:
     def contents(self, item: Contents, start: int = 0, stop: int | None = None) -> Bytes:
         """Bytes start … stop of the contents of an entry; all by default."""
         stop = item.length if stop is None else stop
-        frames = [(frame, chain) for frame, chain in item.frames if frame.runs[0][0] < stop and _end(frame) > start]
-        low = min([start] + [frame.runs[0][0] for frame, _ in frames])
-        high = max([stop] + [_end(frame) for frame, _ in frames])
+        low, high = start, stop
+        while True:  # a difference needs what was there before, also outside of what is asked for
+            frames = [one for one in item.frames if one[0].runs[0][0] < high and _end(one[0]) > low]
+            wide = min([low, *(f.runs[0][0] for f, _ in frames)]), max([high, *(_end(f) for f, _ in frames)])
+            if wide == (low, high):
+                break
+            low, high = wide
         try:
             out = np.empty(high - low, np.uint8)
             for frame, chain in frames:

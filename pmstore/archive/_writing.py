@@ -45,8 +45,8 @@ class Writing:
 
     Parameters
     ----------
-    writer : int
-        The number of its token, which is part of the names of its parts.
+    writer : str
+        What the names of its parts begin with, and no others: 16 hexadecimal digits.
     codec
         Of `chosen`.
     part_size : int
@@ -61,7 +61,7 @@ class Writing:
 
     def __init__(
         self,
-        writer: int,
+        writer: str,
         codec: tuple[dict[str, Any], ...] | None,
         part_size: int,
         flush: Callable[[Flush], None],
@@ -250,16 +250,15 @@ class Writing:
 
 
 def _split(runs: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Runs in groups of at most FRAME bytes each."""
+    """Runs in groups, each inside one FRAME of the contents: whoever reads a part of them needs only its frames."""
     group: list[tuple[int, int]] = []
-    room = FRAME
     for at, length in runs:
         while length:
-            count = min(length, room)
-            group.append((at, count))
-            at, length, room = at + count, length - count, room - count
-            if not room:
+            if group and group[0][0] // FRAME != at // FRAME:
                 yield tuple(group)
-                group, room = [], FRAME
+                group = []
+            count = min(length, FRAME - at % FRAME)
+            group.append((at, count))
+            at, length = at + count, length - count
     if group:
         yield tuple(group)

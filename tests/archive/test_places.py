@@ -1,0 +1,136 @@
+"""Archives in several places: each has the whole history, whichever of them was lost, behind, or drained to alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive._archive import Archive
+from pmstore.archive._sources import Sources
+from tests.archive.stepping import Memory, archived, stepping
+
+pytest.importorskip("numcodecs")
+
+
+def goes_on(path: Path, places: Sequence[Path], states: dict[int, int]) -> None:
+    """Some more versions. states: what x has in each."""
+    with pmstore.open(path) as store, store.drain(places) as drain:
+        for _ in range(3):
+            store["x"] = np.full(3000, store.sequence)
+            store.commit()
+            states[store.sequence] = store.sequence - 1
+            drain.wait()
+
+
+def is_whole(found: Archive, states: dict[int, int]) -> None:
+    assert found.verify().ok, found.verify()
+    for version in found:
+        assert (found[version]["x"] == states[version]).all()
+
+
+def test_the_first_place_is_lost(tmp_path: Path) -> None:
+    """The parts of its new life have other names than those that the second place still has."""
+    near, far, states = tmp_path / "near", tmp_path / "far", dict[int, int]()
+    goes_on(tmp_path / "store.pm", [near, far], states)
+    shutil.rmtree(near)
+    goes_on(tmp_path / "store.pm", [near, far], states)
+    is_whole(archive.open(far), states)
+    assert list(archive.open(far)) == list(states)
+    is_whole(archive.open(near), states)
+
+
+def test_places_go_on_without_each_other(tmp_path: Path) -> None:
+    near, far, states = tmp_path / "near", tmp_path / "far", dict[int, int]()
+    for places in ([near], [near, far], [far], [near], [near, far], [far, near]):
+        goes_on(tmp_path / "store.pm", places, states)
+    for places in ([near], [far]):
+        is_whole(archive.open(places), states)
+
+
+def test_each_place_has_an_index_of_its_own(tmp_path: Path) -> None:
+    """A far place gets several versions in one flush: objects of the same name have other versions there."""
+    places, states = [Memory(), Memory()], {}
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, *places) as steps:
+        for value in range(7):
+            store["x"] = np.full(3000, value)
+            states[store.sequence + 1] = value
+            store.commit()
+            steps.capture()
+            steps.flush()
+            steps.write()
+            if value % 3 == 2:
+                steps.copy(1)
+    for order in (places, places[::-1]):
+        is_whole(Archive(Sources(order)), states)
+        assert list(Archive(Sources(order))) == list(states)
+    name = "index/000000000002-000000000002-000000"
+    assert name in places[1].objects
+    for damage in (lambda old: old[:-1], lambda old: None):
+        near = Memory(dict(places[0].objects))
+        if (bad := damage(near.objects.pop(name))) is not None:
+            near.objects[name] = bad
+        with pytest.warns(pmstore.ArchiveWarning, match="not listed there"):
+            found = Archive(Sources([near, places[1]]))
+        assert list(found) == list(states) and not found.verify().ok
+        with pytest.warns(pmstore.ArchiveWarning, match="not listed there"):
+            alone = Archive(Sources([near]))
+        assert list(alone) == [1, 3, 4, 5, 6, 7]
+        assert (alone[1]["x"] == 0).all()
+
+
+def test_places_of_different_stores(tmp_path: Path) -> None:
+    for name in "ab":
+        goes_on(tmp_path / f"{name}.pm", [tmp_path / name], {})
+    with pytest.raises(pmstore.ArchiveConflictError, match="same store"):
+        archive.open([tmp_path / "a", tmp_path / "b"])
+
+
+class Merging(Memory):
+    """While its index is listed, its writer merges: the list has some of the old objects, and not the new one."""
+
+    def list(self, folder: str) -> list[str]:
+        found = super().list(folder)
+        if folder == "index" and self.after is None:
+            self.after = 1
+            return [*found[:1], *found[2:]]
+        return found
+
+
+def test_a_list_that_is_made_while_a_writer_merges(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for value in range(4):
+            store["x"] = value
+            store.commit()
+            archived(steps)
+    assert list(Archive(Sources([Merging(place.objects)]))) == [1, 2, 3, 4]
+
+
+# ---- contents that are read in part
+
+
+def test_a_part_of_contents_that_changed_here_and_there(tmp_path: Path) -> None:
+    """A difference is decoded against all that it was made from, whatever part is asked for."""
+    place, x = Memory(), np.random.default_rng(0).integers(0, 255, 66 << 20, dtype=np.uint8)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, queue_size=1 << 28) as steps:
+        store["x"] = x
+        store.commit()
+        archived(steps)
+        for at in (0, 9 << 20, -1):
+            store["x"][at] += 1
+            x[at] += 1
+        store.commit()
+        archived(steps)
+    found = Archive(Sources([place]))
+    assert (found[2].read("x", np.s_[:10]) == x[:10]).all() and (found[2].read("x", np.s_[-10:]) == x[-10:]).all()
+    (item,) = (item for item in found[2]._core._entries.values() if item.length > 1 << 20)
+    assert all(frame.runs[0][0] >> 22 == frame.runs[-1][0] >> 22 for frame, _ in item.frames), "read with few others"
+    found.restore(tmp_path / "again.pm")
+    with pmstore.open(tmp_path / "again.pm", "r") as store:
+        assert (store["x"] == x).all()

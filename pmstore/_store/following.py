@@ -235,8 +235,14 @@ class Following(NameMapping):
 
     def _end_drains(self) -> None:
         """After the store was closed."""
+        first: Exception | None = None
         while self._drains:
-            self._drains.pop().close()
+            try:
+                self._drains.pop().close()
+            except Exception as error:  # the others are still to be closed
+                first = first or error
+        if first is not None:
+            raise first
 
     def _is_newest(self) -> bool:
         """Whether a snapshot is of the newest commit. If nobody writes, there may be commits that only the next process

@@ -315,10 +315,12 @@ class Store(Following):
         changes are pending, or it succeeded, and there is no memory for the live arrays: drop some of them.
         A store that failed is closed at once.
         """
-        if not self.closed:
-            self._close()
-        if self.closed:
-            self._end_drains()
+        try:
+            if not self.closed:
+                self._close()
+        finally:
+            if self.closed:
+                self._end_drains()
 
     def _close(self) -> None:
         if self._lock.mine():
@@ -404,6 +406,8 @@ class Store(Following):
                 self.close()
             except OutOfSpaceError:
                 self._give_back()
+                if self.closed:
+                    self._end_drains()
                 raise
             return
         try:

@@ -13,6 +13,7 @@ I23  A version is a commit: contents, names and note are those of one snapshot (
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import math
 import operator
@@ -23,7 +24,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pmstore._display import size_text
@@ -33,6 +34,7 @@ from pmstore._errors import (
     ArchiveUnavailableError,
     ArchiveWarning,
     ForkedStoreError,
+    StaleSnapshotError,
 )
 from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
@@ -102,7 +104,7 @@ class Steps:
         none yet."""
         self.fd = fd
         self.options = options
-        self.reader: Reader | None = Reader(fd, tell_pid)
+        self.reader = Reader(fd, tell_pid)
         self.targets = [Target(place, about) for place in places]
         self.captured = self.targets[0].last
         self._tuner = None if options.mtbf is None else Tuner(options.mtbf)
@@ -150,18 +152,13 @@ class Steps:
         return self._writing.waiting + sum(job.nbytes for job in list(self.jobs))
 
     @property
-    def committed(self) -> int:
-        """The newest commit; after `close`, the newest version."""
-        return self.captured if self.fd < 0 else max(self.captured, newest(self.fd))
-
-    @property
     def encoded(self) -> bool:
         """Whether versions wait for others to share their part."""
         return bool(self._writing.rows)
 
     def capture(self) -> bool:
         """Encodes the newest commit, if it is newer than the last version. Returns whether it was."""
-        if self.reader is None or newest(self.fd) <= self.captured:
+        if newest(self.fd) <= self.captured:
             return False
 
         def write(changes: Any) -> Any:
@@ -189,6 +186,10 @@ class Steps:
         self._writing.base_after = chosen.base_interval - 1
         return chosen.batch
 
+    def wait_for_room(self, room: Callable[[], None]) -> None:
+        """`room` is called in the middle of a version that has filled a part, after that was handed over."""
+        self._writing.room = room
+
     def flush(self) -> None:
         """Hands the versions that were encoded over to the first place."""
         self._writing.flush()
@@ -213,16 +214,17 @@ class Steps:
 
     def leave(self) -> None:
         """In a forked process: all of it stays with the parent."""
-        if self.reader is not None:
+        if self.fd >= 0:
             self.reader.leave()
 
     def close(self) -> None:
         """The file is not read any more."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            self.reader = None
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            del self.reader
             os.close(fd)
             tell_pid()
+            self._seen = Seen(0)
 
     def _retain(self, number: int) -> None:
         further = [target.last for target in self.targets[number + 1 :]]
@@ -241,8 +243,14 @@ class Trouble:
         """An outage begins, or is over."""
         over = isinstance(error, RecoveredError)
         self.now = None if over else str(error)
-        if not over and not self._raises and not self.stop.is_set():
-            warnings.warn(f"{error}; the drain tries again, and the program goes on", ArchiveWarning, stacklevel=2)
+        if not over:
+            self.warn(f"{error}; the drain tries again, and the program goes on")
+
+    def warn(self, text: str) -> None:
+        """In a thread, in which a warning that is an error would reach nobody."""
+        if not self._raises and not self.stop.is_set():
+            with contextlib.suppress(ArchiveWarning):
+                warnings.warn(text, ArchiveWarning, stacklevel=3)
 
 
 class _Shown:
@@ -286,8 +294,11 @@ class Drain:
         self._capturing = threading.Lock()  # around the capture and the flush
         self._changed = threading.Condition()  # notified when any of what follows changes
         self._closing = self._captured_all = False
+        self._wanted = -1  # a version that somebody waits for
+        self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
+        steps.wait_for_room(self._room)
         _drains.add(self)
         for number in range(len(self._ended)):
             name = f"pmstore-drain-{number}"
@@ -311,7 +322,7 @@ class Drain:
         steps = self._steps
         error = next((one for one in self._errors if one is not None), None)
         return Progress(
-            committed=steps.committed,
+            committed=self._newest(),
             captured=steps.captured,
             archived={target.place.url: target.last for target in steps.targets},
             queued=steps.queued,
@@ -342,21 +353,24 @@ class Drain:
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
-        with self._capturing:
-            wanted = self._steps.committed if sequence is None else operator.index(sequence)
-            if not self._captured_all and self._steps.captured < wanted:
-                self._steps.capture()
-        self._flush()
         with self._changed:
+            wanted = self._newest() if sequence is None else operator.index(sequence)
             while (done := min(target.last for target in self._steps.targets)) < wanted:
                 self._raise()
                 left = limit - time.monotonic()
                 if left <= 0:
                     raise ArchiveUnavailableError(f"version {wanted} is not archived yet: {self._lacking(wanted)}")
-                if self._closing and all(self._ended):
+                if all(self._ended):
                     raise ArchiveUnavailableError(f"the drain is closed: {self._lacking(wanted)}")
+                self._ask(wanted)
                 self._changed.wait(min(left, _TURN))
         return done
+
+    def _ask(self, wanted: int) -> None:
+        """A version is wanted now."""
+        if (self._steps.captured < wanted or self._steps.encoded) and self._wanted < wanted:
+            self._wanted = wanted
+            self._changed.notify_all()
 
     def close(self, timeout: float = 60.0) -> None:
         """Archive the newest commit, and end. Closing again is allowed.
@@ -370,25 +384,30 @@ class Drain:
         limit = time.monotonic() + seconds(timeout)
         with self._changed:
             self._closing = True
-        self._finish_capture()
-        with self._changed:
+            self._changed.notify_all()
             shown = _Shown(self._steps)
             while not all(self._ended) and (left := limit - time.monotonic()) > 0:
                 self._changed.wait(min(left, _TURN))
                 shown.update()
             shown.end()
-        if self._ended[0]:
-            with self._capturing:
-                self._steps.close()
         self._trouble.stop.set()
         _drains.discard(self)
-        last = self._steps.captured
+        store = self._store()
+        if store is not None and self in store._drains:
+            store._drains.remove(self)
+        last = self._steps.captured if self._errors[0] is None else max(self._steps.captured, self._committed)
         if any(target.last < last for target in self._steps.targets):
             error = next((one for one in self._errors if one is not None), None)
             text = f"the drain ended, and {self._lacking(last)}{f' ({error})' if error is not None else ''}"
             if self._options.raises:
                 raise ArchiveUnavailableError(text) from error
             warnings.warn(text, ArchiveWarning, stacklevel=2)
+
+    def _newest(self) -> int:
+        """The newest commit; of an ended drain, as far as it knows."""
+        with self._changed:
+            steps = self._steps
+            return max(steps.captured, newest(steps.fd) if steps.fd >= 0 else self._committed)
 
     def _lacking(self, wanted: int) -> str:
         lacking = [
@@ -418,33 +437,44 @@ class Drain:
                 self._bring_on(number)
         except BaseException as error:
             self._errors[number] = error
-            if not self._options.raises and not self._trouble.stop.is_set():
-                warnings.warn(f"the drain stops: {error}", ArchiveWarning, stacklevel=2)
-        with self._changed:
-            self._ended[number] = True
-            self._changed.notify_all()
+            self._trouble.warn(f"the drain stops: {error}")
+        finally:
+            with self._changed:
+                if number == 0:
+                    self._captured_all = True
+                    self._committed = self._newest()
+                    self._steps.close()
+                self._ended[number] = True
+                self._changed.notify_all()
 
     def _capture_on(self) -> None:
+        """Only this thread captures, so that no interrupt comes in between, and no caller waits for room."""
         encoded = 0.0  # when the first of the versions that wait was encoded
         rest = found = 0.0  # until when captures pause; when the last one was
-        while not self._closing and not self._ended[1]:
+        steps = self._steps
+        while not self._closing and not self._ended[1] and self._store() is not None:
             now = time.monotonic()
-            due = max(1, self._steps.captured + self._options.every)  # without a commit there is nothing yet
-            crowded = self._steps.queued > self._options.queue_size  # the next capture takes the commits together
-            if now >= rest and not crowded and newest(self._steps.fd) >= due:
+            asked, self._wanted = self._wanted, -1  # who waits asks again
+            due = steps.captured + 1 if asked > steps.captured else max(1, steps.captured + self._options.every)
+            crowded = steps.queued > self._options.queue_size  # the next capture takes the commits together
+            if (now >= rest or asked >= 0) and not crowded and newest(steps.fd) >= due:
                 with self._capturing:
-                    if not self._steps.encoded:
-                        encoded = now
+                    encoded = encoded if steps.encoded else now
                     used = time.thread_time()
-                    self._steps.capture()
+                    with contextlib.suppress(StaleSnapshotError):  # this commit has no version (I23)
+                        steps.capture()
                     found = time.monotonic()
                     rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
-            waits = self._options.mtbf is not None or time.monotonic() < encoded + _LINGER
-            if self._steps.jobs or (self._steps.encoded and not waits):
+            waits = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
+            if steps.jobs or (steps.encoded and not waits):
                 self._flush()
             with self._changed:
-                if not self._closing:
+                if not self._closing and self._wanted < 0:
                     self._changed.wait(_SOON if now < found + 1 else _LATER)
+        if not self._ended[1]:
+            with self._capturing:
+                steps.capture()
+                steps.flush()
 
     def _flush(self) -> None:
         with self._capturing:
@@ -452,14 +482,14 @@ class Drain:
         with self._changed:
             self._changed.notify_all()
 
-    def _finish_capture(self) -> None:
-        with self._capturing:
-            if not self._captured_all and self._errors[0] is None and not self._ended[1]:
-                self._steps.capture()
-                self._steps.flush()
+    def _room(self) -> None:
+        """A version that is larger than the queue waits for its place. Raises ArchiveUnavailableError."""
         with self._changed:
-            self._captured_all = True
             self._changed.notify_all()
+            while self._steps.queued > self._options.queue_size:
+                if self._ended[1] or self._trouble.stop.is_set():
+                    raise ArchiveUnavailableError("a version is larger than the queue, and its place does not take it")
+                self._changed.wait(_TURN)
 
     def _bring_on(self, number: int) -> None:
         step = self._steps.write if number == 1 else functools.partial(self._steps.copy, number - 1)
@@ -480,8 +510,9 @@ _drains: weakref.WeakSet[Drain] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    for drain in list(_drains):
-        drain.close()
+    with contextlib.ExitStack() as rest:  # each of them, whatever another one raises
+        for drain in list(_drains):
+            rest.callback(drain.close)
 
 
 def _after_fork() -> None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 def _rows_of(segment: Segment, data: bytes) -> list[Any]:
     """The rows of an object, of which only the versions are checked: there may be a million."""
     found = opened(SEGMENT, segment.name, data)
-    if not isinstance(found, list) or not all(type(row) is list for row in found):
+    if not isinstance(found, tuple) or not all(type(row) is tuple for row in found):
         raise ArchiveDamagedError(f"{segment.name} is damaged: it is no list of versions")
     try:
         versions = [row[0] for row in found]
@@ -40,7 +40,7 @@ def _rows_of(segment: Segment, data: bytes) -> list[Any]:
         raise ArchiveDamagedError(f"{segment.name} is damaged: {error!r}") from error
     if not increasing or not all(type(version) is int for version in versions):
         raise ArchiveDamagedError(f"{segment.name} is damaged: its versions are not in order")
-    return found
+    return list(found)
 
 
 class Index:

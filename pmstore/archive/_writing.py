@@ -52,7 +52,7 @@ class Writing:
     part_size : int
         Bytes of a part, at most, unless a frame or a directory alone is larger.
     flush : callable
-        Called with each `Flush`, in order; it may wait.
+        Called with each `Flush`, in order.
     last : int, optional
         The newest version in the archive.
     stored : iterable of (key, Stored), optional
@@ -68,6 +68,7 @@ class Writing:
         last: int | None = None,
         stored: Iterable[tuple[bytes, Stored]] = (),
     ) -> None:
+        self.room: Callable[[], None] | None = None  # called in the middle of a version; it may wait, or raise
         self.base_after: int | None = None  # differentials until the next base; None: as `_base_is_due` says
         self._writer, self._codec, self._part_size, self._flush = writer, codec, part_size, flush
         self._number = 0  # of the part that is being filled,
@@ -229,8 +230,10 @@ class Writing:
         count = len(data)
         if self._length and self._length + count > self._part_size:
             self._end_part()
-            if not self.rows and self._full_bytes > self._part_size:  # of a version whose row comes later
+            if self._full_bytes >= self._part_size:  # of a version whose row comes later
                 self._hand_over()
+                if self.room is not None:
+                    self.room()
         piece = Piece(part_name(self._writer, self._number), self._length, count, hash64(data))
         self._pieces.append(data)
         self._length += count

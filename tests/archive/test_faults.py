@@ -1,0 +1,149 @@
+"""What goes wrong beside a drain: it ends or goes on, tells it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive import _drain
+from pmstore.archive._objects import LocalPlace
+
+pytest.importorskip("numcodecs")
+
+
+def captures(monkeypatch: pytest.MonkeyPatch, *errors: Exception | None) -> list[str]:
+    """The names of the threads that capture from now on. errors: what the first captures raise."""
+    real, threads, left = _drain.capture, list[str](), list(errors)
+
+    def capture(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        if (error := left.pop(0) if left else None) is not None:
+            raise error
+        return real(*arguments)
+
+    monkeypatch.setattr(_drain, "capture", capture)
+    return threads
+
+
+def test_drains_leave_nothing(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        before = None
+        for _ in range(5):
+            with store.drain(tmp_path / "archive") as drain:
+                drain.wait()
+            assert drain.wait() == 0 and drain.progress().committed == 0
+            before = before or len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not store._drains
+
+
+def test_only_its_own_thread_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt or a signal handler of the program can't come in between."""
+    threads = captures(monkeypatch)
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "archive", every=100)
+        store["x"] = 1
+        store.commit()
+        assert drain.wait() == 1
+        store["x"] = 2
+    assert archive.open(tmp_path / "archive").versions() == [1, 2]
+    assert len(threads) >= 2 and set(threads) == {"pmstore-drain-0"}
+
+
+def test_a_commit_that_can_not_be_captured_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captures(monkeypatch, None, pmstore.StaleSnapshotError("too late"))
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "archive") as drain:
+        for value in range(3):
+            store["x"] = value
+            store.commit()
+            drain.wait()
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_capture_that_fails_while_the_store_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
+) -> None:
+    store = pmstore.open(tmp_path / "store.pm")
+    drains = [store.drain(tmp_path / name, every=100, on_error=on_error) for name in "ab"]
+    for drain in drains:
+        drain.wait()
+    captures(monkeypatch, *[pmstore.CorruptStoreError("a bad block")] * 2)
+    store["x"] = 1
+    kind = pytest.warns(pmstore.ArchiveWarning) if on_error == "warn" else pytest.raises(pmstore.ArchiveError)
+    with kind as found:
+        store.close()
+    assert "a bad block" in str(found[-1].message if on_error == "warn" else found.value)  # type: ignore[index]
+    assert store.closed and not store._drains and all(all(drain._ended) for drain in drains)
+
+
+def test_warnings_that_are_errors(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store = pmstore.open(tmp_path / "store.pm")
+        older = store.drain(tmp_path / "archive")
+        older.wait()
+        newer = store.drain(tmp_path / "archive")
+        store["x"] = 1
+        store.commit()
+        assert newer.wait() == 1
+        with pytest.raises(pmstore.ArchiveConflictError):
+            older.wait()
+        with pytest.raises(pmstore.ArchiveWarning, match="another process"):
+            older.close()
+        store.close()
+
+
+def test_a_store_that_is_dropped_ends_its_drain(tmp_path: Path) -> None:
+    store = pmstore.open(tmp_path / "store.pm")
+    store["x"] = 1
+    store.commit()
+    before = {*threading.enumerate()}
+    drain = store.drain(tmp_path / "archive")
+    threads = {*threading.enumerate()} - before
+    assert len(threads) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        del store
+        gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert archive.open(tmp_path / "archive").latest == 1 and drain.wait() == 1
+
+
+def test_a_version_that_is_larger_than_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its place, and not in memory."""
+    waits, put, peak = threading.Event(), LocalPlace.put, 0
+    room = getattr(_drain.Drain, "_room", None)
+
+    def waited(drain: archive.Drain) -> None:
+        if drain._steps.queued > 1 << 20:
+            waits.set()
+        assert room is not None
+        room(drain)
+
+    def slow(place: LocalPlace, *arguments: Any) -> None:
+        nonlocal peak
+        while not waits.wait(0.01) and drain._steps.captured < 1:
+            pass
+        peak = max(peak, drain._steps.queued)
+        put(place, *arguments)
+
+    monkeypatch.setattr(_drain.Drain, "_room", waited, raising=False)
+    monkeypatch.setattr(LocalPlace, "put", slow)
+    x = np.random.default_rng(0).random(5 << 20)
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "archive", queue_size="1MiB", part_size="1MiB")
+        store["x"] = x
+        store.commit()
+        drain.wait()
+    assert peak < 16 << 20 and (archive.open(tmp_path / "archive")[1]["x"] == x).all()

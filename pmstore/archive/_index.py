@@ -94,11 +94,14 @@ class Index:
 
     @classmethod
     def merged(cls, indexes: Sequence[Index]) -> Index:
-        """Of several places: the rows of each version as the first place that lists it has them. The objects of two
-        places differ, though they have the same names: each place has flushes of its own."""
+        """Of several places: the row of each version as the first place that keeps it for itself has it, or else the
+        first place. Objects of two places differ, though they have the same names: each has flushes of its own."""
         if len(indexes) == 1:
             return indexes[0]
-        rows = {row[0]: row for index in reversed(indexes) for row in index._rows[: index._count]}
+        rows: dict[int, tuple[Any, ...]] = {}
+        for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
+            if row[-1] is True or row[0] not in rows or rows[row[0]][-1] is not True:
+                rows[row[0]] = row
         return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
 
     def __len__(self) -> int:
@@ -219,8 +222,11 @@ class IndexWriter:
             segments = self.index.segments
 
     def change(self, changed: Callable[[Row], Row | None]) -> None:
-        """Replaces rows by what the function returns, None: removes them. Objects without a change stay."""
-        for number in range(len(self.index.segments)):
+        """Replaces rows by what the function returns, None: removes them. Objects without a change stay.
+
+        The newest object comes first: after a crash, no version is listed that needs one that is gone (I26).
+        """
+        for number in reversed(range(len(self.index.segments))):
             rows = self.index.segments[number][1]
             after = [row if new is None else new.packed() for row in map(Row.checked, rows) if (new := changed(row))]
             if after != rows:

@@ -15,7 +15,10 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive import _drain
+from pmstore.archive._archive import Archive
 from pmstore.archive._objects import LocalPlace
+from pmstore.archive._sources import Sources
+from tests.archive.stepping import Crash, Memory, archived, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -147,3 +150,29 @@ def test_a_version_that_is_larger_than_the_queue(tmp_path: Path, monkeypatch: py
         store.commit()
         drain.wait()
     assert peak < 16 << 20 and (archive.open(tmp_path / "archive")[1]["x"] == x).all()
+
+
+def test_a_crash_anywhere_in_retention(tmp_path: Path) -> None:
+    """What is listed after it can be read, and the next drain goes on."""
+    start = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = np.random.default_rng(0).random(9000)
+        with stepping(store, start) as steps:
+            for step in range(9):
+                store["x"][step] = 0
+                store.commit()
+                archived(steps)
+        newest, after, crashed = store.sequence, 0, True
+        while crashed:
+            crashed = False
+            place = Memory(dict(start.objects), after)
+            try:
+                with stepping(store, place) as steps:
+                    steps.targets[0].forget(set(range(1, newest)) - {4})
+            except Crash:
+                after, crashed = after + 1, True
+            found = Archive(Sources([Memory(place.objects)]))
+            assert found.verify().ok and {4, newest} <= {*found}
+            with stepping(store, Memory(place.objects)) as steps:
+                archived(steps)
+    assert list(found) == [4, newest] and after > 8

@@ -84,6 +84,21 @@ def test_each_place_has_an_index_of_its_own(tmp_path: Path) -> None:
         assert (alone[1]["x"] == 0).all()
 
 
+def test_what_one_place_keeps_is_listed(tmp_path: Path) -> None:
+    """Another one may need the version for later ones only."""
+    places = [Memory(), Memory()]
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, *places) as steps:
+        store["x"] = np.random.default_rng(0).random(9000)
+        for value in range(3):
+            store["x"][value] = 0
+            store.commit()
+            archived(steps)
+    Archive(Sources(places[:1])).forget([1])
+    for order in (places, places[::-1]):
+        assert list(Archive(Sources(order))) == [1, 2, 3]
+    assert list(Archive(Sources(places[:1]))) == [2, 3]
+
+
 def test_places_of_different_stores(tmp_path: Path) -> None:
     for name in "ab":
         goes_on(tmp_path / f"{name}.pm", [tmp_path / name], {})

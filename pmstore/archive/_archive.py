@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import Entry
 from pmstore._errors import (
@@ -140,7 +142,7 @@ class Archive:
         return iter(self.versions())
 
     def __contains__(self, version: object) -> bool:
-        return isinstance(version, int) and version in self.versions()
+        return isinstance(version, (int, np.integer)) and version in self.versions()
 
     def __getitem__(self, version: int) -> Version:
         """A version as a mapping from names to values. Raises UnknownVersionError, which is a KeyError;
@@ -185,8 +187,7 @@ class Archive:
 
     def _find(self, version: int) -> tuple[Archive, Row]:
         """A version, and the archive that has it: this one, or its parent."""
-        if not isinstance(version, int) or isinstance(version, bool):
-            raise TypeError(f"a version is a number, not {type(version).__name__}")
+        version = _number(version)
         row = self._index.find(version)
         if row is not None and row.kept:
             return self, row
@@ -282,6 +283,7 @@ class Archive:
         target = path_of(path)
         self.refresh()
         if version is not None:
+            version = _number(version)
             archive, row = self._find(version)
             archive._restore(row, target, progress, fork=version != self.latest)
             return version
@@ -304,6 +306,7 @@ class Archive:
 
         Parameters, return value and errors as of `restore`.
         """
+        version = _number(version)
         self.tag(f"fork-{version}", version)
         archive, row = self._find(version)
         archive._restore(row, path_of(path), progress, fork=True)
@@ -360,7 +363,7 @@ class Archive:
             The versions that are gone.
         """
         self.refresh()
-        going = set(versions)
+        going = set(map(_number, versions))
         for version in going:
             archive, _ = self._find(version)
             if archive is not self:
@@ -378,6 +381,13 @@ class Archive:
                 Target(place, dict(self._about)).forget(going)
         self.refresh()
         return sorted(going)
+
+
+def _number(version: Any) -> int:
+    """Of a version. Raises TypeError."""
+    if not isinstance(version, (int, np.integer)) or isinstance(version, bool):
+        raise TypeError(f"a version is a number, not {type(version).__name__}")
+    return int(version)
 
 
 def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:

@@ -217,7 +217,7 @@ class Writing:
         if len(encoded) >= len(data) and self._codec is None:
             chain, encoded = Chain(False, 1, ()), data.data
         if not chain.configs and not chain.delta:
-            encoded = bytes(encoded)  # the data may be a replica, which changes
+            encoded = bytes(encoded)  # the data may be a replica, which changes; `encode` looks after others
         made = (Frame(runs, self._add(encoded), 0, checksum), chain)
         if not chain.delta and len(runs) == 1:
             self._have[key, runs, checksum] = made  # in case that this version has to be encoded again

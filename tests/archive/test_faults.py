@@ -16,6 +16,7 @@ import pmstore
 from pmstore import archive
 from pmstore.archive import _drain
 from pmstore.archive._archive import Archive
+from pmstore.archive._codecs import Chain
 from pmstore.archive._objects import LocalPlace
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Crash, Memory, archived, stepping
@@ -158,6 +159,7 @@ def test_a_crash_anywhere_in_retention(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "store.pm") as store:
         store["x"] = np.random.default_rng(0).random(9000)
         with stepping(store, start) as steps:
+            steps._writing.base_after = 1
             for step in range(9):
                 store["x"][step] = 0
                 store.commit()
@@ -176,3 +178,50 @@ def test_a_crash_anywhere_in_retention(tmp_path: Path) -> None:
             with stepping(store, Memory(place.objects)) as steps:
                 archived(steps)
     assert list(found) == [4, newest] and after > 8
+
+
+# ---- codecs
+
+
+def test_codecs_that_are_refused(tmp_path: Path) -> None:
+    """They lose bits, want other things than bytes, or run code."""
+    with pmstore.open(tmp_path / "store.pm") as store:
+        for wrong in (
+            {"id": "quantize", "digits": 2, "dtype": "f4"},
+            {"id": "astype", "encode_dtype": "u1", "decode_dtype": "f4"},
+            {"id": "bitround", "keepbits": 3},
+            {"id": "vlen-bytes"},
+            "pickle",
+        ):
+            with pytest.raises(ValueError, match="codec"):
+                store.drain(tmp_path / "archive", codec=wrong)
+    chain = Chain(False, 1, ({"id": "pickle"},))
+    with pytest.raises(pmstore.ArchiveError, match="run code"):
+        chain.decode(b"", 1, None)
+
+
+def test_a_codec_that_returns_what_it_was_given(tmp_path: Path) -> None:
+    """Contents that wait in memory do not change with the next version."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, place, codec={"id": "shuffle", "elementsize": 1}) as steps:
+            for value in range(3):
+                store["x"] = np.full(5000, value)
+                store.commit()
+                steps.capture()
+            archived(steps)
+    found = Archive(Sources([place]))
+    assert found.verify().ok and [int(found[v]["x"][0]) for v in found] == [0, 1, 2]
+
+
+def test_numbers_of_numpy(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for value in range(3):
+            store["x"] = value
+            store.commit()
+            archived(steps)
+    found, one = Archive(Sources([place])), np.int64(1)
+    assert one in found and found[one]["x"] == 0  # type: ignore[index]
+    assert found.restore(tmp_path / "again.pm", one) == 1  # type: ignore[arg-type]
+    assert found.forget(np.array([1, 2])) == [1, 2]  # type: ignore[arg-type]

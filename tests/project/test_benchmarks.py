@@ -242,3 +242,23 @@ def test_readers_read_what_the_blocks_commit(benchmarks: None, tmpfs: Path) -> N
     assert known["median"] == known["mean"] <= known["longest"]
     for opened in (reader, one, other):
         opened.close()
+
+
+@pytest.mark.no_sanitizer
+def test_aggregates_take_turns_with_files(benchmarks: None, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_aggregate
+    import report
+
+    monkeypatch.setattr(bench_aggregate, "SHARDS", {8: 2048})
+    monkeypatch.setattr(bench_aggregate, "real_time", lambda: "normal priority")
+    cell = bench_aggregate.cell(tmpfs, "disk", 8, 3)
+    assert [cell[way]["files"] for way in bench_aggregate.WAYS] == [8, 8, 2]
+    assert all(len(cell[way][what]) == 3 for way in bench_aggregate.WAYS for what in ("write", "read"))
+    cell |= {"shards": 1024} | {
+        way: cell[way] | {"write": [time] * 3} for way, time in zip(bench_aggregate.WAYS, (4, 60, 2))
+    }
+    told = report.sections({"aggregate": {"cells": [cell], "machine": "", "priority": ""}})
+    assert "| disk, 1,024 × 2 KiB | 1 | 0 | 1 | 2.0 | 30.0 | 8 → 2 |" in told["aggregate-write"]
+    what = "1,024 shards of 2 KiB"
+    assert f"| disk | {what}: plain files ÷ aggregate | ≥ 30 | 2.0 | no |" in told["aggregate-targets"]
+    assert f"| disk | {what}: whole files ÷ aggregate | ≥ 30 | 30.0 | yes |" in told["aggregate-targets"]

@@ -225,6 +225,33 @@ def aggregate_targets(raw: Raw) -> list[Target]:
     return found
 
 
+def archive_ratio(one: list[float], other: list[float]) -> float:
+    """The ratio of the medians: the two take turns in one run."""
+    return statistics.median(one) / statistics.median(other)
+
+
+def archive_targets(raw: Raw) -> list[Target]:
+    """Those of bench_archive.py."""
+    found = []
+    for cell in raw["archive"]["cells"]:
+        medium, fits, commits, read = cell["medium"], cell["fits"], cell["commits"], cell["reading"]
+        versions = cell["versions"]
+        for what, most, value in (
+            ("a fit of KMeans with a drain ÷ without", 1.031, archive_ratio(fits["with"], fits["without"])),
+            ("a commit of 62,720 B with a drain ÷ without", 1.2, archive_ratio(commits["with"], commits["without"])),
+            ("restoring ÷ copying the bytes", 2, archive_ratio(read["restore"], read["copy"])),
+            ("one array of one version ÷ reading its bytes", 2, archive_ratio(read["array"], read["needed"])),
+        ):
+            found.append(Target(medium, what, f"≤ {most}", f"{value:.3f}", value <= most))
+        seconds = statistics.median(read["list"])
+        if read["listed"] == 100_000:
+            found.append(Target(medium, "listing 100,000 versions", "≤ 1 s", f"{seconds:.2f} s", seconds <= 1))
+        if "icechunk" in versions:
+            gain = versions["icechunk"] / versions["pmstore"]
+            found.append(Target(medium, "versions a second ÷ Icechunk's", "≥ 100", f"{gain:.1f}", gain >= 100))
+    return found
+
+
 def reader_targets(raw: Raw) -> list[Target]:
     """Those of bench_readers.py."""
     return [target for medium in ("memory", "disk") for target in of_readers(raw, medium)]

@@ -28,6 +28,8 @@ from _targets import (
     Raw,
     Target,
     aggregate_targets,
+    archive_ratio,
+    archive_targets,
     beside,
     copied,
     cost,
@@ -37,9 +39,15 @@ from _targets import (
     written,
 )
 
-DOCUMENTS = [HERE / "README.md", HERE / "readers.md", HERE / "aggregate.md", HERE.parent / "README.md"]
-RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate")
-SHOWN = ("targets", "readers-targets", "aggregate-targets")
+DOCUMENTS = [
+    HERE / "README.md",
+    HERE / "readers.md",
+    HERE / "aggregate.md",
+    HERE / "archive.md",
+    HERE.parent / "README.md",
+]
+RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate", "archive")
+SHOWN = ("targets", "readers-targets", "aggregate-targets", "archive-targets")
 PICTURES = {
     "costs": "The cost of making a change durable, as a multiple of the floor",
     "latency": "Latency percentiles of commits and of the floor",
@@ -355,6 +363,59 @@ def aggregates(raw: Raw, what: str) -> str:
     return table([*head, "files"] if what == "write" else head, rows)
 
 
+def archive_drains(raw: Raw) -> str:
+    """Fits and commits, with a drain and without."""
+    rows = []
+    for cell in raw["archive"]["cells"]:
+        fits, commits = cell["fits"], cell["commits"]
+        for what, with_, without, archived, count in (
+            ("a fit of KMeans", fits["with"], fits["without"], statistics.median(fits["versions"]), fits["commits"]),
+            ("a commit of 62,720 B", commits["with"], commits["without"], commits["versions"], commits["commits"]),
+            (
+                "500 of them, with the changes",
+                commits["rounds with"],
+                commits["rounds without"],
+                commits["versions"],
+                commits["commits"],
+            ),
+        ):
+            median = statistics.median
+            rows.append(
+                [
+                    f"{cell['medium']}, {what}",
+                    seconds(median(without)),
+                    seconds(median(with_)),
+                    f"{archive_ratio(with_, without):.3f}",
+                    f"{archived:,.0f} of {count:,}",
+                ]
+            )
+    return table(["", "without", "with a drain", "with ÷ without", "commits that became versions"], rows)
+
+
+def archive_reading(raw: Raw) -> str:
+    """Restoring, one array, listing; and versions beside Icechunk."""
+    rows = []
+    for cell in raw["archive"]["cells"]:
+        read, made, medium = cell["reading"], cell["versions"], cell["medium"]
+        beside = [
+            ("restoring", read["restore"], "copying and syncing the objects' bytes", read["copy"]),
+            ("one array of one version", read["array"], "reading the bytes that it needs", read["needed"]),
+            (f"listing {read['listed']:,} versions", read["list"], "", []),
+            (
+                "a version that is waited for",
+                [made["pmstore"] / made["number"]],
+                "Icechunk",
+                [made["icechunk"] / made["number"]] if "icechunk" in made else [],
+            ),
+        ]
+        for what, own, other_what, other in beside:
+            compared = (
+                [other_what, seconds(statistics.median(other)), f"{archive_ratio(own, other):.2f}"] if other else []
+            )
+            rows.append([f"{medium}, {what}", seconds(statistics.median(own)), *(compared or ["", "", ""])])
+    return table(["", "pmstore", "beside it", "", "÷"], rows)
+
+
 def summary(raw: Raw) -> str:
     """For the first page: pmstore and the cheapest neighbour that keeps as much."""
     rows = []
@@ -418,6 +479,14 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     ),
     "aggregate-write": ("aggregate", "Writing the shards of many processes", lambda raw: aggregates(raw, "write")),
     "aggregate-read": ("aggregate", "Reading them", lambda raw: aggregates(raw, "read")),
+    "archive-machine": ("archive", "Machine of the archive", lambda raw: machine({"archive": raw["archive"]})),
+    "archive-targets": (
+        "archive",
+        "What was asked for of the archive",
+        lambda raw: comparison(archive_targets(raw)),
+    ),
+    "archive-drains": ("archive", "Draining", archive_drains),
+    "archive-reading": ("archive", "Reading an archive", archive_reading),
     "skipped": ("", "Skipped", skipped),
     "summary": ("commit", "In short", summary),
 }

@@ -22,6 +22,7 @@ NAMES = (
     "recovery",
     "readers",
     "aggregate",
+    "archive",
     "trackers",
     "large",
     "derived",

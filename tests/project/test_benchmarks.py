@@ -262,3 +262,19 @@ def test_aggregates_take_turns_with_files(benchmarks: None, tmpfs: Path, monkeyp
     what = "1,024 shards of 2 KiB"
     assert f"| disk | {what}: plain files ÷ aggregate | ≥ 30 | 2.0 | no |" in told["aggregate-targets"]
     assert f"| disk | {what}: whole files ÷ aggregate | ≥ 30 | 30.0 | yes |" in told["aggregate-targets"]
+
+
+def test_the_archive_takes_turns_with_none(benchmarks: None, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_archive
+    import report
+
+    pytest.importorskip("numcodecs")
+    monkeypatch.setattr(bench_archive, "icechunk", lambda *_: 2.0)
+    cell: dict[str, Any] = {"medium": "memory"}
+    for name in ("fits", "commits", "versions", "reading"):
+        (tmpfs / name).mkdir()
+        cell[name] = getattr(bench_archive, name)(tmpfs / name, True)
+    assert len(cell["fits"]["with"]) == len(cell["fits"]["without"]) == 1 and cell["versions"]["number"] == 20
+    told = report.sections({"archive": {"cells": [cell], "machine": "", "priority": ""}})
+    assert "Icechunk" in told["archive-reading"] and "a fit of KMeans" in told["archive-drains"]
+    assert "restoring ÷ copying the bytes" in told["archive-targets"]

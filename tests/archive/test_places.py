@@ -53,6 +53,23 @@ def test_places_go_on_without_each_other(tmp_path: Path) -> None:
         is_whole(archive.open(places), states)
 
 
+def test_the_first_place_is_new_and_no_commit_came(tmp_path: Path) -> None:
+    """Both have the same version, and the next one goes on from either."""
+    places, states = [Memory(), Memory()], {1: 1, 2: 2, 3: 3}
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"], store["y"] = np.zeros(3000), np.zeros(3000)
+        for order in (places[1:], places):
+            with stepping(store, *order) as steps:
+                for value in {1: (1,), 2: (None, 2, 3)}[len(order)]:
+                    if value is not None:
+                        store["x"][:] = value
+                        store.commit()
+                    archived(steps)
+    for place in places:
+        is_whole(Archive(Sources([place])), states)
+        assert list(Archive(Sources([place]))) == [1, 2, 3]
+
+
 def test_each_place_has_an_index_of_its_own(tmp_path: Path) -> None:
     """A far place gets several versions in one flush: objects of the same name have other versions there."""
     places, states = [Memory(), Memory()], {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import secrets
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pmstore._store.store import Store
 
 __all__ = ["begin", "places_of"]
+
+_PATIENCE = 30.0  # seconds that a place may be away when a drain begins: the caller waits
 
 
 def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
@@ -62,7 +65,9 @@ def begin(
         mtbf=None if mtbf is None else float(mtbf),
     )
     trouble = Trouble(options.raises)
-    places: list[Place] = [Retrying(place, trouble.stop, trouble.tell) for place in places_of(url, storage_options)]
+    places = [
+        Retrying(place, trouble.stop, trouble.tell, patience=_PATIENCE) for place in places_of(url, storage_options)
+    ]
     core = store._catalog.core
     about = {
         "id": secrets.token_hex(16),
@@ -70,4 +75,7 @@ def begin(
         "created": time.time(),
         "parent": parent_of(core),
     }
-    return Drain(store, Steps(fd, places, about, options), trouble)
+    steps = Steps(fd, places, about, options)
+    for place in places:
+        place.patience = math.inf
+    return Drain(store, steps, trouble)

@@ -80,7 +80,7 @@ class Retrying(Place):
         self.url = place.url
         self._stop = stop
         self._tell = tell
-        self._patience = patience
+        self.patience = patience
         self._clock = clock
         self._wait = stop.wait if wait is None else wait
         self._jitter = jitter
@@ -126,7 +126,7 @@ class Retrying(Place):
                 if not error.transient:
                     raise
                 self._failed(error)
-                left = start + self._patience - self._clock()
+                left = start + self.patience - self._clock()
                 if left <= 0 or self._stop.is_set() or self._wait(min(left, pause * (1 - self._jitter() / 2))):
                     raise
                 pause, again = min(2 * pause, MOST), True

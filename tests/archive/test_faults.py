@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 import warnings
@@ -14,7 +15,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive import _drain
+from pmstore.archive import _begin, _drain
 from pmstore.archive._archive import Archive
 from pmstore.archive._codecs import Chain
 from pmstore.archive._objects import LocalPlace
@@ -178,6 +179,23 @@ def test_a_crash_anywhere_in_retention(tmp_path: Path) -> None:
             with stepping(store, Memory(place.objects)) as steps:
                 archived(steps)
     assert list(found) == [4, newest] and after > 8
+
+
+def test_a_place_that_is_away_when_a_drain_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller does not wait for it forever; once a drain has begun, it does."""
+
+    def away(place: LocalPlace, folder: str) -> list[str]:
+        error = pmstore.ArchiveUnavailableError(5, "away")
+        error.transient = True
+        raise error
+
+    monkeypatch.setattr(_begin, "_PATIENCE", 0.0)
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with monkeypatch.context() as patched, pytest.raises(pmstore.ArchiveUnavailableError, match="away"):
+            patched.setattr(LocalPlace, "list", away)
+            store.drain(tmp_path / "archive", on_error="raise")
+        with store.drain(tmp_path / "archive") as drain:
+            assert all(target.place.patience == math.inf for target in drain._steps.targets)
 
 
 # ---- codecs

@@ -241,7 +241,11 @@ class Archive:
                 if tags_of(Sources([place])).get(name) != row.version:
                     raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None
         self.refresh()
-        self._find(row.version)  # a drain may have removed it meanwhile
+        try:
+            self._find(row.version)
+        except UnknownVersionError:  # a drain has removed it meanwhile
+            self.untag(name)
+            raise
 
     def untag(self, name: str) -> None:
         """Take a tag away. Raises KeyError if there is none."""

@@ -98,6 +98,14 @@ def archived(steps: Steps) -> None:
             pass
 
 
+def drained(store: pmstore.Store, path: Any) -> None:
+    """Commits, and archives that with a drain of its own."""
+    if store.mode != "r":
+        store.commit()
+    with store.drain(path) as drain:
+        drain.wait()
+
+
 def contents(mapping: Any) -> dict[str, Any]:
     """Copies of all values, lists as lists."""
     found = {}

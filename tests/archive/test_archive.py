@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,7 @@ from pmstore import archive
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
 from tests.archive.conftest import Target
-from tests.archive.stepping import Memory, archived, contents, same, stepping
+from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -260,13 +255,6 @@ def test_differences(tmp_path: Path) -> None:
 # ---- forks, and stores that are not the archive's
 
 
-def drained(store: pmstore.Store, path: Any) -> None:
-    if store.mode != "r":
-        store.commit()
-    with store.drain(path) as drain:
-        drain.wait()
-
-
 def test_restored_copied_and_compacted_stores_go_on(tmp_path: Path) -> None:
     places = tmp_path / "archive"
     with pmstore.open(tmp_path / "a.pm") as store:
@@ -493,126 +481,3 @@ def test_a_store_may_be_drained_twice_to_two_places(tmp_path: Path) -> None:
         store.commit()
         assert [drain.wait() for drain in drains] == [1, 1]
     assert (archive.open(tmp_path / "b")[1]["x"] == np.arange(1000)).all()
-
-
-# ---- processes
-
-
-WORK = """
-import sys, numpy as np, pmstore
-store = pmstore.open(sys.argv[1])
-x = store.require_array("x", 20_000)
-y = store.require_array("y", 20_000)
-store.commit()
-store.drain(sys.argv[2], part_size="64KiB")
-print("begun", flush=True)
-while True:
-    with store.transaction():
-        x += 1
-        y[:] = -x
-    print(store.sequence, flush=True)
-"""
-
-
-@pytest.mark.parametrize("after", [2, 40, 400])
-def test_killed_while_it_drains(tmp_path: Path, after: int) -> None:
-    """The archive has whole commits, and the next life goes on with it."""
-    for _ in range(2):
-        command = [sys.executable, "-c", WORK, str(tmp_path / "store.pm"), str(tmp_path / "archive")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
-            assert process.stdout is not None
-            for _ in range(after):
-                process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
-        found = archive.open(tmp_path / "archive")
-        assert found.verify().ok
-        for version in filter(None, found):  # 0: nothing is in it
-            x, y = found[version]["x"], found[version]["y"]
-            assert (x == x[0]).all() and (y == -x[0]).all()
-    with pmstore.open(tmp_path / "store.pm") as store:
-        drained(store, tmp_path / "archive")
-        x0 = store["x"][0]
-    found = archive.open(tmp_path / "archive")
-    found.restore(tmp_path / "again.pm")
-    with pmstore.open(tmp_path / "again.pm", "r") as store:
-        assert (store["x"] == x0).all() and store.sequence == found.latest
-
-
-def test_the_end_of_a_program_archives_its_last_commit(tmp_path: Path) -> None:
-    work = (
-        "import sys, pmstore; store = pmstore.open(sys.argv[1]); drain = store.drain(sys.argv[2])\n"
-        "for n in range(100):\n    store['n'] = n; store.commit()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", work, str(tmp_path / "store.pm"), str(tmp_path / "archive")],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    found = archive.open(tmp_path / "archive")
-    assert found.latest == 100 and found[100]["n"] == 99
-
-
-def test_a_forked_child_leaves_the_drain_alone(tmp_path: Path) -> None:
-    with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "archive") as drain:
-        store["x"] = 1
-        store.commit()
-        child = os.fork()
-        if not child:
-            try:
-                drain.wait()
-            except pmstore.ForkedStoreError:
-                drain.close()
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        drain.wait()
-    assert archive.open(tmp_path / "archive")[1]["x"] == 1
-
-
-def test_a_reader_drains_what_another_process_writes(tmp_path: Path) -> None:
-    work = "import sys, pmstore; s = pmstore.open(sys.argv[1]); s['x'] = 1; s.commit(); print('x', flush=True); input()"
-    command = [sys.executable, "-c", work, str(tmp_path / "store.pm")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdin is not None
-        process.stdout.readline()
-        with pmstore.open(tmp_path / "store.pm", "r") as store:
-            drained(store, tmp_path / "archive")
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert archive.open(tmp_path / "archive")[1]["x"] == 1
-
-
-def test_unclosed_drains_warn_of_nothing(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pmstore.open(tmp_path / "store.pm") as store:
-            store.drain(tmp_path / "archive")
-            store["x"] = 1
-        assert archive.open(tmp_path / "archive").latest == 1
-
-
-def test_a_tuned_drain_has_batches_and_bases(tmp_path: Path) -> None:
-    """The rarer failures are, the more versions share an object, and the rarer bases are."""
-    flushes, bases = [], []
-    for name, mtbf in (("often", 1e-3), ("rarely", 1e9)):
-        place = Memory()
-        with pmstore.open(tmp_path / f"{name}.pm") as store, stepping(store, place, mtbf=mtbf) as steps:
-            store["x"] = np.random.default_rng(3).random(20_000)
-            for step in range(60):
-                store["x"][step] += 1
-                store.commit()
-                steps.capture()
-                while steps.write():
-                    pass
-            steps.flush()
-            while steps.write():
-                pass
-            state = store["x"].copy()
-        found = Archive(Sources([place]))
-        assert len(found) == 60 and (found[60]["x"] == state).all() and found.verify().ok
-        flushes.append(sum(name.startswith("parts/") for name in place.objects))
-        bases.append(sum(one.kind == "base" for one in found.log()))
-    assert flushes[0] > 2 * flushes[1] and bases[0] >= bases[1]
-    with pmstore.open(tmp_path / "often.pm") as store, pytest.raises(ValueError, match="mtbf"):
-        store.drain(tmp_path / "archive", mtbf=0)

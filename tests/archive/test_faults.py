@@ -198,6 +198,24 @@ def test_a_place_that_is_away_when_a_drain_begins(tmp_path: Path, monkeypatch: p
             assert all(target.place.patience == math.inf for target in drain._steps.targets)
 
 
+class Forgetting(Memory):
+    """A drain removes all versions at the moment in which one of them gets a tag."""
+
+    def create(self, name: str, data: Any) -> None:
+        super().create(name, data)
+        self.delete([f"index/{one}" for one in self.list("index")])
+
+
+def test_a_tag_of_a_version_that_goes(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        archived(steps)
+    found = Archive(Sources([Forgetting(place.objects)]))
+    with pytest.raises(pmstore.UnknownVersionError):
+        found.tag("best")
+    assert not found.tags and not place.list("tags")
+
+
 # ---- codecs
 
 

@@ -73,7 +73,7 @@ class Info(NamedTuple):
     tags: tuple[str, ...]
 
 
-class Archive:
+class Archive(Mapping[int, Version]):
     """The versions of a store, made by `open`: a mapping from version numbers, which are sequence numbers of commits,
     to `Version`.
 
@@ -81,9 +81,10 @@ class Archive:
     time.
     """
 
-    def __init__(self, sources: Sources) -> None:
-        """Only `open` calls this."""
+    def __init__(self, sources: Sources, options: Mapping[str, Any] | None = None, forks: tuple[str, ...] = ()) -> None:
+        """Only `open` calls this. options: for fsspec; forks: URLs of archives that this one is the past of."""
         self._sources = sources
+        self._options, self._forks = dict(options or {}), forks
         self._about = about_of(sources)
         _refuse_others(sources, self._about)
         self._library = Library(sources)
@@ -138,6 +139,12 @@ class Archive:
     def __bool__(self) -> bool:
         return True
 
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self) >> 4
+
     def __iter__(self) -> Iterator[int]:
         return iter(self.versions())
 
@@ -178,12 +185,18 @@ class Archive:
         url, last = self.parent
         if self._own_parent is None:
             try:
-                self._own_parent = open(url)
-            except ArchiveError as error:
+                self._own_parent = self._opened_parent(url)
+            except (ArchiveError, ImportError, ValueError) as error:
                 text = f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown"
                 warnings.warn(text, ArchiveWarning, stacklevel=4)
                 return None, -1
         return self._own_parent, last
+
+    def _opened_parent(self, url: str) -> Archive:
+        if url == self.url or url in self._forks:
+            raise ArchiveDamagedError(f"{url} can't be its own past")
+        options = self._options if "://" in url else {}
+        return _opened(url, options, (*self._forks, self.url))
 
     def _find(self, version: int) -> tuple[Archive, Row]:
         """A version, and the archive that has it: this one, or its parent."""
@@ -430,9 +443,13 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
         The places have archives of different stores.
     ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
     """
-    sources = Sources(places_of(url, storage_options))
+    return _opened(url, storage_options, ())
+
+
+def _opened(url: Any, options: Mapping[str, Any], forks: tuple[str, ...]) -> Archive:
+    sources = Sources(places_of(url, options))
     try:
-        return Archive(sources)
+        return Archive(sources, options, forks)
     except MissingObjectError:
         raise ArchiveError(f"there is no archive at {sources.url}: Store.drain begins one") from None
 

@@ -11,6 +11,7 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive._archive import Archive
+from pmstore.archive._format import ARCHIVE, sealed
 from pmstore.archive._sources import Sources
 from tests.archive.conftest import Target
 from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
@@ -334,6 +335,28 @@ def test_a_fork_has_an_archive_of_its_own_and_shares_the_past(tmp_path: Path) ->
             store.commit()
             drain.wait()
     assert archive.open(branch)[middle]["x"][0] == 2, "what a fork shares stays"
+
+
+def test_an_archive_that_claims_to_be_its_own_past(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        store["x"] = 1
+        store.commit()
+        archived(steps)
+    about = {"id": "id", "lineage": "x", "created": 0.0, "parent": [place.url, 5]}
+    place.objects["archive"] = b"".join(sealed(ARCHIVE, about))
+    found = Archive(Sources([place]))
+    with pytest.warns(pmstore.ArchiveWarning, match="its own past"):
+        assert found.versions() == [1]
+
+
+def test_an_archive_is_a_mapping(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = 1
+        drained(store, tmp_path / "archive")
+    found = archive.open(tmp_path / "archive")
+    assert list(found.keys()) == [1] and found.get(2) is None and [one["x"] for one in found.values()] == [1]
+    assert found == found and found != archive.open(tmp_path / "archive") and len({found, found}) == 1
 
 
 def test_an_older_version_that_is_restored_is_a_fork(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
         add_archive(commands)
     else:
-        commands.add_parser("archive", help="the versions of a store: list, verify, restore, diff, tag, forget, drain")
+        commands.add_parser("archive", help="the versions of a store: list, verify, restore, export, …")
     return parser
 
 

@@ -13,7 +13,7 @@ from pmstore._errors import ArchiveDamagedError, ArchiveError
 from pmstore.archive._manifest import Manifest, Shard, checked_sequence, decode, manifest_name, sequences
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError, place_of
 
-__all__ = ["Aggregate", "latest_common", "open_aggregate"]
+__all__ = ["Aggregate", "open_aggregate", "whole"]
 
 _TOGETHER = 1 << 26  # bytes that are read at once
 
@@ -191,7 +191,7 @@ def _found(place: Place, sequence: int) -> Aggregate:
     return Aggregate(place, decode(data, sequence, where))
 
 
-def _whole(place: Place, sequence: int, verify: bool) -> Aggregate | None:
+def whole(place: Place, sequence: int, verify: bool) -> Aggregate | None:
     try:
         found = _found(place, sequence)
     except ArchiveDamagedError:
@@ -229,49 +229,6 @@ def open_aggregate(
     if sequence is not None:
         return _found(place, checked_sequence(sequence))
     for newest in reversed(sequences(place)):
-        if (found := _whole(place, newest, False)) is not None:
+        if (found := whole(place, newest, False)) is not None:
             return found
     raise ArchiveError(f"{place.url} holds no version that is whole")
-
-
-def latest_common(
-    urls: Iterable[str | os.PathLike[str]],
-    *,
-    verify: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> int | None:
-    """The newest version that every one of several targets has whole: where a group of processes can go on together.
-
-    Parameters
-    ----------
-    urls : iterable of str or path
-        The targets of aggregates: one for each machine or process, or one for all.
-    verify : bool, default=False
-        A version is whole if all its parts have their sizes. True: all bytes are read, and compared with their hashes.
-    storage_options : mapping, optional
-        For fsspec, for those that are no folders.
-
-    Returns
-    -------
-    int or None
-        None: they have no version in common.
-
-    Raises
-    ------
-    ArchiveUnavailableError
-        A target can't be reached.
-    ValueError
-        There are no urls.
-    """
-    options = dict(storage_options or {})
-    places = []
-    for url in [urls] if isinstance(urls, str | os.PathLike) else urls:
-        local = not isinstance(url, str) or "://" not in url or url.lower().startswith(("file:", "local:"))
-        places.append(place_of(url, **({} if local else options)))
-    if not places:
-        raise ValueError("there are no urls")
-    common = set(sequences(places[0])).intersection(*(sequences(place) for place in places[1:]))
-    for sequence in sorted(common, reverse=True):
-        if all(_whole(place, sequence, verify) is not None for place in places):
-            return sequence
-    return None

@@ -352,6 +352,27 @@ class Archive(Mapping[int, Version]):
 
     # ---- care
 
+    def is_whole(self, version: int, *, verify: bool = False) -> bool:
+        """Whether all parts of a version are there; verify: and all its bytes match their hashes.
+
+        Raises UnknownVersionError.
+        """
+        archive, row = self._find(version)
+        return archive._is_whole(row, verify)
+
+    def _is_whole(self, row: Row, verify: bool) -> bool:
+        chain = self._index.chain(row.version)
+        try:
+            if verify:
+                for item in self._library.entries(chain).values():
+                    for _ in self._pieces(item):
+                        pass
+            for part in {part for one in chain for part in one.parts}:
+                self._sources.size(part)
+        except (ArchiveDamagedError, MissingObjectError):
+            return False
+        return True
+
     def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
         """Read and check every object of the archive, in each of its places.
 

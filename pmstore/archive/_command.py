@@ -1,4 +1,4 @@
-"""The command line of archives: ``pmstore archive list|verify|restore|diff|tag|forget|drain``."""
+"""The command line of archives: ``pmstore archive list|verify|restore|export|diff|tag|forget|drain``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pmstore
 from pmstore._display import aligned, count_text, name_text, size_text
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
+from pmstore.archive._export import FORMATS, export
 
 __all__ = ["add_parser"]
 
@@ -30,7 +31,7 @@ def add_parser(commands: Any) -> None:
     """Adds ``archive`` and its commands to the subparsers of ``pmstore``."""
     parser = commands.add_parser(
         "archive",
-        help="the versions of a store that was drained: list, verify, restore, diff, tag, forget, drain",
+        help="the versions of a store that was drained: list, verify, restore, export, diff, tag, forget, drain",
         epilog=_EXIT_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,6 +71,10 @@ def add_parser(commands: Any) -> None:
     forgetting.add_argument("versions", type=_number, metavar="VERSION", nargs="*")
     forgetting.add_argument("--keep-last", type=_number, default=None, metavar="N", help="remove all but the newest N")
     forgetting.add_argument("--keep-every", type=_number, default=None, metavar="N", help="and every N-th")
+    exporting = add("export", export_, "write a version in another format", "export runs/archive run.npz --version 120")
+    exporting.add_argument("destination", metavar="DST", help="the new file or, for zarr, the new directory")
+    exporting.add_argument("--version", type=_number, default=None, help="the newest unless given")
+    exporting.add_argument("--format", choices=FORMATS, help="by default, what the name of DST ends in")
     draining = add("drain", drain, "archive a store's commits until it is closed", "drain runs/archive run.pm")
     draining.add_argument("store", metavar="STORE", help="the store's file; another process may write it")
     draining.add_argument(
@@ -186,6 +191,15 @@ def forget(chosen: argparse.Namespace) -> int:
     archive: Archive = _archive.open(chosen.path)
     gone = archive.forget(chosen.versions, keep=named or None)
     print(f"removed {count_text(len(gone), 'version')}; {count_text(len(archive), 'version')} left")
+    return _SOUND
+
+
+def export_(chosen: argparse.Namespace) -> int:
+    """Writes a version as zarr, .npz or safetensors."""
+    archive = _archive.open(chosen.path)
+    version = archive.latest if chosen.version is None else chosen.version
+    names = export(archive[version], chosen.destination, chosen.format)
+    print(f"{chosen.destination}: version {version}, {count_text(names, 'name')}")
     return _SOUND
 
 

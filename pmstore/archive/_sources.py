@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -82,6 +83,13 @@ class Sources:
         if len(failed) == len(self.places):
             raise failed[0]
         return found
+
+    def size(self, name: str) -> int:
+        """Bytes of an object, in the first place that has it. Raises MissingObjectError."""
+        for place in self.places[:-1]:
+            with contextlib.suppress(MissingObjectError, ArchiveUnavailableError):
+                return place.size(name)
+        return self.places[-1].size(name)
 
     def _tell(self, place: Place, name: str, error: Exception) -> None:
         if len(self.places) > 1 and (place.url, name) not in self._told:

@@ -82,6 +82,12 @@ def test_drain_from_outside(place: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"{tmp_path / 'copy'}: version 5\n"
 
 
+def test_export(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "export", place, str(tmp_path / "w.npz"), "--version", "3"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'w.npz'}: version 3, 1 name\n"
+    assert np.load(tmp_path / "w.npz")["w"].sum() == 3 * 784
+
+
 def test_there_is_no_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["archive", "list", str(tmp_path / "none")]) == 2
     assert "there is no archive" in capsys.readouterr().err

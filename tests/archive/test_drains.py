@@ -139,3 +139,23 @@ def test_a_tuned_drain_has_batches_and_bases(tmp_path: Path) -> None:
     assert flushes[0] > 2 * flushes[1] and bases[0] >= bases[1]
     with pmstore.open(tmp_path / "often.pm") as store, pytest.raises(ValueError, match="mtbf"):
         store.drain(tmp_path / "archive", mtbf=0)
+
+
+def test_the_newest_version_that_several_archives_have(tmp_path: Path) -> None:
+    """Each process drains a store of its own."""
+    urls = [tmp_path / f"rank-{rank}" for rank in range(3)]
+    for rank, url in enumerate(urls):
+        with pmstore.open(tmp_path / f"{rank}.pm") as store, store.drain(url) as drain:
+            for step in range(4 + rank % 2):
+                store["x"] = np.full(1000, step)
+                store.commit()
+                drain.wait()
+    assert archive.latest_common(urls) == 4 == archive.latest_common(urls, verify=True)
+    newest = archive.open(urls[0])._index.find(4)
+    assert newest is not None
+    (urls[0] / newest.directory.part).unlink()
+    assert archive.latest_common(urls) == 3
+    part = archive.open(urls[2])._index.find(3).directory.part  # type: ignore[union-attr]
+    (urls[2] / part).write_bytes(bytes((urls[2] / part).stat().st_size))
+    assert archive.latest_common(urls) == 3 and archive.latest_common(urls, verify=True) == 2
+    assert archive.latest_common([tmp_path / "none", *urls]) is None

@@ -108,6 +108,7 @@ PYTHON_ORDER = {
         "_drain _differences _verifying",
         "_begin",
         "_archive",
+        "_latest",
         "__init__ _command",
     ],
     "_resume": [

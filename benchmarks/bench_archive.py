@@ -201,7 +201,9 @@ def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     for flush in range(number // 100):
         part = part_name("0" * 16, flush)
         pieces = (Piece(part, 100 * n, 100, n) for n in range(100))
-        writer.append([Row(100 * flush + n, 1e9 + n, None, 1000, 500, (part,), p, None) for n, p in enumerate(pieces)])
+        writer.append(
+            [Row(100 * flush + n, 1e9 + n, None, 1000, 500, (part,), p, 0, None) for n, p in enumerate(pieces)]
+        )
     return number, best(lambda: archive.open(folder).log(), turns)
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
-from pmstore._core import BLOCK, FIXED, Core, Entry
+from pmstore._catalog.names import LINEAGE_KEY
+from pmstore._core import BLOCK, FIXED, Core, Entry, hash64
 from pmstore._errors import CorruptStoreError, StaleSnapshotError
 from pmstore._snapshot import Reader
 from pmstore._values.array import read_layout
@@ -39,6 +40,7 @@ class Known(NamedTuple):
     digest: int  # of the table of hashes; 0 for small contents
     hashes: Any  # of the blocks, or None
     replica: Bytes | None
+    mark: int  # a hash of the key, of all that the entry says but its place, and of its contents
 
 
 class Change(NamedTuple):
@@ -63,6 +65,13 @@ class Changes(NamedTuple):
     entries: dict[bytes, Entry]
     changed: dict[bytes, Change | None]
     wanted: list[tuple[int, int]]
+    known: dict[bytes, Known]
+
+    @property
+    def state(self) -> int:
+        """A hash of all entries and contents, by which versions of other places can be compared. The lineage is not
+        part of it, because restored stores have another."""
+        return sum(one.mark for key, one in self.known.items() if key != LINEAGE_KEY) % (1 << 63)
 
     @property
     def sequence(self) -> int:
@@ -133,16 +142,20 @@ class _Looked:
 
     def __init__(self, core: Core, seen: Seen, wanted: list[tuple[int, int]]) -> None:
         entries = {row.key: row.entry for row in core.scan(b"")}
-        self.changes = Changes(core, time.time(), entries, {}, wanted)
+        self.known: dict[bytes, Known] = {}
+        self.changes = Changes(core, time.time(), entries, {}, wanted, self.known)
         self.replicas: list[tuple[Bytes, Runs, Bytes]] = []
         self._seen = seen
         self._room = seen.room - seen.used
-        self.known = {key: self._look(key, entry) for key, entry in entries.items()}
+        for key, entry in entries.items():
+            self.known[key] = self._look(key, entry)
 
     def _look(self, key: bytes, entry: Entry) -> Known:
         core, before = self.changes.core, self._seen.known.get(key)
         if not entry.offset:
-            return Known(entry, 0, None, None)
+            if before is not None and before.entry == entry:
+                return before
+            return Known(entry, 0, None, None, _mark(key, entry, b""))
         if entry.length <= _SMALL:
             return self._small(key, entry, before)
         assert core.snapshot is not None
@@ -158,7 +171,7 @@ class _Looked:
         old = before.replica if before is not None and before.entry.length == entry.length else None
         if old is None or not np.array_equal(old, data):
             self.changes.changed[key] = Change([(0, entry.length)], data, old)
-        return Known(entry, 0, None, data)
+        return Known(entry, 0, None, data, _mark(key, entry, data.data))
 
     def _new(self, key: bytes, entry: Entry, digest: int) -> Known:
         """Contents that the last version does not have, or has in another length."""
@@ -168,7 +181,8 @@ class _Looked:
             everything = [(0, entry.length)]
             replica = _copied(self.changes, entry, everything)
             self.changes.changed[key] = Change(everything, replica, None)
-        return Known(entry, digest, self._hashes(entry), replica)
+        hashes = self._hashes(entry)
+        return Known(entry, digest, hashes, replica, _mark(key, entry, hashes.data.cast("B")))
 
     def _differs(self, key: bytes, entry: Entry, digest: int, before: Known) -> Known:
         hashes = self._hashes(entry)
@@ -179,13 +193,18 @@ class _Looked:
             self.changes.changed[key] = Change(runs, data, old)
             if before.replica is not None:
                 self.replicas.append((before.replica, runs, data))
-        return Known(entry, digest, hashes, before.replica)
+        return Known(entry, digest, hashes, before.replica, _mark(key, entry, hashes.data.cast("B")))
 
     def _hashes(self, entry: Entry) -> Any:
         snapshot = self.changes.core.snapshot
         assert snapshot is not None
         with _noted(entry, self.changes.wanted):
             return snapshot.block_hashes(entry.offset, entry.length)
+
+
+def _mark(key: bytes, entry: Entry, contents: Any) -> int:
+    """See Known. contents: the bytes, or the hashes of their blocks."""
+    return hash64(repr((key, entry.kind, entry.flags, entry.length, entry.meta, hash64(contents))).encode())
 
 
 def _runs(blocks: Any, length: int) -> Runs:

@@ -212,7 +212,8 @@ class Row(NamedTuple):
 
     time: seconds since the epoch. previous: the version that its directory changes; None: it is a base. raw: bytes of
     the contents that it has; stored: of its parts that were written for it. parts: all parts that it reads, except
-    those of its previous versions. note: of the commit, encoded. kept: False if it is there for later ones only.
+    those of its previous versions. state: a hash of all entries and contents. note: of the commit, encoded. kept: False
+    if it is there for later ones only.
     """
 
     version: int
@@ -222,6 +223,7 @@ class Row(NamedTuple):
     stored: int
     parts: tuple[str, ...]
     directory: Piece
+    state: int
     note: bytes | None
     kept: bool = True
 
@@ -241,18 +243,18 @@ class Row(NamedTuple):
     def checked(cls, found: Any) -> Row:
         """From what was read."""
         _require(isinstance(found, tuple) and tuple(map(type, found)) in _ROWS, "a version")
-        version, time, previous, raw, stored, parts, directory, note, kept = found
-        _require(version >= 0 <= raw and stored >= 0 and time == time, "a version")
+        version, time, previous, raw, stored, parts, directory, state, note, kept = found
+        _require(version >= 0 <= raw and stored >= 0 <= state and time == time, "a version")
         _require(previous is None or 0 <= previous < version, "the version before a version")
         for part in parts:
             _require(type(part) is str and _PART.fullmatch(part) is not None, "the name of a part")
         place = Piece.checked(directory)
-        return cls(version, time, previous, raw, stored, parts, place, note, kept)
+        return cls(version, time, previous, raw, stored, parts, place, state, note, kept)
 
 
 _NOTHING = type(None)
 _ROWS = {
-    (int, float, previous, int, int, tuple, tuple, note, bool)
+    (int, float, previous, int, int, tuple, tuple, int, note, bool)
     for previous in (int, _NOTHING)
     for note in (bytes, _NOTHING)
 }

@@ -114,6 +114,7 @@ class Target:
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""
         rows = list(itertools.islice(near.rows(near.behind(self.last)), _TOGETHER))
+        self._refuse_other_past(near, rows)
         if self._parts is None:
             self._parts = {part for row in self.index.rows() for part in row.parts}
         for part in dict.fromkeys(part for row in rows for part in row.parts):
@@ -122,6 +123,18 @@ class Target:
                 self._parts.add(part)
         self.append(rows)
         return bool(rows)
+
+    def _refuse_other_past(self, near: Index, rows: Sequence[Row]) -> None:
+        """Raises ArchiveConflictError if a differential is to a version that is another one here."""
+        first = rows[0].previous if rows else None
+        if first is None:
+            return
+        here, there = self.index.find(first), near.find(first)
+        if here is None or there is None or here.state != there.state:
+            raise ArchiveConflictError(
+                f"{self.place.url} has another history than the place before it, from version {first} or earlier: two "
+                "copies of a store went on without each other. Give one of them a place of its own"
+            )
 
     def retain(self, keep: Keep, until: int) -> None:
         """Removes versions that do not stay. until: the newest that all further places have."""

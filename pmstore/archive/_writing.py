@@ -168,6 +168,7 @@ class Writing:
             stored=self._written + self._length - begun,
             parts=(*parts, *(() if place.part in parts else (place.part,))),
             directory=place,
+            state=changes.state,
             note=Catalog(changes.core, read_only=True).note(),
         )
 

@@ -166,3 +166,26 @@ def test_a_part_of_contents_that_changed_here_and_there(tmp_path: Path) -> None:
     found.restore(tmp_path / "again.pm")
     with pmstore.open(tmp_path / "again.pm", "r") as store:
         assert (store["x"] == x).all()
+
+
+def test_places_of_copies_that_went_on_without_each_other_are_not_joined(tmp_path: Path) -> None:
+    """A differential of one history is not put on a version of the other that has the same number."""
+    near, far = Memory(), Memory()
+    with pmstore.open(tmp_path / "a.pm") as store:
+        store["x"], store["y"] = np.zeros(9000), 1
+        store.commit()
+        store.backup(tmp_path / "b.pm")
+        with stepping(store, near) as steps:
+            for y in (2, 3):
+                archived(steps)
+                store["y"] = y
+                store.commit()
+            archived(steps)
+        with pmstore.open(tmp_path / "b.pm") as other, stepping(other, far) as steps:
+            archived(steps)
+            other["x"] = np.ones(9000)
+            other.commit()
+            archived(steps)
+        with stepping(store, near, far) as steps, pytest.raises(pmstore.ArchiveConflictError, match="another history"):
+            archived(steps)
+    assert (Archive(Sources([far]))[2]["x"] == 1).all() and Archive(Sources([far])).versions() == [1, 2]

@@ -38,7 +38,6 @@ from pmstore.archive._versions import Contents, Library, Version
 __all__ = ["Archive", "Info", "open", "restore"]
 
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
-_PIECE = 64 << 20  # bytes of contents that are decoded at once, at most
 
 T = TypeVar("T")
 
@@ -340,15 +339,11 @@ class Archive(Mapping[int, Version]):
                 if key == LINEAGE_KEY:
                     continue
                 place = Entry(8 if item.length else 0, item.length, item.kind, item.flags, item.meta)
-                new.put(key, place, self._pieces(item))
+                new.put(key, place, self._library.pieces(item))
                 done += item.length
                 if progress is not None:
                     progress(done, total)
             new.put(LINEAGE_KEY, entry_of(lineage, parent))
-
-    def _pieces(self, item: Contents) -> Any:
-        for at in range(0, item.length, _PIECE):
-            yield self._library.contents(item, at, min(at + _PIECE, item.length))
 
     # ---- care
 
@@ -365,7 +360,7 @@ class Archive(Mapping[int, Version]):
         try:
             if verify:
                 for item in self._library.entries(chain).values():
-                    for _ in self._pieces(item):
+                    for _ in self._library.pieces(item):
                         pass
             for part in {part for one in chain for part in one.parts}:
                 self._sources.size(part)

@@ -12,9 +12,11 @@ Catalog, NameMapping: as for a store
 from __future__ import annotations
 
 import bisect
+import itertools
 import operator
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ from pmstore._derived.arrays import DerivedArrays
 from pmstore._errors import ArchiveDamagedError, OutOfMemoryError, ReadOnlyStoreError
 from pmstore._locks import Lock
 from pmstore._store.mapping import NameMapping
-from pmstore.archive._codecs import Bytes, Chain
+from pmstore.archive._codecs import FRAME, Bytes, Chain
 from pmstore.archive._format import Directory, Frame, Item, Piece, Row
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
@@ -36,6 +38,9 @@ from pmstore.archive._sources import Sources
 __all__ = ["Contents", "Library", "Version", "VersionCore"]
 
 _DIRECTORIES = 4096  # that are kept in memory
+_THREADS = 2  # that decode large contents
+
+Frames = Sequence[tuple[Frame, Chain]]
 
 
 class Library:
@@ -84,9 +89,49 @@ class Library:
     def contents(self, item: Contents, start: int = 0, stop: int | None = None) -> Bytes:
         """Bytes start … stop of the contents of an entry; all by default."""
         stop = item.length if stop is None else stop
+        if stop - start <= FRAME:
+            return self.decoded(item.frames, start, stop)
+        try:
+            out = np.empty(stop - start, np.uint8)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"no memory for {stop - start} bytes of contents") from error
+        at = 0
+        for piece in self.pieces(item, start, stop):
+            out[at : at + len(piece)] = piece
+            at += len(piece)
+        return out
+
+    def pieces(self, item: Contents, start: int = 0, stop: int | None = None) -> Generator[Bytes, None, None]:
+        """The same in pieces, one after the other. Threads decode the next ones meanwhile."""
+        stop = item.length if stop is None else stop
+        bounds = [start, *range((start // FRAME + 1) * FRAME, stop, FRAME), stop]
+        windows = _by_window(item.frames)
+        spans: list[tuple[Frames, int, int]] = [
+            (windows.get(low // FRAME, ()), low, high) for low, high in itertools.pairwise(bounds)
+        ]
+        if windows.keys() == {-1}:  # frames that do not keep to windows
+            spans = [(item.frames, start, stop)]
+        if len(spans) == 1:
+            yield self.decoded(*spans[0])
+            return
+        ahead: deque[Future[Bytes]] = deque()
+        with ThreadPoolExecutor(_THREADS, "pmstore-archive") as pool:
+            try:
+                for span in spans:
+                    ahead.append(pool.submit(self.decoded, *span))
+                    if len(ahead) > 2 * _THREADS:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for one in ahead:
+                    one.cancel()
+
+    def decoded(self, given: Frames, start: int, stop: int) -> Bytes:
+        """Bytes start … stop of contents, from frames that have all of them."""
         low, high = start, stop
         while True:  # a difference needs what was there before, also outside of what is asked for
-            frames = [one for one in item.frames if one[0].runs[0][0] < high and _end(one[0]) > low]
+            frames = [one for one in given if one[0].runs[0][0] < high and _end(one[0]) > low]
             wide = min([low, *(f.runs[0][0] for f, _ in frames)]), max([high, *(_end(f) for f, _ in frames)])
             if wide == (low, high):
                 break
@@ -113,6 +158,17 @@ class Library:
         for view in views:
             view[:] = decoded[at : at + len(view)]
             at += len(view)
+
+
+def _by_window(frames: Frames) -> dict[int, list[tuple[Frame, Chain]]]:
+    """Frames by the number of the window of FRAME bytes that they are in; -1 alone: some are in several."""
+    found: dict[int, list[tuple[Frame, Chain]]] = {}
+    for one in frames:
+        window = one[0].runs[0][0] // FRAME
+        if (_end(one[0]) - 1) // FRAME != window:
+            return {-1: []}
+        found.setdefault(window, []).append(one)
+    return found
 
 
 def _end(frame: Frame) -> int:

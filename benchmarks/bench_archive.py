@@ -196,7 +196,7 @@ def _pieces(found: archive.Archive, row: Row) -> list[Piece]:
 
 def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     place = place_of(folder)
-    place.create("archive", sealed(ARCHIVE, {"id": "listed", "lineage": "listed"}))
+    place.create("archive", sealed(ARCHIVE, "archive", {"id": "listed", "lineage": "listed"}))
     writer = IndexWriter(place, Index([]), IndexWriter.token(place, {}))
     for flush in range(number // 100):
         part = part_name("0" * 16, flush)

@@ -248,7 +248,7 @@ class Archive(Mapping[int, Version]):
             raise ArchiveError(f"version {row.version} is in {archive.url}: tag it there")
         for place in self._sources.places:
             try:
-                place.create(f"tags/{name}", sealed(TAG, row.version))
+                place.create(f"tags/{name}", sealed(TAG, f"tags/{name}", row.version))
             except ObjectExistsError:
                 if tags_of(Sources([place])).get(name) != row.version:
                     raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None

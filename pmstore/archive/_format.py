@@ -37,32 +37,40 @@ __all__ = [
 FORMAT = 1
 ARCHIVE, SEGMENT, TAG, WRITER = b"A", b"I", b"T", b"W"  # kinds of objects
 
-_ENVELOPE = struct.Struct("<5scHQQ")  # magic, kind, format, length, hash
+_ENVELOPE = struct.Struct("<5scHQ")  # magic, kind, format, length
+_HASH = struct.Struct("<Q")  # of the payload, of what is before it, and of the object's name
 _MAGIC = b"pmarc"
 _PART = re.compile(r"parts/[0-9a-f]{16}-[0-9]{10}")
 _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9]{6})")
 _LONGEST = 1 << 62
 
 
-def sealed(kind: bytes, content: Any) -> list[bytes]:
-    """The bytes of an object."""
+def sealed(kind: bytes, name: str, content: Any) -> list[bytes]:
+    """The bytes of an object. Its hash is of its name, too, so that no other object is valid in its place."""
     payload = msgpack.packb(content)
-    return [_ENVELOPE.pack(_MAGIC, kind, FORMAT, len(payload), hash64(payload)), payload]
+    about = _ENVELOPE.pack(_MAGIC, kind, FORMAT, len(payload))
+    return [about, _HASH.pack(_hash(name, about, payload)), payload]
 
 
 def opened(kind: bytes, name: str, data: bytes) -> Any:
     """The content of an object. Raises ArchiveDamagedError, FormatVersionError."""
-    if len(data) < _ENVELOPE.size:
+    start = _ENVELOPE.size + _HASH.size
+    if len(data) < start:
         raise ArchiveDamagedError(f"{name} is damaged: it has {len(data)} bytes")
-    magic, found, version, length, checksum = _ENVELOPE.unpack_from(data)
+    magic, found, version, length = _ENVELOPE.unpack_from(data)
     if magic != _MAGIC or found != kind:
         raise ArchiveDamagedError(f"{name} is not an object of an archive, or damaged")
+    payload = memoryview(data)[start:]
+    (checksum,) = _HASH.unpack_from(data, _ENVELOPE.size)
+    if len(payload) != length or _hash(name, data[: _ENVELOPE.size], payload) != checksum:
+        raise ArchiveDamagedError(f"{name} is damaged: its bytes do not match their hash")
     if version > FORMAT:
         raise FormatVersionError(f"{name} has the format {version} of a newer pmstore; this one reads up to {FORMAT}")
-    payload = memoryview(data)[_ENVELOPE.size :]
-    if len(payload) != length or hash64(payload) != checksum:
-        raise ArchiveDamagedError(f"{name} is damaged: its bytes do not match their hash")
     return unpacked(name, payload)
+
+
+def _hash(name: str, about: bytes, payload: bytes | memoryview) -> int:
+    return hash64(payload, hash64(about + name.encode()))
 
 
 def unpacked(name: str, payload: bytes | memoryview) -> Any:

@@ -53,7 +53,7 @@ def tags_of(sources: Sources) -> dict[str, int]:
     for name in sources.list("tags"):
 
         def check(data: bytes, name: str = name) -> int:
-            version = opened(TAG, f"the tag {name}", data)
+            version = opened(TAG, f"tags/{name}", data)
             if type(version) is not int:
                 raise ArchiveDamagedError(f"the tag {name} is damaged")
             return version
@@ -75,7 +75,7 @@ class Target:
             about = about_of(sources)
         except MissingObjectError:
             try:
-                place.create("archive", sealed(ARCHIVE, new))
+                place.create("archive", sealed(ARCHIVE, "archive", new))
                 about = new
             except ObjectExistsError:
                 about = about_of(sources)

@@ -344,7 +344,7 @@ def test_an_archive_that_claims_to_be_its_own_past(tmp_path: Path) -> None:
         store.commit()
         archived(steps)
     about = {"id": "id", "lineage": "x", "created": 0.0, "parent": [place.url, 5]}
-    place.objects["archive"] = b"".join(sealed(ARCHIVE, about))
+    place.objects["archive"] = b"".join(sealed(ARCHIVE, "archive", about))
     found = Archive(Sources([place]))
     with pytest.warns(pmstore.ArchiveWarning, match="its own past"):
         assert found.versions() == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore.archive import _index as index
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, archived, stepping
+from tests.archive.stepping import Crash, Memory, archived, contents, same, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -189,3 +191,73 @@ def test_places_of_copies_that_went_on_without_each_other_are_not_joined(tmp_pat
         with stepping(store, near, far) as steps, pytest.raises(pmstore.ArchiveConflictError, match="another history"):
             archived(steps)
     assert (Archive(Sources([far]))[2]["x"] == 1).all() and Archive(Sources([far])).versions() == [1, 2]
+
+
+def crashed(directory: Path, seed: int, which: int, after: int) -> bool:
+    """Steps of a drain to two places in a random order, until one of them has had so many changes. Then each version
+    that a place lists is its commit, and the next drain goes on. Returns whether the changes were that many."""
+    rng, states = random.Random(seed), {0: dict[str, object]()}
+    places = [Memory(), Memory()]
+    places[which].after = after
+    ended = False
+    with pmstore.open(directory / f"{which}-{after}.pm") as store:
+        store["x"], store["y"] = np.arange(4000.0), np.zeros(30)
+        try:
+            with stepping(store, *places, keep=2, part_size=4000) as steps:
+                steps._writing.base_after = 3
+                for _ in range(24):
+                    store["x"][rng.randrange(4000)] += 1
+                    store["y"][:] = rng.random()
+                    store.commit()
+                    states[store.sequence] = contents(store)
+                    steps.capture()
+                    for step in rng.sample([steps.flush, steps.write, lambda: steps.copy(1)], rng.randint(0, 3)):
+                        step()
+                archived(steps)
+        except Crash:
+            ended = True
+        for turn in range(2):
+            for place in places:
+                if "archive" in place.objects:
+                    found = Archive(Sources([Memory(place.objects)]))
+                    assert found.verify().ok, found.verify()
+                    assert all(same(contents(found[version]), states[version]) for version in found)
+            if not turn:
+                with stepping(store, *(Memory(place.objects) for place in places), keep=2) as steps:
+                    archived(steps)
+        for place in places:
+            assert Archive(Sources([place])).latest == store.sequence
+    return ended
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_crash_at_any_change_of_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, which: int
+) -> None:
+    monkeypatch.setattr(index, "_FAN", 2)
+    after = 1
+    while crashed(tmp_path, seed, which, after):
+        after += 1 + after // 12
+    assert after > 20
+
+
+def test_a_place_gives_nothing_up_that_the_next_one_lacks(tmp_path: Path) -> None:
+    near, far = Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, far, keep=1) as steps:
+        for value in range(3):
+            store["x"] = value
+            store.commit()
+            steps.capture()
+            steps.flush()
+            steps.write()
+        assert Archive(Sources([near])).versions() == [1, 2, 3]
+        archived(steps)
+        store["x"] = 3
+        store.commit()
+        archived(steps)
+        assert Archive(Sources([far])).versions() == [4]
+        store["x"] = 4
+        store.commit()
+        archived(steps)
+    assert 1 not in Archive(Sources([near]))

@@ -34,6 +34,7 @@ from tests.conftest import Medium
 from tests.core import test_async, test_forks, test_schedule, test_shared_blocks, test_turns, test_write_back
 from tests.core.test_trackers import committed
 from tests.mutants.anew import anew
+from tests.mutants.archives import archives
 from tests.mutants.beside import beside
 from tests.mutants.damage import Judged, Noticed, damage
 from tests.store import test_abandoned, test_interrupts
@@ -43,8 +44,7 @@ from tests.support.snapshots import snapshot
 BUDGET, DEPTH = 500, 2
 QUICK = 50, 0
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind", "forks")
-PARTS += ("anew", "beside")
+PARTS = tuple("crash model readers creation damage faults large turns behind forks anew beside archives".split())
 
 
 class Caught(NamedTuple):
@@ -538,6 +538,7 @@ def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callab
         "forks": forks,
         "anew": anew,
         "beside": beside,
+        "archives": archives,
     }
     for part in parts:
         if part in functions:

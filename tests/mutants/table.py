@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants import anew, asynchronous, background, beside, commit, forks, log, media, slots, space
+from tests.mutants import anew, archives, asynchronous, background, beside, commit, forks, log, media, slots, space
 from tests.mutants.build import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -16,5 +16,6 @@ MUTANTS: list[Mutant] = [
     *forks.MUTANTS,
     *anew.MUTANTS,
     *beside.MUTANTS,
+    *archives.MUTANTS,
 ]
 CONTROLS: list[Mutant] = media.CONTROLS

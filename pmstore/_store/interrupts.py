@@ -6,7 +6,6 @@ only noted, and they run when it ends, or at a call of `deliver` where nothing i
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -33,6 +32,17 @@ def deliver() -> None:
         _handlers[number](number, frame)
 
 
+def _restore() -> None:
+    """Give the program its handlers back. Those that are back may run in between, and raise."""
+    try:
+        for number, handler in _handlers.items():
+            if signal.getsignal(number) is _note:
+                signal.signal(number, handler)
+    except BaseException:
+        _restore()
+        raise
+
+
 class later:
     """A context in which handlers do not run. Contexts may be nested; in threads other than the main one they do
     nothing."""
@@ -50,7 +60,7 @@ class later:
         try:
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
-                if callable(handler):
+                if callable(handler) and handler is not _note:
                     _handlers[number] = handler
                     signal.signal(number, _note)
         except BaseException:
@@ -66,7 +76,7 @@ class later:
         _depth -= 1
         if _depth:
             return
-        with contextlib.ExitStack() as rest:  # each of them, whatever another one raises
-            rest.callback(deliver)
-            for number, handler in _handlers.items():
-                rest.callback(signal.signal, number, handler)
+        try:
+            _restore()
+        finally:
+            deliver()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import operator
 import signal
@@ -14,6 +15,7 @@ import weakref
 import pytest
 
 import pmstore
+from pmstore._store import interrupts
 from tests.store.test_transactions import Stop, in_thread
 
 
@@ -346,3 +348,45 @@ def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
         else:
             pmstore.open(path).close()
     assert number > 100
+
+
+def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureRequest) -> None:
+    """A handler that is back may run before the others are. Whatever line it interrupts, all come back in the end."""
+
+    class Ring(Exception):
+        pass
+
+    def alarm(*_):
+        raise Ring
+
+    numbers = [signal.SIGINT, signal.SIGALRM, signal.SIGUSR2]
+    for number in numbers:
+        request.addfinalizer(functools.partial(signal.signal, number, signal.signal(number, alarm)))
+    at, rang = 0, True
+    while rang:
+        at, left, rang = at + 1, at, False
+
+        def trace(frame, event, argument):
+            nonlocal left, rang
+            ours = frame.f_code.co_filename.endswith(("interrupts.py", "contextlib.py")) and event == "line"
+            if ours and not rang and any(signal.getsignal(number) is alarm for number in numbers):
+                left -= 1
+                if left < 0:
+                    rang = True
+                    raise Ring
+            return trace
+
+        try:
+            with interrupts.later():
+                sys.settrace(trace)
+        except Ring:
+            pass
+        finally:
+            sys.settrace(None)
+        with interrupts.later():
+            pass
+        assert [signal.getsignal(number) for number in numbers] == [alarm] * 3
+        with pytest.raises(Ring):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.deliver()
+    assert at > 3

@@ -265,7 +265,7 @@ def test_D7_a_sync_that_fails_behind_a_small_commit_is_told(tmp_path: Path) -> N
     last = done = False
     # With these seeds each call tells of some sync. Which one tells of the last commit's depends on threads' speed,
     # so after a run for each sync, only the late syncs fail, in more runs.
-    for seed, first in ((11, 1), *[(seed, 18) for seed in (1, 13, 11, 3, 12, 33)] * 10):
+    for seed, first in ((11, 1), *[(seed, 18) for seed in (1, 13, 11, 3, 12, 33)] * 60):
         for number in itertools.count(first):
             teller = failed_sync_behind(tmp_path / "s.pm", commits, number, seed, expected)
             if teller is None:

@@ -133,6 +133,10 @@ def __getattr__(name: str) -> _Any:
         import pmstore.archive
 
         return pmstore.archive
+    if name == "torch":
+        import pmstore.torch
+
+        return pmstore.torch
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 

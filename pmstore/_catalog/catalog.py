@@ -33,6 +33,7 @@ from pmstore._errors import (
 )
 from pmstore._values.array import Array, Layout, chunks, layout, live_array, order_of, read_layout
 from pmstore._values.dtypes import require_lengths
+from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.values import decode, encode, has_containers, type_name
 
 if TYPE_CHECKING:
@@ -231,6 +232,11 @@ class Catalog:
                 if entry is not None and entry.kind == LIST and value.is_stored_as(self, self.list_id(entry)):
                     return  # the statement store["l"] += [...]
             raise TypeError("a persistent list can't be assigned: create another and extend it, or store list(it)")
+        if is_tensor(value):
+            array = array_of_tensor(value)
+            with self.lock:
+                self._set_array(key, name, array)
+            return
         encoded = encode(value)
         with self.lock:
             existing = self._existing(key, name)

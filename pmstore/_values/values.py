@@ -25,6 +25,7 @@ import numpy as np
 
 from pmstore._errors import CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
+from pmstore._values.tensors import is_tensor
 
 __all__ = ["DEPTH", "decode", "encode", "has_containers", "type_name"]
 
@@ -121,6 +122,13 @@ def _hint(value: Any) -> str:
         return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
     if kind.__module__.startswith("scipy.sparse"):
         return f"{text}: store the arrays that it is made of (value.tocsr() has data, indices and indptr) and its shape"
+    if is_tensor(value):
+        return f"{text} inside another value: give each tensor a name of its own, in a group"
+    if isinstance(value, dict) and any(map(is_tensor, value.values())):
+        return (
+            f"{text} of tensors as one value: store.group(name).update(value) stores each tensor under its own name, "
+            "and pmstore.torch.state_dict(store.group(name)) reads them"
+        )
     for base in (bool, int, float, complex, str, bytes, tuple, list, dict):
         if isinstance(value, base):
             return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"

@@ -33,6 +33,8 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     code = program(path.read_text(encoding="utf-8"))
     if not code.strip():
         pytest.skip("no Python blocks")
+    if re.search(r"^(import|from) torch", code, re.MULTILINE):
+        pytest.importorskip("torch", reason="no torch: make test-torch installs it")
     script = tmp_path / path.with_suffix(".py").name
     script.write_text(code, encoding="utf-8")
     done = python(script, directory=tmp_path)

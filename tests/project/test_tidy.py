@@ -54,6 +54,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "decomposition": {"_resume"},
     "mixture": {"_resume"},
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values"},
+    "torch": {"_catalog", "_core", "_errors", "_store", "_values"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_cli": {"_display", "_values", "_watch", "archive", "testing"},
@@ -115,11 +116,12 @@ PYTHON_ORDER = {
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
     ],
+    "torch": ["_tensors", "_persist", "__init__"],
     "testing": ["_pmexplorer _base", "_store", "_faults _files", "_explorer", "__init__ _command _decorator"],
 }
 
 # What the package's own face hands on.
-FACE = {"archive", "_catalog", "_derived", "_errors", "_resume", "_store", "_watch", "testing"}
+FACE = {"archive", "_catalog", "_derived", "_errors", "_resume", "_store", "_watch", "testing", "torch"}
 
 MOST_LINES = 600
 MOST_COLUMNS = 120
@@ -319,18 +321,27 @@ def test_the_doors_to_scikit_learn(path: Path) -> None:
         assert not [name for name in imports_of(path) if name.split(".")[0] in ("sklearn", "threadpoolctl")]
 
 
+@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+def test_only_one_folder_imports_torch(path: Path) -> None:
+    if path.parent.name != "torch":
+        assert not [name for name in imports_of(path) if name.split(".")[0] == "torch"]
+
+
 def test_importing_pmstore_is_light() -> None:
-    slow = ("sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs")
+    slow = ("torch", "sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs")
     code = f"import sys, pmstore; print([m for m in {slow} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
-    "module", ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "pmstore.archive"]
+    "module",
+    ["pmstore", "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "pmstore.archive", "pmstore.torch"],
 )
 def test_public_names_have_docstrings(module: str) -> None:
-    if module != "pmstore":
+    if module == "pmstore.torch":
+        pytest.importorskip("torch", reason="no torch: make test-torch installs it")
+    elif module != "pmstore":
         pytest.importorskip("sklearn")
     public = importlib.import_module(module)
     assert public.__doc__

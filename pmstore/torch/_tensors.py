@@ -1,0 +1,174 @@
+"""Tensors over the memory of a store, and tensors that can't be written to.
+
+`ReadOnlyTensor` stands for the contents of a snapshot, and for arrays with writeable=False, which are mapped from the
+file without the permission to write. torch knows no such tensors: it would write to the snapshot's copy, or end with a
+signal. So each operation of torch on a `ReadOnlyTensor` is looked at first, below autograd, where the schema of an
+operation says what it writes to.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from pmstore._errors import ReadOnlyStoreError
+from pmstore._store.mapping import NameMapping
+from pmstore._values.array import Array
+from pmstore._values.tensors import BITS, array_of_tensor, named_dtype
+
+__all__ = ["ReadOnlyTensor", "state_dict", "tensor", "tensor_of"]
+
+_SAME_SIZE = {1: "u1", 2: "i2", 4: "i4"}
+
+
+class ReadOnlyTensor(torch.Tensor):
+    """A tensor that can't be written to: the contents of a store that was opened with "r", or of an array with
+    writeable=False.
+
+    Slices, transposes and other views of it are such tensors, too. All that torch computes from it is an ordinary
+    tensor. Operations that write to it raise ReadOnlyStoreError, and `clone` gives a tensor that can be written.
+    ``numpy()`` gives an array that can't be written. A pickle and a copy hold the elements, as ordinary tensors.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        _refuse_writing(func, args, kwargs)
+        with torch._C._DisableTorchDispatch():
+            result = func(*args, **kwargs)
+        return pytree.tree_map_only(torch.Tensor, _guarded, result) if _is_view(func) else result
+
+    def numpy(self, *, force: bool = False) -> Array:
+        """The elements as an array that can't be written, without a copy."""
+        array: Array = array_of_tensor(_plain(self)).view()
+        array.flags.writeable = False
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype, copy=copy)
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        """Raises BufferError: who takes it could write to it."""
+        raise BufferError("a tensor that can't be written is not shared by DLPack: share tensor.clone()")
+
+    def tolist(self) -> Any:
+        """The elements as numbers in lists."""
+        return _plain(self).tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"ReadOnlyTensor{repr(_plain(self)).removeprefix('tensor')}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """An ordinary tensor with the same elements."""
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As an ordinary tensor with the same elements."""
+        return self.clone().__reduce_ex__(protocol)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, as an ordinary tensor."""
+    with torch._C._DisableTorchDispatch():
+        return torch.Tensor.as_subclass(tensor, torch.Tensor)
+
+
+def _guarded(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor._make_subclass(ReadOnlyTensor, tensor) if type(tensor) is torch.Tensor else tensor
+
+
+def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = kwargs.get(argument.name, args[number] if number < len(args) else None)
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, ReadOnlyTensor):
+                raise ReadOnlyStoreError(
+                    f"{func} would write to a tensor of a store that is open for reading only, or of an array with "
+                    "writeable=False; tensor.clone() can be written"
+                )
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Whether the results of an operation may share memory with its arguments."""
+    return any(result.alias_info is not None for result in func._schema.returns)
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """A tensor over the memory of an array, with the dtype that the array stands for; a `ReadOnlyTensor` if the array
+    can't be written. Raises TypeError if torch has no such tensors."""
+    bits = array
+    dtype = None
+    names = array.dtype.names
+    if names is not None and len(names) == 1 and names[0] in BITS and array.dtype == named_dtype(names[0]):
+        dtype = getattr(torch, names[0], None)
+        bits = array.view(_SAME_SIZE[array.dtype.itemsize])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of arrays that can't be written
+            made = torch.from_numpy(bits)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"torch has no tensors like an array of dtype {array.dtype}: {error}") from error
+    if dtype is not None:
+        made = made.view(dtype)
+    return made if array.flags.writeable else _guarded(made)
+
+
+def tensor(mapping: NameMapping, name: str) -> torch.Tensor:
+    """A tensor over the memory of an array of a store: what changes it in place changes the store, and the next commit
+    takes it.
+
+    Its address stays valid while the store grows. Nothing is copied. After `Store.close`, and after the array was
+    replaced, deleted or rolled back to nothing, the tensor keeps its memory, and changes of it are in no store.
+
+    Parameters
+    ----------
+    mapping : Store or Group
+    name : str
+        The name of an array.
+
+    Returns
+    -------
+    torch.Tensor
+        On the CPU, without gradient. Arrays that were stored from tensors come back with the dtype, bfloat16 and 8-bit
+        floats included. If the store is open for reading, or the array has writeable=False, a `ReadOnlyTensor`.
+
+    Raises
+    ------
+    TypeError
+        The value is not an array, or torch has no such dtype.
+    UnknownNameError, CorruptStoreError, StaleSnapshotError, ClosedStoreError
+    """
+    value = mapping[name]
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name!r} is not an array but a {type(value).__name__}: mapping[name] has it")
+    return tensor_of(value)
+
+
+def state_dict(mapping: NameMapping) -> dict[str, Any]:
+    """All values of a group, arrays as tensors: what ``module.load_state_dict`` takes.
+
+    ``store.group("best").update(module.state_dict())`` stores such a dict, and
+    ``module.load_state_dict(pmstore.torch.state_dict(store.group("best")))`` reads it. Nothing is copied: the tensors
+    are those of `tensor`, and a `PersistentList` stays one.
+
+    Parameters
+    ----------
+    mapping : Group or Store
+
+    Returns
+    -------
+    dict
+        By name in the group. A plain dict, which is empty if there is no such group.
+    """
+    found = {name: mapping[name] for name in mapping}
+    return {name: tensor_of(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}

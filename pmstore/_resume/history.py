@@ -225,7 +225,8 @@ def at_work(store: Store, name: str, rows: Rows) -> Iterator[None]:
     try:
         yield
     finally:
-        del here[name]
+        if here.get(name) is rows:
+            del here[name]
 
 
 def history(store: StoreOrPath, name: str) -> History:

@@ -54,7 +54,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "decomposition": {"_resume"},
     "mixture": {"_resume"},
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values"},
-    "torch": {"_catalog", "_core", "_errors", "_store", "_values"},
+    "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_cli": {"_display", "_values", "_watch", "archive", "testing"},
@@ -116,7 +116,14 @@ PYTHON_ORDER = {
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
     ],
-    "torch": ["_tensors", "_persist", "__init__"],
+    "torch": [
+        "_tensors",
+        "_persist _layout _rest _sampler",
+        "_topk _full",
+        "_ranks _log _checks",
+        "_gradlog",
+        "__init__",
+    ],
     "testing": ["_pmexplorer _base", "_store", "_faults _files", "_explorer", "__init__ _command _decorator"],
 }
 

@@ -1,0 +1,92 @@
+"""What a gradient log can be of: its checks, and the fingerprint of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pmstore.torch._full import Names
+from pmstore.torch._layout import Setting
+
+__all__ = ["count", "fingerprint_of", "inner", "kept", "supported"]
+
+_SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+
+
+def inner(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, in DistributedDataParallel or torch.compile()."""
+    for name in ("module", "_orig_mod"):
+        while type(model).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
+            inner = getattr(model, name, None)
+            if not isinstance(inner, torch.nn.Module):
+                break
+            model = inner
+    return model
+
+
+def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer. Raises TypeError for one whose step can't be replayed from gradients."""
+    kind = type(optimizer)
+    if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in _SUPPORTED:
+        raise TypeError(
+            f"{kind.__module__}.{kind.__qualname__} is not an optimizer whose step GradLog can replay from gradients: "
+            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist"
+        )
+    return optimizer
+
+
+def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
+    """All objects whose state is kept. Raises TypeError or ValueError for what can't be."""
+    taken = [key for key in keep if key in own]
+    if taken:
+        raise ValueError(f"keep has {taken[0]!r}, which is a parameter of GradLog: give the object another name")
+    found = {key: one for key, one in {**own, **keep}.items() if one is not None}
+    for key, one in found.items():
+        if not all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict")):
+            raise TypeError(f"{key!r} is to have state_dict() and load_state_dict(), and is a {type(one).__name__}")
+    return found
+
+
+def count(value: int | str, name: str) -> int | None:
+    """A number of iterations; None for "auto"."""
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is a number of iterations from 1, or 'auto', not {value!r}")
+    return value
+
+
+def fingerprint_of(
+    names: Names,
+    optimizer: torch.optim.Optimizer,
+    settings: Sequence[Setting],
+    objects: Mapping[str, Any],
+    mode: str,
+    ratio: float,
+) -> dict[str, Any]:
+    """What a log is of, as plain values."""
+    numbers = {(one.group, one.key) for one in settings}
+    tensors = {f"parameter {name}": one for name, one in names.parameters.items()}
+    tensors |= {f"buffer {name}": one for name, one in names.buffers.items()}
+    return {
+        "training": "gradient log, version 1",
+        "mode": mode if mode == "dense" else f"{mode}, ratio {ratio:g}",
+        "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+        **{key: f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in tensors.items()},
+        "stepped": [name for name, _ in names.stepped],
+        **{
+            f"group {number}": {
+                "parameters": len(group["params"]),
+                "numbers": sorted(key for at, key in numbers if at == number),
+                **{
+                    key: repr(value)
+                    for key, value in group.items()
+                    if key != "params" and (number, key) not in numbers and value is not None
+                },
+            }
+            for number, group in enumerate(optimizer.param_groups)
+        },
+        "kept": sorted(objects),
+    }

@@ -1,0 +1,486 @@
+"""Training that logs its gradients: `GradLog`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from pmstore._errors import ClosedStoreError, FingerprintMismatchError, TransactionError
+from pmstore._resume.fingerprint import differences
+from pmstore._resume.fit_group import FitGroup
+from pmstore._store.store import Store
+from pmstore.torch._checks import count, fingerprint_of, inner, kept, supported
+from pmstore.torch._full import Names
+from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
+from pmstore.torch._log import Log
+from pmstore.torch._ranks import Follower, Ranks
+from pmstore.torch._rest import generators, plain, restore, set_generators
+from pmstore.torch._topk import Compression
+
+__all__ = ["GradLog"]
+
+logger = logging.getLogger("pmstore")
+
+_MODES = ("dense", "topk")
+
+_following: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[GradLog]] = weakref.WeakKeyDictionary()
+
+
+class GradLog:
+    """Training that survives a crash: every iteration's gradients are logged, and resuming replays them.
+
+    The gradients are what leads from one state of training to the next one, and training computes them anyway (LowDiff,
+    arXiv 2509.04084). A store holds a full state (parameters, buffers, the optimizer's state, random generators,
+    schedulers, the position in the data) and, since then, one row for each iteration. Rows are committed in batches. A
+    crash loses at most the iterations of the batch that was not committed, fewer than `batch`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Also one in DistributedDataParallel.
+    optimizer : torch.optim.Optimizer
+        One of torch's Adadelta, Adagrad, Adam, AdamW, Adamax, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD. One log follows
+        it: a new GradLog takes the place of the one before.
+    store : Store or None
+        Open for writing. With torch.distributed, the store of rank 0; the other ranks have None.
+    mode : {"dense", "topk"}, default="dense"
+        "dense" logs all gradients, and a resumed training ends with the same bits. "topk" lets only the largest
+        elements of each gradient take effect, adds the others to the next gradient (error feedback), and logs the
+        indices and values. **"topk" changes training.** A training that resumes has the same parameters and optimizer
+        state as before the crash, but has lost what was left out of gradients since the full state: it does not go on
+        with the same bits, unless `resume` gets ``replay=False``.
+    name : str, default="training"
+        The group of the store.
+    ratio : float, default=0.01
+        The share of each gradient's elements that "topk" keeps; at least one element.
+    batch : int or "auto", default="auto"
+        Iterations in a commit.
+    full_every : int or "auto", default="auto"
+        Iterations between full states, which are written at the end of a batch. "auto" weighs what a crash loses
+        against what is written, by the measured times (docs/archive-tuning.md).
+    mtbf : float, default=21600.0
+        The mean time between failures in seconds, for "auto".
+    scheduler : torch.optim.lr_scheduler.LRScheduler, optional
+        `step` steps it after the optimizer. A scheduler that the loop steps itself, say after each epoch, belongs into
+        `keep`.
+    scaler : torch.amp.GradScaler, optional
+        `step` steps the optimizer with it.
+    data : BatchSampler, optional
+        `step` counts its batches.
+    keep : dict, optional
+        Other objects with state_dict() and load_state_dict(), by name: what the loop itself changes.
+    max_iter : int, optional
+        The number of iterations that the training will have, for ``pmstore watch``.
+    finite : bool, default=True
+        Refuse gradients with NaN or infinities before the optimizer sees them.
+
+    Attributes
+    ----------
+    iteration : int
+        The number of iterations that are done.
+    durable : int
+        The number of iterations that a crash does not lose.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter is none of the above, or the optimizer or a gradient is of a kind that can't be replayed.
+
+    Examples
+    --------
+    >>> import torch, pmstore
+    >>> from pmstore.torch import GradLog
+    >>> _ = torch.manual_seed(0)
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> with pmstore.open("training.pm") as store, GradLog(model, optimizer, store) as log:
+    ...     for iteration in range(log.resume(), 100):
+    ...         optimizer.zero_grad()
+    ...         loss = model(torch.randn(8, 3)).square().mean()
+    ...         loss.backward()
+    ...         _ = log.step(loss.item())
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: Store | None,
+        mode: str = "dense",
+        *,
+        name: str = "training",
+        ratio: float = 0.01,
+        batch: int | str = "auto",
+        full_every: int | str = "auto",
+        mtbf: float = 21600.0,
+        scheduler: Any = None,
+        scaler: Any = None,
+        data: Any = None,
+        keep: Mapping[str, Any] | None = None,
+        max_iter: int | None = None,
+        finite: bool = True,
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+        if not 0 < ratio <= 1:
+            raise ValueError(f"ratio is a number from 0 to 1, and not 0: {ratio!r}")
+        if not mtbf > 0:
+            raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
+        every = count(batch, "batch"), count(full_every, "full_every")
+        self._ranks = Ranks()
+        self._optimizer = supported(optimizer)
+        self._names = names = Names(inner(model), optimizer)
+        self._settings = settings_of(optimizer)
+        self._layout = layout = Layout(
+            [one for _, one in names.stepped], self._settings, ratio if mode == "topk" else None
+        )
+        self._compression = Compression(layout) if mode == "topk" else None
+        self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
+        self._objects = kept({"scheduler": scheduler, "scaler": scaler, "data": data}, keep or {})
+        self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, self._objects, mode, ratio)
+        self._fit: FitGroup | None = None
+        self._side: Log | Follower
+        if self._ranks.rank:
+            if store is not None:
+                raise ValueError(f"rank {self._ranks.rank} gets store=None: rank 0 has the one log of all ranks")
+            self._side = Follower(layout)
+        else:
+            if not isinstance(store, Store):
+                raise TypeError(f"the log needs a store, which pmstore.open returns, not {type(store).__name__}")
+            self._fit = FitGroup(store, name)
+            self._fit.check_writable()
+            self._side = Log(
+                self._fit, names, optimizer, layout, self._compression, *every, mtbf=float(mtbf), max_iter=max_iter
+            )
+        self._begun = self._quiet = False  # quiet: the hook lets steps pass, which are those of a replay
+        self._driving = self._captured = False
+        self._seen: tuple[Any, int] | None = None  # a gradient that was logged, and its version
+        self._before = self._stepped_at = 0.0
+        before = _following.get(optimizer, lambda: None)()
+        if before is not None:
+            before._stop()
+        _following[optimizer] = weakref.ref(self)
+        self._hook: Any = optimizer.register_step_pre_hook(self._before_step)
+
+    @property
+    def iteration(self) -> int:
+        """The number of iterations that are done."""
+        return self._side.iteration
+
+    @property
+    def durable(self) -> int:
+        """The number of iterations that a crash does not lose."""
+        return self._side.durable
+
+    # ---- the public calls of a loop
+
+    def resume(self, replay: bool = True) -> int:
+        """Go on after the last iteration of the log, or begin one.
+
+        Model, optimizer, random generators and all objects that the log keeps get their states; a log that is empty
+        takes theirs. Call it once, when all of them are made, and before the first iteration.
+
+        Parameters
+        ----------
+        replay : bool, default=True
+            False: go back to the last full state, and forget the iterations since. With "topk", only this goes on with
+            the bits of a training that was not interrupted.
+
+        Returns
+        -------
+        int
+            The number of iterations that are done.
+
+        Raises
+        ------
+        FingerprintMismatchError
+            The log is of another model, optimizer, mode or set of kept objects; the message names the differences.
+        CorruptStoreError
+            A part of the log is damaged.
+        ValueError
+            The data has another order.
+        """
+        self._check_open()
+        if self._begun:
+            raise TransactionError("resume() is called once, before the first step()")
+        self._begin(replay)
+        return self.iteration
+
+    def step(self, loss: float = math.nan, *, batches: int = 1) -> int:
+        """One iteration: step the optimizer with the gradients that backward() has left, then the scheduler, and log.
+
+        The store commits if the batch is full.
+
+        Parameters
+        ----------
+        loss : float, optional
+            For the history (`pmstore.history`, ``pmstore watch``).
+        batches : int, default=1
+            The batches of `data` since the last step, more than one if gradients are accumulated.
+
+        Returns
+        -------
+        int
+            The number of iterations that are done.
+
+        Raises
+        ------
+        ClosedStoreError
+            The store was closed. The optimizer was not stepped.
+        ValueError
+            No parameter has a gradient, or none since the last step, or one is not finite. The optimizer was not
+            stepped.
+        TransactionError
+            The optimizer was stepped by other code (see `record`), or no log was begun where there is one.
+        OutOfSpaceError, StoreIOError
+            The commit failed. The optimizer was stepped, and the iteration is done. The next commit has all that this
+            one should have had.
+        """
+        self._check_begun()
+        if self._captured:
+            raise TransactionError("optimizer.step() was called, and step() calls it: call step() only, or record()")
+        self._driving = True
+        try:
+            if self._scaler is None:
+                self._optimizer.step()
+            else:
+                self._scaler.step(self._optimizer)
+                self._scaler.update()
+        except BaseException:
+            self._captured = False
+            raise
+        finally:
+            self._driving = False
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return self._done(loss, batches)
+
+    def record(self, loss: float = math.nan, *, batches: int = 1) -> int:
+        """`step` for a loop that steps the optimizer and the scheduler itself, as frameworks do: it only logs.
+
+        Parameters, returned value and errors are those of `step`. Also raises ValueError if the optimizer was not
+        stepped, unless there is a scaler.
+        """
+        self._check_begun()
+        if not self._captured and self._scaler is None:
+            raise ValueError("record() is called after optimizer.step(), which was not called since the last time")
+        return self._done(loss, batches)
+
+    def flush(self) -> None:
+        """Commit the iterations that are not durable yet. For the time between two iterations."""
+        self._check_begun()
+        self._write()
+
+    def finish(self) -> None:
+        """Write the last state as a full state, without gradients, and mark the training as finished.
+
+        `resume` still finds that state.
+        """
+        self._check_begun()
+        self._write(full=True)
+        if isinstance(self._side, Log):
+            self._side.finish()
+        self.close()
+
+    def close(self) -> None:
+        """Stop logging, after a `flush` if there is something to commit. The optimizer can be stepped freely again."""
+        if self._hook is None:
+            return
+        try:
+            if self._begun and not self._captured and not (self._fit and self._fit.store.closed):
+                self._write()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
+        if isinstance(self._side, Log):
+            self._side.close()
+
+    def __enter__(self) -> GradLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """`close`. After an exception it commits nothing, as generators may have moved on since the last iteration."""
+        if kind is not None:
+            self._begun = False
+        self.close()
+
+    def __repr__(self) -> str:
+        where = f"{self._fit.name!r} in {self._fit.store.path}" if self._fit else f"rank {self._ranks.rank}"
+        return f"<GradLog {where}, {self.iteration} iterations, {self.durable} of them durable>"
+
+    # ---- an iteration
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Log the gradients that the optimizer is about to use: torch calls this at the beginning of its step()."""
+        if self._quiet:
+            return
+        if any(one is not None for one in (*args[1:], *kwargs.values())):
+            raise TypeError("a log can't follow optimizer.step(closure): call backward() first, and then step()")
+        self._check_begun()
+        if self._captured:
+            raise TransactionError("the optimizer was stepped again, without GradLog.step() or record() in between")
+        found = [(number, one.grad) for number, one in enumerate(self._layout.parameters) if one.grad is not None]
+        self._check_gradients(found)
+        rows, row = self._side.row()
+        rows.present[row] = 0
+        rows.present[row, [number for number, _ in found]] = 1
+        rows.numbers[row] = numbers_of(optimizer, self._settings)
+        rows.stepped[row] = 1
+        if self._compression is not None:
+            self._compression.compress(rows, row)
+        elif isinstance(self._side, Log):
+            torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
+        last = found[-1][1]
+        self._seen = weakref.ref(last), last._version
+        self._captured = True
+        self._stepped_at = time.perf_counter()
+
+    def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
+        if not found:
+            raise ValueError("no parameter of the optimizer has a gradient: call loss.backward() before step()")
+        last = found[-1][1]
+        if self._seen is not None and self._seen[0]() is last and self._seen[1] == last._version:
+            raise ValueError(
+                "the gradients are those of the last step(): call backward() between two steps, and zero_grad()"
+            )
+        for number, gradient in found:
+            if gradient.layout is not torch.strided:
+                raise TypeError(f"the gradient of {self._names.stepped[number][0]} is sparse: use sparse=False")
+            if self._finite and not math.isfinite(float(gradient.sum())) and not bool(gradient.isfinite().all()):
+                raise ValueError(
+                    f"the gradient of {self._names.stepped[number][0]} has NaN or infinite elements, and was not used; "
+                    "GradLog(…, finite=False) lets the optimizer have it"
+                )
+
+    def _done(self, loss: float, batches: int) -> int:
+        """An iteration is done: count it, and commit if the batch is full."""
+        stepping = time.perf_counter() - self._stepped_at
+        if not self._captured:  # a scaler has skipped the step
+            rows, row = self._side.row()
+            rows.stepped[row] = 0
+            stepping = 0.0
+        self._captured = False
+        if self._data is not None:
+            self._data.advance(batches)
+        began, self._before = self._before, time.perf_counter()
+        figures = {"objective": float(loss), "lr": float(self._optimizer.param_groups[0]["lr"])}
+        if self._side.add(figures, self._before - began, stepping):
+            self._write()
+        return self.iteration
+
+    # ---- durable state
+
+    def _begin(self, replay: bool = True) -> None:
+        """Take the state from the log, or begin it."""
+        prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(generators())
+
+        def begin() -> tuple[dict[str, Any] | None, int, int]:
+            assert isinstance(self._side, Log) and self._fit is not None
+            for rank, other in enumerate(prints):
+                if other != self._fingerprint:
+                    raise FingerprintMismatchError(
+                        f"rank {rank} trains something else than rank 0: {'; '.join(differences(prints[0], other))}"
+                    )
+            found = self._fit.admit(self._fingerprint)
+            rest = self._side.resume(replay) if found else None
+            if rest is None:
+                self._side.begin(self._fingerprint, self._rest(states))
+            return rest, self._side.iteration, self._side.left
+
+        self._quiet = True
+        try:
+            rest, iteration, left = self._on_first(begin)
+        finally:
+            self._quiet = False
+        if isinstance(self._side, Follower):
+            self._side.begin_at(iteration, left)
+        if rest is not None:
+            self._ranks.share(self._names, self._optimizer, self._compression)
+            self._take(rest)
+        self._begun = True
+        self._before = time.perf_counter()
+
+    def _write(self, *, full: bool = False) -> None:
+        """Commit what is not durable yet."""
+        states = self._ranks.gather(generators())
+
+        def write() -> tuple[int, int]:
+            assert isinstance(self._side, Log)
+            self._side.write(self._rest(states), full=full)
+            return self._side.iteration, self._side.left
+
+        iteration, left = self._on_first(write)
+        if isinstance(self._side, Follower):
+            self._side.begin_at(iteration, left)
+
+    def _on_first(self, action: Callable[[], Any]) -> Any:
+        """Do it on rank 0. All ranks get the result, or an error."""
+        if self._ranks.count == 1:
+            return action()
+        result, failure = None, None
+        if self._ranks.rank == 0:
+            try:
+                result = action()
+            except BaseException as error:
+                failure = error
+        result, text = self._ranks.tell((result, failure and f"{type(failure).__name__}: {failure}"))
+        if failure is not None:
+            raise failure
+        if text is not None:
+            raise TransactionError(f"rank 0 could not use the log: {text}")
+        return result
+
+    def _rest(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """All that belongs to the state beside tensors of the model and the optimizer; states: of all ranks."""
+        return {
+            "generators": states,
+            "settings": numbers_of(self._optimizer, self._settings),
+            "kept": {key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()},
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+        }
+
+    def _take(self, rest: Mapping[str, Any]) -> None:
+        """Take everything that `_rest` has described."""
+        now = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+        other = differences({key: rest[key] for key in now}, now)
+        if other:
+            logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
+        for key, one in self._objects.items():
+            one.load_state_dict(restore(rest["kept"][key], one.state_dict()))
+        set_numbers(self._optimizer, self._settings, rest["settings"])
+        states = rest["generators"]
+        if self._ranks.rank < len(states):
+            set_generators(states[self._ranks.rank])
+        else:
+            logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._ranks.rank)
+
+    def _check_open(self) -> None:
+        if self._hook is None:
+            raise ClosedStoreError("the log is closed: make a new GradLog")
+        if self._fit is not None and self._fit.store.closed:
+            raise ClosedStoreError(f"{self._fit.store.path} is closed, and nothing would be logged: open it again")
+
+    def _check_begun(self) -> None:
+        self._check_open()
+        if self._begun:
+            return
+        if self._fit is not None and self._fit.fingerprint is not None:
+            raise TransactionError(
+                f"{self._fit.name!r} in {self._fit.store.path} holds a training: call resume() to go on with it, or "
+                f"store.group({self._fit.name!r}).clear() to forget it"
+            )
+        self._begin()

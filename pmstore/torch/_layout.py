@@ -1,0 +1,177 @@
+"""What a gradient log holds of one iteration: a row of bytes, and where each part of the iteration is in it.
+
+A row has four parts::
+
+    stepped      int64         0: the optimizer was not stepped (a gradient scaler found an infinity)
+    present      uint8 each    for each parameter whether it had a gradient
+    settings     float64 each  the numbers in the optimizer's groups: learning rates, betas, weight decay, …
+    gradients    all of them ("dense"), or the kept values and their indices ("topk"), parameter by parameter
+
+A gradient has the strides of its parameter, so that replay runs the same loops over the same memory order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = ["Layout", "Rows", "Setting", "numbers_of", "set_numbers", "settings_of"]
+
+_ALIGNED = 16  # bytes; no dtype has larger elements
+_MOST_INT32 = 2**31 - 1
+
+
+class Setting(NamedTuple):
+    """One number of an optimizer's group. place: its index in a tuple, or -1. kind: "int", "float", "bool"."""
+
+    group: int
+    key: str
+    place: int
+    kind: str
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
+    """The numbers in the optimizer's groups, in a fixed order."""
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        for key in sorted(group):
+            value = group[key]
+            if key == "params":
+                continue
+            for place, one in enumerate(value) if isinstance(value, tuple) else [(-1, value)]:
+                if isinstance(one, torch.Tensor) and one.numel() == 1:
+                    found.append(Setting(number, key, place, "tensor"))
+                elif isinstance(one, (bool, int, float)):
+                    found.append(Setting(number, key, place, type(one).__name__))
+    return found
+
+
+def numbers_of(optimizer: torch.optim.Optimizer, settings: Sequence[Setting]) -> list[float]:
+    """The values of the settings."""
+    groups = optimizer.param_groups
+    values = ((groups[one.group][one.key], one.place) for one in settings)
+    return [float(value if place < 0 else value[place]) for value, place in values]
+
+
+def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], numbers: Sequence[float]) -> None:
+    """Give the settings these values."""
+    kinds = {"int": int, "float": float, "bool": bool}
+    for one, number in zip(settings, numbers, strict=True):
+        group = optimizer.param_groups[one.group]
+        old = group[one.key] if one.place < 0 else group[one.key][one.place]
+        if one.kind == "tensor":
+            old.fill_(number)
+        elif one.place < 0:
+            group[one.key] = kinds[one.kind](number)
+        else:
+            values = list(group[one.key])
+            values[one.place] = kinds[one.kind](number)
+            group[one.key] = tuple(values)
+
+
+class Part(NamedTuple):
+    """Where the gradient of a parameter is in a row. kept: the number of its elements that are kept."""
+
+    values: int
+    indices: int
+    kept: int
+
+
+class Layout:
+    """The layout of the rows for some parameters.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.nn.Parameter
+    settings : sequence of Setting
+    ratio : float or None
+        The share of each gradient's elements that is kept, at least one; None: all ("dense").
+
+    Attributes
+    ----------
+    row_bytes : int
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], settings: Sequence[Setting], ratio: float | None
+    ) -> None:
+        self.parameters, self.settings, self.ratio = list(parameters), list(settings), ratio
+        self._present = 8
+        self._numbers = _up(self._present + len(self.parameters), 8)
+        at = self._numbers + 8 * len(self.settings)
+        self.parts = []
+        for parameter in self.parameters:
+            count = parameter.numel() if ratio is None else kept(parameter.numel(), ratio)
+            values = _up(at, _ALIGNED)
+            indices = _up(values + count * parameter.element_size(), _ALIGNED)
+            at = indices if ratio is None else indices + count * index_dtype(parameter.numel()).itemsize
+            self.parts.append(Part(values, indices, count))
+        self.row_bytes = _up(at, _ALIGNED)
+
+    def rows(self, array: np.ndarray[Any, Any]) -> Rows:
+        """Views of an array of uint8, of shape (iterations, row_bytes)."""
+        return Rows(self, array)
+
+
+class Rows:
+    """Views of the rows in an array: `Layout.rows`.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        uint8, of shape (iterations, row_bytes).
+    stepped : numpy.ndarray
+        int64, of shape (iterations,).
+    present : numpy.ndarray
+        uint8, of shape (iterations, parameters).
+    numbers : numpy.ndarray
+        float64, of shape (iterations, settings).
+    """
+
+    def __init__(self, layout: Layout, array: np.ndarray[Any, Any]) -> None:
+        self.array, self._layout = array, layout
+        here = layout._present
+        self.stepped = array[:, :8].view(np.int64)[:, 0]
+        self.present = array[:, here : here + len(layout.parameters)]
+        self.numbers = array[:, layout._numbers : layout._numbers + 8 * len(layout.settings)].view(np.float64)
+        self._bytes = torch.from_numpy(array)
+        self._values = [
+            self._bytes[:, part.values : part.values + part.kept * parameter.element_size()].view(parameter.dtype)
+            for part, parameter in zip(layout.parts, layout.parameters, strict=True)
+        ]
+        self._indices = (
+            [
+                self._bytes[:, part.indices : part.indices + part.kept * dtype.itemsize].view(dtype)
+                for part, parameter in zip(layout.parts, layout.parameters, strict=True)
+                for dtype in [index_dtype(parameter.numel())]
+            ]
+            if layout.ratio is not None
+            else []
+        )
+
+    def gradient(self, row: int, number: int) -> torch.Tensor:
+        """A view of a dense gradient, with the shape and the strides of its parameter."""
+        parameter = self._layout.parameters[number]
+        values = self._values[number][row]
+        return values.as_strided(parameter.shape, parameter.stride(), values.storage_offset())
+
+    def kept(self, row: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the kept values and of their indices in the memory order of the parameter."""
+        return self._values[number][row], self._indices[number][row]
+
+
+def kept(numel: int, ratio: float) -> int:
+    """The number of elements that are kept of a gradient."""
+    return min(numel, max(1, round(numel * ratio)))
+
+
+def index_dtype(numel: int) -> torch.dtype:
+    """The dtype of indices of so many elements."""
+    return torch.int32 if numel <= _MOST_INT32 else torch.int64
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,274 @@
+"""The durable side of a gradient log: full states, batches of rows, and the replay that leads from one to the other.
+
+The group of a training is a fit group (`pmstore.history` and ``pmstore watch`` know it) with::
+
+    head            full: the iteration of the full state; logged: the last iteration of the log; batches: the number,
+                    and the count of each batch since the full state
+    full/…          the full state (_full.py), with the buffers and the rest; with top-k also full/residual/<parameter>
+    log/<number>    a batch: uint8 of shape (capacity, row_bytes), its first `count` rows are valid (_layout.py)
+    buffers/…       the buffers after the last iteration of the log
+    rest            generators, schedulers, … after the last iteration of the log
+
+I29: One commit changes the head together with all that it refers to. A row that the head does not count is not read.
+I30: The full state, and the rows of the batches in order, each through one step of the optimizer, are the state after
+the iteration `logged`, bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from pmstore._errors import TransactionError
+from pmstore._resume.fit_group import FitGroup
+from pmstore._resume.history import Rows as History
+from pmstore._resume.history import at_work, check_history
+from pmstore.archive._tuning import Tuner
+from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, write_buffers, write_full
+from pmstore.torch._layout import Layout, Rows, set_numbers
+from pmstore.torch._tensors import tensor_of
+from pmstore.torch._topk import Compression, put_kept
+
+__all__ = ["Log"]
+
+_MOST_BATCH_BYTES = 256 << 20
+_MOST_BATCH = 1 << 10
+
+
+class Log:
+    """The gradient log in a fit group.
+
+    Parameters
+    ----------
+    fit_group : FitGroup
+    names : Names
+    optimizer : torch.optim.Optimizer
+    layout : Layout
+    compression : Compression or None
+    batch, full_every : int or None
+        Iterations in a batch and between full states; None: a tuner chooses.
+    mtbf : float
+        Seconds.
+    max_iter : int or None
+        For the history.
+
+    Attributes
+    ----------
+    iteration : int
+        The number of iterations that are done.
+    durable : int
+        The number of those that a crash does not lose.
+    """
+
+    def __init__(
+        self,
+        fit_group: FitGroup,
+        names: Names,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        compression: Compression | None,
+        batch: int | None,
+        full_every: int | None,
+        mtbf: float,
+        max_iter: int | None,
+    ) -> None:
+        self._fit, self._group, self._store = fit_group, fit_group.group, fit_group.store
+        self._names, self._optimizer, self._layout, self._compression = names, optimizer, layout, compression
+        self._batch, self._full_every, self._max_iter = batch, full_every, max_iter
+        most = max(1, min(_MOST_BATCH, _MOST_BATCH_BYTES // layout.row_bytes))
+        self._tuner = Tuner(mtbf, batch_most=most)
+        self._clock = float if self._store.recorded else time.perf_counter  # a crash test compares the commits of runs
+        self._work = ExitStack()
+        self._history: History | None = None
+        self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
+        self._time = 0.0
+        self._rows: Rows | None = None
+        self._number = self._first = 0  # of the batch that is being filled: its number, and the iterations before it
+        self._capacity = min(batch or 1, full_every or batch or 1)
+        self._only_full = False  # rows were lost, so that the next commit is of a full state
+        self._head: dict[str, Any] | None = None  # as it was committed last
+        self.iteration = self.durable = 0
+
+    # ---- begin and resume
+
+    def begin(self, fingerprint: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+        """Write the first full state."""
+        with self._store.transaction():
+            self._fit.begin(dict(fingerprint))
+            self.write(rest, full=True)
+        self._start_history()
+
+    def resume(self, replay: bool) -> dict[str, Any]:
+        """Bring model and optimizer to the last iteration of the log, or only to that of the full state.
+
+        Returns the rest of that state. Raises CorruptStoreError, FingerprintMismatchError.
+        """
+        self._fit.check_sound()
+        check_history(self._fit)
+        head = dict(self._group["head"])
+        read_full(self._group, self._names, self._optimizer)
+        for name, residual in self._residuals():
+            residual.copy_(tensor_of(self._group[f"{FULL}/residual/{name}"]))
+        self._head = head
+        if replay:
+            self._replay(head["batches"])
+        else:
+            self._only_full = bool(head["batches"])
+        self.iteration = self.durable = head["logged" if replay else "full"]
+        self._number = max((number for number, _ in head["batches"]), default=-1)
+        self._new_batch()
+        read_buffers(self._group, self._names, BUFFERS if replay else f"{FULL}/{BUFFERS}")
+        self._start_history()
+        rest: dict[str, Any] = self._group["rest" if replay else f"{FULL}/rest"]
+        return rest
+
+    def _replay(self, batches: list[list[int]]) -> None:
+        if not batches:
+            return
+        began = self._clock()
+        for number, count in batches:
+            rows = self._layout.rows(self._group[f"log/{number}"])
+            for row in range(count):
+                if rows.stepped[row]:
+                    self._take(rows, row)
+                    self._optimizer.step()
+        for parameter in self._layout.parameters:
+            parameter.grad = None
+        self._tuner.merged(max(self._clock() - began, 1e-9), len(batches))
+
+    def _take(self, rows: Rows, row: int) -> None:
+        """Give the optimizer the gradients and the settings of a row."""
+        set_numbers(self._optimizer, self._layout.settings, rows.numbers[row].tolist())
+        for number, parameter in enumerate(self._layout.parameters):
+            if not rows.present[row, number]:
+                parameter.grad = None
+            elif self._compression is None:
+                parameter.grad = rows.gradient(row, number).to(parameter.device)
+            else:
+                kept, chosen = (one.to(parameter.device) for one in rows.kept(row, number))
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                put_kept(parameter.grad, parameter, chosen.long(), kept)
+                self._compression.sent(number, chosen.long())
+
+    # ---- rows
+
+    def row(self) -> tuple[Rows, int]:
+        """Where the next iteration goes to."""
+        if self._rows is None:
+            self._group.pop(f"log/{self._number}", None)  # another commit took rows that the head does not count
+            shape = self._capacity, self._layout.row_bytes
+            self._rows = self._layout.rows(self._group.create_array(f"log/{self._number}", shape, "u1"))
+        return self._rows, self.iteration - self._first
+
+    def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:
+        """The iteration whose row was written is done. Returns whether the batch is full.
+
+        figures: of the history. seconds: of the iteration, stepping: of the optimizer in it.
+        """
+        rows, row = self.row()
+        self.iteration += 1
+        self._told.append((0.0 if self._store.recorded else time.time(), self.iteration, seconds, figures))
+        self._tuner.committed(max(seconds, 1e-9), self._layout.row_bytes)
+        self._tuner.merged(stepping * len(rows.array))
+        return row + 1 == len(rows.array)
+
+    def write(self, rest: Mapping[str, Any], *, full: bool = False) -> None:
+        """Commit the iterations that were done since the last commit.
+
+        If that fails, the iterations are not lost: the next call writes a full state.
+        """
+        began = self._clock()
+        rows, count = self._rows, self.iteration - self._first
+        if not full and self.iteration == self.durable:
+            return
+        if self._head is not None and self._group.get("head") != self._head:
+            raise TransactionError(
+                f"other code has changed the log {self._fit.name!r} in {self._store.path}, perhaps another GradLog: "
+                "resume() of a new one goes on with what the log is now"
+            )
+        # A rollback takes new rows back.
+        kept = rows is not None and not self._only_full and self._group.get(f"log/{self._number}") is rows.array
+        head = self._head or {"full": 0, "batches": []}
+        full = full or not kept or self.iteration - head["full"] >= self._interval()
+        try:
+            with self._store.transaction():
+                head, written = self._write_full(rest) if full else self._write_rows(head, count)
+                self._group["finished"] = False
+                write_buffers(self._group, self._names, BUFFERS)
+                self._group["rest"] = dict(rest)
+                self._group["head"] = head
+                self._write_history()
+        except BaseException:
+            self._rows, self._first, self._only_full = None, self.iteration, True
+            if not self._store.closed:
+                self._start_history()
+            raise
+        self._only_full, self._head, self.durable = False, head, self.iteration
+        self._told.clear()
+        if self._history is not None:
+            self._history.committed = self._history.count
+        self._tuner.wrote(written, max(self._clock() - began, 1e-9))
+        if full or rows is None or count == len(rows.array):
+            if not full:
+                self._store.release(f"{self._group.name}/log/{self._number}")
+            self._new_batch()
+
+    def finish(self) -> None:
+        """Mark the training as finished."""
+        with self._store.transaction():
+            self._fit.finish()
+
+    def close(self) -> None:
+        """Other threads see all rows of the history from now on."""
+        self._work.close()
+
+    @property
+    def left(self) -> int:
+        """The number of iterations until the batch is full."""
+        return self._capacity - (self.iteration - self._first)
+
+    def _new_batch(self) -> None:
+        self._rows, self._first = None, self.iteration
+        self._number += 1
+        capacity = self._batch or self._tuner.choice().batch
+        self._capacity = min(capacity, self._full_every or capacity)
+
+    def _interval(self) -> int:
+        return self._full_every or self._tuner.choice().base_interval
+
+    def _write_rows(self, head: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int]:
+        before = [batch for batch in head["batches"] if batch[0] != self._number]
+        head = {**head, "logged": self.iteration, "batches": [*before, [self._number, count]]}
+        return head, count * self._layout.row_bytes
+
+    def _write_full(self, rest: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        self._store.group(f"{self._group.name}/log").clear()
+        written = write_full(self._group, self._names, self._optimizer)
+        for name, residual in self._residuals():
+            written += put(self._group, f"{FULL}/residual/{name}", residual)
+        write_buffers(self._group, self._names, f"{FULL}/{BUFFERS}")
+        self._group[f"{FULL}/rest"] = dict(rest)
+        self._tuner.based(written)
+        return {"full": self.iteration, "logged": self.iteration, "batches": []}, written
+
+    def _residuals(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._compression is not None:
+            for (name, _), residual in zip(self._names.stepped, self._compression.residuals, strict=True):
+                yield name, residual
+
+    def _start_history(self) -> None:
+        self._work.close()
+        self._history = History(self._group, self._max_iter, 1, lambda: self._time)
+        self._work.enter_context(at_work(self._store, self._fit.name, self._history))
+
+    def _write_history(self) -> None:
+        """Write the rows of the history of the iterations that become durable."""
+        for now, iteration, seconds, figures in self._told:
+            assert self._history is not None
+            self._time = now
+            self._history.add(0, iteration, seconds, figures)

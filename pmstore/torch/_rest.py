@@ -1,0 +1,104 @@
+"""What training consists of beside parameters, buffers and the optimizer's state: generators, and all objects that have
+state_dict() and load_state_dict(), such as schedulers, gradient scalers and samplers. As values that a store takes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pmstore._values.tensors import array_of_tensor
+from pmstore.torch._tensors import tensor_of
+
+__all__ = ["generators", "plain", "restore", "set_generators"]
+
+_ARRAY, _MAPPING, _TUPLE = "array", "mapping", "tuple"
+
+
+def generators() -> dict[str, Any]:
+    """The states of the generators of torch, numpy and the module random."""
+    name, keys, *others = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    found: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": [
+            str(name),
+            np.asarray(keys, "<u4").tobytes(),
+            *(one.item() if hasattr(one, "item") else one for one in others),
+        ],
+        "random": [version, np.array(words, "<u4").tobytes(), gauss],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["cuda"] = [one.numpy().tobytes() for one in torch.cuda.get_rng_state_all()]
+    return found
+
+
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Put the generators back into these states."""
+    torch.set_rng_state(_bytes(states["torch"]))
+    name, keys, *others = states["numpy"]
+    np.random.set_state((name, np.frombuffer(keys, "<u4"), *others))
+    version, words, gauss = states["random"]
+    random.setstate((version, tuple(np.frombuffer(words, "<u4").tolist()), gauss))
+    if "cuda" in states and torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([_bytes(one) for one in states["cuda"]])
+
+
+def _bytes(state: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+
+
+def plain(value: Any, where: str) -> Any:
+    """The same as values that a store takes. `restore` makes it again.
+
+    Raises TypeError for what can't be kept; `where` names it.
+    """
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        array = (
+            np.ascontiguousarray(array_of_tensor(value))
+            if isinstance(value, torch.Tensor)
+            else np.ascontiguousarray(value)
+        )
+        is_tensor = isinstance(value, torch.Tensor)
+        return [
+            _ARRAY,
+            is_tensor,
+            array.dtype.descr if array.dtype.names else array.dtype.str,
+            list(np.shape(value)),
+            array.tobytes(),
+        ]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return [_MAPPING, [[plain(key, where), plain(one, f"{where}[{key!r}]")] for key, one in value.items()]]
+    if isinstance(value, (list, tuple)):
+        kind = _TUPLE if isinstance(value, tuple) else "list"
+        return [kind, [plain(one, f"{where}[{place}]") for place, one in enumerate(value)]]
+    raise TypeError(
+        f"{where} is of type {type(value).__name__}, which a store can't keep: give the objects that have it a "
+        "state_dict() of numbers, strings, arrays, tensors, lists, tuples and dicts"
+    )
+
+
+def restore(value: Any, like: Any = None) -> Any:
+    """What `plain` was given. Mappings, lists and tuples get the type of those at the same place in `like`."""
+    if not isinstance(value, list):
+        return value
+    kind, *parts = value
+    if kind == _ARRAY:
+        is_tensor, descr, shape, content = parts
+        dtype = np.dtype(descr if isinstance(descr, str) else [tuple(one) for one in descr])
+        array = np.frombuffer(bytearray(content), dtype).reshape(shape)
+        return tensor_of(array) if is_tensor else array
+    if kind == _MAPPING:
+        own = like if isinstance(like, Mapping) else {}
+        pairs = {restore(key): restore(one, own.get(restore(key))) for key, one in parts[0]}
+        same = isinstance(like, dict) and type(like) is not dict
+        return type(like)(pairs) if same and not hasattr(like, "default_factory") else pairs
+    found = [restore(one) for one in parts[0]]
+    return tuple(found) if kind == _TUPLE else found

@@ -68,7 +68,6 @@ def train(
     schedule = torch.optim.lr_scheduler.MultiStepLR(steps, [4, 9], 0.5)
     data = BatchSampler(SAMPLES, 16, seed=7)
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    other.step()
     epochs = torch.optim.lr_scheduler.LambdaLR(other, lambda epoch: 0.9**epoch)
     with GradLog(net, steps, store, scheduler=schedule, data=data, keep={"epochs": epochs}, **options) as log:
         done = log.resume(replay=replay)
@@ -87,6 +86,7 @@ def train(
                     raise Killed
                 if done == iterations:
                     break
+            other.step()  # torch warns of a scheduler whose optimizer was never stepped
             epochs.step()
         log.flush()
         history = pmstore.history(store, "training")["objective"]

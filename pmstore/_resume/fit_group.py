@@ -48,6 +48,8 @@ logger = logging.getLogger("pmstore")
 
 StoreOrPath = Store | str | os.PathLike[str]
 
+_SHOWN = 10  # differences in an error message
+
 _registry = threading.Lock()
 _locks: weakref.WeakKeyDictionary[Store, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
 
@@ -130,9 +132,11 @@ class FitGroup:
             self._refuse_to_be_inside()
             return False
         if stored != fingerprint:
+            found = differences(stored, fingerprint)
+            more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds another fit; stored ≠ asked for: "
-                f"{'; '.join(differences(stored, fingerprint))}. "
+                f"{'; '.join(found[:_SHOWN])}{more}. "
                 f"Choose another name. {self._how_to_forget}"
             )
         return True

@@ -17,6 +17,7 @@ __all__ = [
     "CorruptStoreError",
     "DerivedArrayError",
     "DerivedMismatchError",
+    "DetachedError",
     "Error",
     "FailedStoreError",
     "FingerprintMismatchError",
@@ -242,6 +243,11 @@ def refused(error: OSError, path: str) -> Error:
     builtin = {errno.EDQUOT: errno.ENOSPC, errno.EPERM: errno.EACCES}.get(error.errno or 0, error.errno)
     kind = next((kind for kind in kinds if kind.code == builtin), StoreIOError)
     return kind(error.errno or kind.code, f"{path!r} can't be opened: {error.strerror or error}", path)
+
+
+class DetachedError(Error, RuntimeError):
+    """A module or an optimizer that `pmstore.torch.persist` keeps in a store is not there any more: a tensor of it has
+    other memory now, or its values were deleted, rolled back or taken over by another module."""
 
 
 class InternalError(Error, RuntimeError):

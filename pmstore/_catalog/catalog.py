@@ -61,6 +61,7 @@ class Catalog:
         "list_names",
         "lock",
         "read_only",
+        "rollbacks",
         "watch",
     )
 
@@ -74,6 +75,7 @@ class Catalog:
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
         self.list_names: dict[int, dict[str, None]] = {}  # by id of a list that was renamed, the names that it had
+        self.rollbacks = 0  # the number of rollbacks
         self._next_list = 0  # the next id; ids whose creation was rolled back are not used again
 
     # ---- reading
@@ -364,6 +366,7 @@ class Catalog:
     def rollback(self) -> None:
         """Take arrays and names back to the last commit."""
         with self.lock:
+            self.rollbacks += 1
             self.core.rollback()
             self.watch.clear()
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from pmstore._errors import (
 from pmstore._locks import Lock, Transaction, TransactionLock
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store import notes
+from pmstore._store.companions import Companion
 from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
@@ -58,12 +59,13 @@ class Store(Following):
     Several threads may use a store. `transaction` explains which changes become durable together.
     """
 
-    __slots__ = ("_debug", "_media", "_mode")
+    __slots__ = ("_companions", "_debug", "_media", "_mode")
 
     def __init__(self, path: str, mode: str, core: Core, held: Held, reader: Reader | None) -> None:
         """Only `open` calls this, where no signal handler runs."""
         self._reader = reader  # for snapshots; a store that is written makes one for its first read()
         self._drains = []
+        self._companions: Collection[Companion] = ()
         self._waiter = None  # for the first wait()
         self._path = path
         self._mode = mode
@@ -219,7 +221,7 @@ class Store(Following):
         if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
             self._refuse_inside("commit")
         catalog = self._catalog
-        if catalog.watch.seen or catalog.watch.changed:
+        if catalog.watch.seen or catalog.watch.changed or self._companions:
             self._lock.inner.call(self._commit_now)
         else:  # the quick path: an 8-byte commit is little work
             self._lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -257,6 +259,9 @@ class Store(Following):
 
     def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
         catalog = self._catalog
+        if self._companions:
+            for companion in list(self._companions):
+                companion.before_commit()
         if catalog.watch.seen or catalog.watch.changed or (self._debug and only is not None):
             self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
         elif only is None:
@@ -290,6 +295,16 @@ class Store(Following):
 
     def _rollback_now(self) -> None:
         self._catalog.rollback()
+        if self._companions:
+            for companion in list(self._companions):
+                companion.after_rollback()
+
+    def _accompany(self, companion: Companion) -> None:
+        """For pmstore.torch: call this companion at each commit and rollback, as long as it exists."""
+        if not self._companions:
+            self._companions = weakref.WeakSet()
+        assert isinstance(self._companions, weakref.WeakSet)
+        self._companions.add(companion)
 
     # ---- arrays
 

@@ -122,12 +122,11 @@ def _hint(value: Any) -> str:
         return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
     if kind.__module__.startswith("scipy.sparse"):
         return f"{text}: store the arrays that it is made of (value.tocsr() has data, indices and indptr) and its shape"
-    if is_tensor(value):
-        return f"{text} inside another value: give each tensor a name of its own, in a group"
-    if isinstance(value, dict) and any(map(is_tensor, value.values())):
+    if is_tensor(value) or (isinstance(value, dict) and any(map(is_tensor, value.values()))):
+        how = "of tensors as one" if isinstance(value, dict) else "inside another"
         return (
-            f"{text} of tensors as one value: store.group(name).update(value) stores each tensor under its own name, "
-            "and pmstore.torch.state_dict(store.group(name)) reads them"
+            f"{text} {how} value: store.group(name).update(a_dict) stores each tensor of a dict under a name of its "
+            "own, and pmstore.torch.state_dict(store.group(name)) reads them"
         )
     for base in (bool, int, float, complex, str, bytes, tuple, list, dict):
         if isinstance(value, base):

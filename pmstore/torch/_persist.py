@@ -1,16 +1,294 @@
-"""A module and its optimizer in a store: their tensors lie in the store's memory."""
+"""A module and its optimizer in a store: their tensors lie in the store's memory, and what changes them in place is a
+change of the store.
+
+                 persist                        close
+    module ─────────────────▶ in the store ──────────────▶ closed: a step raises ClosedStoreError
+                                │   ▲  │
+         rollback of persist    │   │  │ module.to(), another module inside, a tensor deleted in the store, …
+         itself, another        │   │  ▼
+         persist in its group   │   │ detached: the next step, or commit, raises DetachedError
+                                ▼   │
+                              ended: a step raises DetachedError
+
+The store keeps a weak reference to a `Persisted` and calls it at commits and rollbacks. The module's entry in
+`_persisted` and the hook of the optimizer own it, so that it lives as long as one of them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+
+from pmstore._errors import (
+    ClosedStoreError,
+    DetachedError,
+    Error,
+    FingerprintMismatchError,
+    NameConflictError,
+    ReadOnlyStoreError,
+)
+from pmstore._store.mapping import Group, NameMapping
+from pmstore._store.store import Store
+from pmstore._values.values import encode
+from pmstore.torch._modules import ANOTHER, ModuleTensors
+from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
 
 __all__ = ["Persisted", "persist"]
 
+MODULE, OPTIMIZER, TRAINING = "module", "optimizer", "training"
+_persisted: weakref.WeakKeyDictionary[torch.nn.Module, Persisted] = weakref.WeakKeyDictionary()
+_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of each optimizer, to be removed
+
 
 class Persisted:
-    """What `persist` returns."""
+    """A module, and perhaps its optimizer, that lie in a store. `persist` returns it.
+
+    Attributes
+    ----------
+    store : Store
+    resumed : bool
+        Whether the store had the values already, so that the module and the optimizer have taken them.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, optimizer: Any, mapping: Store | Group, also: Mapping[str, Any] | None
+    ) -> None:
+        """Only `persist` calls this."""
+        self.store = mapping.store
+        self.resumed = False
+        self._mapping = mapping
+        self._module = weakref.ref(module)
+        self._in = {name: mapping.group(name) for name in (MODULE, OPTIMIZER, TRAINING)}
+        self._tensors = ModuleTensors(module)
+        self._optimizer = (
+            None
+            if optimizer is None
+            else OptimizerTensors(
+                optimizer, self._tensors.key_of, self._in[OPTIMIZER], mapping.group(f"{TRAINING}/{OPTIMIZER}")
+            )
+        )
+        self._also = dict(also or {})
+        self._encoded: dict[str, bytes] = {}  # of what the store has of `also`
+        self._ended = ""  # why nothing is in the store any more
+        self._commits = 0
+        self._rollbacks = self.store._catalog.rollbacks
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The module; None if it is gone."""
+        return self._module()
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None if there is none."""
+        return None if self._optimizer is None else self._optimizer.optimizer
+
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"<{name} in {self._mapping!r}{', detached' if self._ended else ''}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Persisted:
+        return self
+
+    # ---- begin
+
+    def _begin(self) -> None:
+        record = self._in[TRAINING].get(MODULE)
+        if record is None:
+            self._store_all()
+        else:
+            self._tensors.compare(record, self._in[MODULE])
+            self.resumed = True
+            if self._optimizer is not None:
+                if self._optimizer.held():
+                    self._optimizer.compare()
+                for name in self._in[TRAINING].group("also"):
+                    if name not in self._also:
+                        raise FingerprintMismatchError(
+                            f"the store keeps the state of {name!r}: pass also={{{name!r}: …}}{ANOTHER}"
+                        )
+            self._tensors.bind(self._in[MODULE])
+            self._give()
+
+    def _store_all(self) -> None:
+        for group in self._in.values():
+            for name in group:
+                raise NameConflictError(
+                    f"{group.name!r} is where persist would store it, and has {name!r} already{ANOTHER}"
+                )
+        try:
+            self._tensors.put(self._in[MODULE])
+            self._in[TRAINING][MODULE] = self._tensors.record()
+            if self._optimizer is not None:
+                self._optimizer.take()
+            self._take_also()
+        except BaseException:
+            for group in self._in.values():
+                with contextlib.suppress(Error):
+                    group.clear()
+            raise
+        self._tensors.bind(self._in[MODULE])
+
+    def _take_also(self) -> None:
+        for name, one in self._also.items():
+            state = stored_state(one.state_dict())
+            try:
+                encoded = encode(state)
+            except TypeError as error:
+                raise TypeError(f"persist can't keep the state of {name!r}: {error}") from error
+            if self._encoded.get(name) != encoded:
+                self._in[TRAINING][f"also/{name}"] = state
+                self._encoded[name] = encoded
+
+    def _give(self) -> None:
+        """Let the optimizer, and what else is kept, have the store's state."""
+        if self._optimizer is not None and self._optimizer.held():
+            self._optimizer.give()
+        for name, one in self._also.items():
+            stored = self._in[TRAINING].get(f"also/{name}")
+            if stored is not None:
+                one.load_state_dict(given_state(stored, one.state_dict()))
+                self._encoded[name] = encode(stored_state(one.state_dict()))
+
+    # ---- what the store and the optimizer call
+
+    def before_commit(self) -> None:
+        """Put what is not in the store yet into it. Raises DetachedError."""
+        self._settle()
+        if self._ended:
+            return
+        self._tensors.check(take_buffers=True)
+        self._tensors.look(self._in[MODULE], self._commits)
+        self._commits += 1
+        if self._optimizer is not None:
+            self._optimizer.take()
+        self._take_also()
+
+    def after_rollback(self) -> None:
+        """Take over what the store has."""
+        self._settle()
+
+    def before_step(self, *_: Any) -> None:
+        """Raises ClosedStoreError or DetachedError if the step would change what is not in the store."""
+        if self.store.closed:
+            raise ClosedStoreError(
+                f"the store {self.store.path!r} was closed, and a step would train what nobody keeps: open it and call "
+                "persist again, or train copy.deepcopy(module) with an optimizer of its own"
+            )
+        self.store._catalog.writable()
+        self._settle()
+        if self._ended:
+            raise DetachedError(self._ended)
+        self._tensors.check(take_buffers=False)
+
+    def _settle(self) -> None:
+        """After a rollback, also of an abandoned transaction: what was created since the last commit is gone."""
+        catalog = self.store._catalog
+        if self._rollbacks == catalog.rollbacks or self._ended:
+            return
+        self._rollbacks = catalog.rollbacks
+        if MODULE not in self._in[TRAINING]:
+            self._ended = (
+                "the transaction in which persist stored the module was rolled back, so that the store does not have "
+                "it: call persist again"
+            )
+            return
+        self._tensors.rebind()
+        self._encoded = {}
+        self._give()
+
+    def end(self, why: str) -> None:
+        """A step raises DetachedError from now on."""
+        self._ended = self._ended or why
 
 
-def persist(module: Any, optimizer: Any, store: Any) -> Persisted:
-    """Keep a module and its optimizer in a store."""
-    raise NotImplementedError
+def persist(
+    module: torch.nn.Module, optimizer: Any, store: Store | Group, *, also: Mapping[str, Any] | None = None
+) -> Persisted:
+    """Keep a module and its optimizer in a store, so that each commit is a checkpoint::
+
+        persist(module, optimizer, store)
+        for x, y in batches:
+            with store.transaction():
+                optimizer.zero_grad()
+                loss(module(x), y).backward()
+                optimizer.step()
+                store["position"] += 1
+
+    Parameters, persistent buffers and the optimizer's state then lie in the memory of the store. What changes them in
+    place changes the store, and each commit takes it; a rollback takes all of them back. If the store has them already,
+    the module and the optimizer take the stored values, so that a program which was killed goes on where it was. If the
+    store does not have them, they are stored and, outside of a transaction, committed.
+
+    Names in the store: ``module/…`` has the arrays with the keys of ``module.state_dict()``, ``optimizer/…`` the
+    optimizer's tensors by parameter, and ``training/…`` hyperparameters and what else belongs to it. Parameters and
+    buffers become contiguous. Random states and the position in the data are the program's own: see docs/training.md.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        On the CPU. The parameters stay the same objects, with other memory.
+    optimizer : torch.optim.Optimizer or None
+        Its parameters are those of the module, or some of them.
+    store : Store or Group
+        Open for writing. Several modules need a group each.
+    also : dict of str to objects, optional
+        Objects with state_dict() and load_state_dict() whose states are kept, too: learning rate schedulers, gradient
+        scalers. Each commit stores what changed.
+
+    Returns
+    -------
+    Persisted
+        Its `resumed` says whether the store had the values.
+
+    Raises
+    ------
+    FingerprintMismatchError
+        The store has another module or optimizer. The message has the first key, shape or dtype that differs.
+    ValueError
+        A tensor is not on the CPU, the module lies in another store, tensors overlap in memory, or a parameter of the
+        optimizer is not the module's.
+    TypeError
+        Something has a state that a store can't keep: a sparse parameter, LBFGS.
+    NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
+
+    A step raises ClosedStoreError after the store was closed, and DetachedError after the module has got other memory,
+    as by ``module.half()``. Such a commit raises DetachedError, too.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is a torch.nn.Module, not a {type(module).__name__}")
+    if not isinstance(store, NameMapping):
+        raise TypeError(f"store is a Store or a Group, not a {type(store).__name__}: persist(module, None, store)")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer or None, not a {type(optimizer).__name__}")
+    whole: Store = store.store
+    try:
+        whole._catalog.writable()
+    except ReadOnlyStoreError as error:
+        raise ReadOnlyStoreError(
+            f"{error}. module.load_state_dict(pmstore.torch.state_dict(store.group('module'))) copies a stored module"
+        ) from error
+    before = _persisted.get(module)
+    if before is not None and not before._ended and not before.store.closed and before._mapping != store:
+        raise ValueError(f"the module lies in {before._mapping!r} already: persist copy.deepcopy(module) here")
+    made = Persisted(module, optimizer, store, also)
+    others = [other for other in list(whole._companions) if isinstance(other, Persisted) and other._mapping == store]
+    for other in others:  # what its optimizer created since the last commit belongs to the stored values
+        with contextlib.suppress(DetachedError):
+            other.before_commit()
+    made._begin()
+    for other in others:
+        other.end("persist has put another module or optimizer in its place")
+    _persisted[module] = made
+    whole._accompany(made)
+    if optimizer is not None:
+        if optimizer in _hooks:
+            _hooks[optimizer].remove()
+        _hooks[optimizer] = optimizer.register_step_pre_hook(made.before_step)
+    if not made.resumed and not whole.in_transaction:
+        whole.commit()
+    return made

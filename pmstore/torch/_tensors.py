@@ -32,7 +32,7 @@ class ReadOnlyTensor(torch.Tensor):
 
     Slices, transposes and other views of it are such tensors, too. All that torch computes from it is an ordinary
     tensor. Operations that write to it raise ReadOnlyStoreError, and `clone` gives a tensor that can be written.
-    ``numpy()`` gives an array that can't be written. A pickle and a copy hold the elements, as ordinary tensors.
+    `numpy` gives an array that can't be written. A pickle and a copy hold the elements, as ordinary tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -47,9 +47,8 @@ class ReadOnlyTensor(torch.Tensor):
 
     def numpy(self, *, force: bool = False) -> Array:
         """The elements as an array that can't be written, without a copy."""
-        array: Array = array_of_tensor(_plain(self)).view()
-        array.flags.writeable = False
-        return array
+        contents: Any = array_of_tensor(_plain(self))
+        return np.asarray(memoryview(contents).toreadonly())  # whose flag nobody can set
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)
@@ -61,6 +60,9 @@ class ReadOnlyTensor(torch.Tensor):
     def tolist(self) -> Any:
         """The elements as numbers in lists."""
         return _plain(self).tolist()
+
+    def __format__(self, format_spec: str) -> str:
+        return format(_plain(self), format_spec)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"ReadOnlyTensor{repr(_plain(self)).removeprefix('tensor')}"
@@ -100,27 +102,33 @@ def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @functools.cache
 def _is_view(func: Any) -> bool:
     """Whether the results of an operation may share memory with its arguments."""
+    if "unsafe_split" in func._schema.name:  # it does, and does not say so
+        return True
     return any(result.alias_info is not None for result in func._schema.returns)
 
 
 def tensor_of(array: Array) -> torch.Tensor:
     """A tensor over the memory of an array, with the dtype that the array stands for; a `ReadOnlyTensor` if the array
     can't be written. Raises TypeError if torch has no such tensors."""
-    bits = array
-    dtype = None
+    bits, dtype = array, None
     names = array.dtype.names
     if names is not None and len(names) == 1 and names[0] in BITS and array.dtype == named_dtype(names[0]):
         dtype = getattr(torch, names[0], None)
+        if dtype is None:
+            raise TypeError(f"this version of torch has no {names[0]}")
         bits = array.view(_SAME_SIZE[array.dtype.itemsize])
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of arrays that can't be written
-            made = torch.from_numpy(bits)
+        made = torch.from_numpy(bits) if array.flags.writeable else _guarded(_without_warning(bits))
     except (TypeError, ValueError) as error:
         raise TypeError(f"torch has no tensors like an array of dtype {array.dtype}: {error}") from error
-    if dtype is not None:
-        made = made.view(dtype)
-    return made if array.flags.writeable else _guarded(made)
+    return made if dtype is None else made.view(dtype)
+
+
+def _without_warning(array: Array) -> torch.Tensor:
+    """torch warns of arrays that can't be written."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
 
 
 def tensor(mapping: NameMapping, name: str) -> torch.Tensor:

@@ -1,0 +1,19 @@
+"""What goes along with the commits of a store: pmstore.torch keeps a module and its optimizer in one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Companion"]
+
+
+class Companion(Protocol):
+    """A store calls it in the thread that holds the transaction lock, and keeps a weak reference only."""
+
+    def before_commit(self) -> None:
+        """Put what the commit is to contain into the store. An error is one of the commit: nothing is committed, and
+        all changes stay pending."""
+
+    def after_rollback(self) -> None:
+        """Take over what the store has. A transaction that was abandoned is rolled back without this call: the
+        catalog's `rollbacks` counts all of them."""

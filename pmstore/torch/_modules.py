@@ -1,0 +1,232 @@
+"""The tensors of a module that lie in a store: its parameters, and the buffers of its state_dict.
+
+The array of a tensor has the key that the tensor has in the module's state_dict. A tensor with several keys, as of tied
+weights, is one array, under the first of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pmstore._errors import CorruptStoreError, DetachedError, FingerprintMismatchError, ReadOnlyStoreError
+from pmstore._store.mapping import NameMapping
+from pmstore._values.array import Array
+from pmstore._values.tensors import array_of_tensor
+from pmstore.torch._tensors import tensor_of
+
+__all__ = ["ModuleTensors", "in_memory", "ordered"]
+
+FORMAT = 1
+ANOTHER = "; another training needs a group of its own: persist(module, optimizer, store.group(name))"
+
+
+class _Place(NamedTuple):
+    """Where a module has a tensor: owner[name], a dict of parameters or of buffers of one of its modules."""
+
+    owner: dict[str, Any]
+    name: str
+    key: str
+    tensor: torch.Tensor
+    is_parameter: bool
+
+
+def in_memory(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """The tensor without gradient. Raises TypeError or ValueError unless it is an ordinary one in main memory."""
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ValueError(f"{what} has no shape yet: call the module once before persist")
+    plain = tensor.detach()
+    if type(plain) is not torch.Tensor or plain.layout is not torch.strided or plain.is_quantized:
+        raise TypeError(f"{what} is a {type(plain).__name__} of the layout {plain.layout}, which persist can't keep")
+    if plain.device.type != "cpu":
+        raise ValueError(
+            f"{what} is on {plain.device}, and persist keeps tensors in the CPU's memory: move it with module.cpu(), "
+            "or store copies of its state with store.group(name).update(module.state_dict())"
+        )
+    return plain
+
+
+def ordered(tensor: torch.Tensor) -> Array:
+    """Its elements, with the last axis contiguous."""
+    return np.asarray(array_of_tensor(tensor), order="C")
+
+
+def _places(module: torch.nn.Module) -> Iterator[_Place]:
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        owners: tuple[dict[str, Any], ...] = part._parameters, part._buffers
+        for owner in owners:
+            for name, tensor in owner.items():
+                if tensor is None or (owner is part._buffers and name in part._non_persistent_buffers_set):
+                    continue
+                key = f"{prefix}.{name}" if prefix else name
+                yield _Place(owner, name, key, tensor, owner is part._parameters)
+
+
+class ModuleTensors:
+    """The tensors of a module. It does not refer to the module, which may go."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._places = list(_places(module))
+        self._parts = [
+            (part._modules, tuple(None if child is None else weakref.ref(child) for child in part._modules.values()))
+            for part in module.modules()
+        ]
+        self._counts = [(owner, len(owner)) for part in module.modules() for owner in (part._parameters, part._buffers)]
+        self.arrays: dict[str, str] = {}  # by key, the key of the array
+        self._tensors: dict[str, torch.Tensor] = {}  # by the key of an array
+        firsts: dict[Any, str] = {}
+        for place in self._places:
+            plain = in_memory(place.tensor, repr(place.key))
+            here = (plain.data_ptr(), plain.shape, plain.stride(), plain.dtype) if plain.numel() else id(place.tensor)
+            first = firsts.setdefault(here, place.key)
+            self.arrays[place.key] = first
+            self._tensors.setdefault(first, plain)
+        self._refuse_overlaps()
+        # Several parameters may be one array, and each is known by its identity
+        self.key_of = {id(place.tensor): self.arrays[place.key] for place in self._places}
+        self._pointers: list[int] = []
+        self._views: dict[str, torch.Tensor] = {}
+
+    def _refuse_overlaps(self) -> None:
+        end, before = 0, ""
+        found = [(tensor.data_ptr(), key, tensor) for key, tensor in self._tensors.items() if tensor.numel()]
+        for start, key, tensor in sorted(found, key=lambda one: one[:2]):
+            if start < end:
+                raise ValueError(f"{key!r} shares a part of its memory with {before!r}, which persist can't keep")
+            span = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride())) + 1
+            end, before = start + span * tensor.element_size(), key
+
+    # ---- to and from the store
+
+    def record(self) -> Any:
+        """What the store keeps beside the arrays."""
+        return {"format": FORMAT, "arrays": self.arrays}
+
+    def put(self, mapping: NameMapping) -> None:
+        """Store copies of all tensors."""
+        for key, tensor in self._tensors.items():
+            mapping[key] = ordered(tensor)
+
+    def compare(self, record: Any, mapping: NameMapping) -> None:
+        """Raises FingerprintMismatchError if the store has another module, with the first difference."""
+        if not isinstance(record, dict) or record.get("format") != FORMAT or not isinstance(record.get("arrays"), dict):
+            raise CorruptStoreError("the store's record of a module is damaged, or of another version of pmstore")
+        theirs = record["arrays"]
+        for key, first in self.arrays.items():
+            if key not in theirs:
+                raise _differs(f"the store has no {key!r}")
+            if theirs[key] != first:
+                one, where = (first, "module") if first != key else (theirs[key], "store")
+                raise _differs(f"{key!r} and {one!r} are one tensor only in the {where}")
+            if first == key:
+                stored, mine = tensor_of(_array(mapping, key)), self._tensors[key]
+                if (stored.shape, stored.dtype) != (mine.shape, mine.dtype):
+                    raise _differs(f"{key!r} is {_text(mine)} in the module and {_text(stored)} in the store")
+        for key in theirs:
+            if key not in self.arrays:
+                raise _differs(f"the module has no {key!r}, which is in the store")
+
+    def bind(self, mapping: NameMapping) -> None:
+        """Let the tensors lie in the store, and have its values."""
+        views = {}
+        for key in self._tensors:
+            views[key] = view = tensor_of(_array(mapping, key))
+            if type(view) is not torch.Tensor:
+                raise ReadOnlyStoreError(f"the array of {key!r} was stored with writeable=False")
+        self._views = views
+        self._tensors = {}
+        for place in self._places:
+            place.tensor.data = views[self.arrays[place.key]]
+        self._pointers = [place.tensor.data_ptr() for place in self._places]
+        self._keys = list(views)
+
+    # ---- later
+
+    def check(self, *, take_buffers: bool) -> None:
+        """Raises DetachedError if the module has other tensors now. take_buffers: copy the elements of buffers that
+        were replaced into the store."""
+        for place, pointer in zip(self._places, self._pointers):
+            now = place.owner.get(place.name)
+            if now is place.tensor and now.data_ptr() == pointer:
+                continue
+            kept = self._views[self.arrays[place.key]]
+            if place.is_parameter or now is None or not _like(now, kept):
+                raise DetachedError(_moved(place, now, kept))
+            if take_buffers:
+                kept.copy_(now)
+                self._put_back(place, pointer)
+        for owner, count in self._counts:
+            if len(owner) != count:
+                raise DetachedError(f"the module has other tensors than at persist, which the store lacks{_WHEN}")
+        for modules, children in self._parts:
+            now = tuple(modules.values())
+            if len(now) != len(children) or any(
+                child is not (None if known is None else known()) for child, known in zip(now, children)
+            ):
+                raise DetachedError(f"the module has other modules inside than at persist{_WHEN}")
+
+    def look(self, mapping: NameMapping, turn: int) -> None:
+        """Raises DetachedError if an array is not the store's any more: each turn looks at another one."""
+        if not self._keys:
+            return
+        key = self._keys[turn % len(self._keys)]
+        found, kept = mapping.get(key), self._views[key]
+        if not isinstance(found, np.ndarray) or (kept.numel() and found.ctypes.data != kept.data_ptr()):
+            raise DetachedError(
+                f"{key!r} of the module was deleted, replaced or renamed in the store: persist stores or reads it again"
+            )
+
+    def rebind(self) -> None:
+        """After a rollback: tensors that were given other memory, and buffers that were replaced, are back."""
+        for place, pointer in zip(self._places, self._pointers):
+            self._put_back(place, pointer)
+
+    def _put_back(self, place: _Place, pointer: int) -> None:
+        if place.tensor.data_ptr() != pointer:
+            place.tensor.data = self._views[self.arrays[place.key]]
+        place.owner[place.name] = place.tensor
+
+
+_WHEN = ". Change a module before persist; a changed one needs a group of its own"
+
+
+def _like(tensor: torch.Tensor, kept: torch.Tensor) -> bool:
+    mine, theirs = ((one.shape, one.dtype, one.device, one.layout) for one in (tensor, kept))
+    return mine == theirs
+
+
+def _moved(place: _Place, now: Any, kept: torch.Tensor) -> str:
+    text = f"{place.key!r} of the module is not in the store any more, and would be trained without it: it "
+    if now is None:
+        text += "was deleted"
+    elif now.device != kept.device:
+        text += f"is on {now.device}"
+    elif now.dtype != kept.dtype or now.shape != kept.shape:
+        text += f"is {_text(now)} now, and {_text(kept)} in the store"
+    elif now is not place.tensor:
+        text += "was replaced by another parameter"
+    else:
+        text += "has other memory now"
+    return (
+        f"{text}. Call module.to(), half() and the like before persist. copy_() and load_state_dict() change the "
+        "values in the store"
+    )
+
+
+def _text(tensor: torch.Tensor) -> str:
+    return f"of shape {tuple(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _differs(text: str) -> FingerprintMismatchError:
+    return FingerprintMismatchError(f"the store holds another module: {text}{ANOTHER}")
+
+
+def _array(mapping: NameMapping, key: str) -> Array:
+    array = mapping.get(key)
+    if not isinstance(array, np.ndarray):
+        raise CorruptStoreError(f"the store has a record of a module, but not its array {key!r}")
+    return array

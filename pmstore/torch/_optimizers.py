@@ -1,0 +1,224 @@
+"""The state of an optimizer that lies in a store.
+
+Optimizers create their state in their first step, and may replace tensors of it later, as load_state_dict does. Each
+commit looks at what there is, and moves into the store what is not in it.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+from pmstore._errors import CorruptStoreError, FingerprintMismatchError
+from pmstore._store.mapping import NameMapping
+from pmstore._values.values import encode
+from pmstore.torch._modules import ANOTHER, in_memory, ordered
+from pmstore.torch._tensors import tensor_of
+
+__all__ = ["OptimizerTensors", "given_state", "stored_state"]
+
+CLASS, GROUPS, HYPERPARAMETERS, VALUES = "class", "parameters", "hyperparameters", "values"
+
+
+class OptimizerTensors:
+    """The state and the hyperparameters of an optimizer, in a store.
+
+    key_of: the key of each parameter, by its id. tensors: the mapping for tensors of the state. settings: the one for
+    all else.
+    """
+
+    def __init__(self, optimizer: Any, key_of: dict[int, str], tensors: NameMapping, settings: NameMapping) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError("persist can't keep an LBFGS, whose state has lists of tensors that grow")
+        self._optimizer = weakref.ref(optimizer)
+        self._key_of = key_of
+        self._tensors = tensors
+        self._settings = settings
+        self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
+        self._encoded: dict[str, bytes] = {}  # of the settings that the store has
+        self._groups: list[list[int]] = []  # the ids of the parameters whose keys the store has
+        self._keys()
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; None if it is gone."""
+        return self._optimizer()
+
+    def _keys(self) -> list[list[str]]:
+        """The keys of the parameters of each group. Raises ValueError for one that is not the module's."""
+        keys: list[list[str]] = []
+        for number, group in enumerate(self.optimizer.param_groups):
+            keys.append([])
+            for parameter in group["params"]:
+                key = self._key_of.get(id(parameter))
+                if key is None:
+                    raise ValueError(
+                        f"the optimizer's group {number} has a parameter of shape {tuple(parameter.shape)} that is not "
+                        "one of the module's: pass a module that has all of them"
+                    )
+                keys[-1].append(key)
+        return keys
+
+    # ---- to the store
+
+    def take(self) -> None:
+        """Store what the store does not have yet. Raises TypeError for a state that a store can't keep."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        if groups != self._groups:
+            self._put(CLASS, _class_of(optimizer))
+            self._put(GROUPS, self._keys())
+            self._groups = groups
+        values: dict[str, dict[str, Any]] = {}
+        gone = dict(self._kept)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                key = self._key_of[id(parameter)]
+                gone.pop(key, None)
+                state = optimizer.state.get(parameter)
+                if state or key in self._kept:
+                    self._take_state(key, state or {}, values)
+        for key, kept in gone.items():
+            for name in kept:
+                self._tensors.pop(f"{key}/{name}", None)
+            del self._kept[key]
+        self._put(VALUES, values)
+        self._put(HYPERPARAMETERS, [_hyperparameters(group) for group in optimizer.param_groups])
+
+    def _take_state(self, key: str, state: dict[str, Any], values: dict[str, dict[str, Any]]) -> None:
+        kept = self._kept.setdefault(key, {})
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                known = kept.get(name)
+                if known is None or known[0] is not value or known[1] != value.data_ptr():
+                    state[name] = self._take_tensor(key, name, value)
+            else:
+                values.setdefault(key, {})[name] = value
+        for name in [name for name in kept if not isinstance(state.get(name), torch.Tensor)]:
+            self._tensors.pop(f"{key}/{name}", None)
+            del kept[name]
+
+    def _take_tensor(self, key: str, name: str, value: torch.Tensor) -> torch.Tensor:
+        if not isinstance(name, str):
+            raise TypeError(f"the optimizer's state of {key!r} has the name {name!r}, which is no str")
+        where = f"{key}/{name}"
+        self._tensors[where] = ordered(in_memory(value, f"{name!r} of the optimizer's state of {key!r}"))
+        return self._keep(key, name, where)
+
+    def _keep(self, key: str, name: str, where: str) -> torch.Tensor:
+        array = self._tensors[where]
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:
+            raise CorruptStoreError(f"the optimizer's {where!r} is no array that can be written")
+        tensor = tensor_of(array)
+        self._kept.setdefault(key, {})[name] = tensor, tensor.data_ptr()
+        return tensor
+
+    def _put(self, name: str, value: Any) -> None:
+        try:
+            encoded = encode(value)
+        except TypeError as error:
+            raise TypeError(f"persist can't keep the optimizer's {name}: {error}") from error
+        if self._encoded.get(name) != encoded:
+            self._settings[name] = value
+            self._encoded[name] = encoded
+
+    # ---- from the store
+
+    def compare(self) -> None:
+        """Raises FingerprintMismatchError if the store has another optimizer, with the first difference."""
+        theirs, mine = self._settings[CLASS], _class_of(self.optimizer)
+        if theirs != mine:
+            raise _differs(f"a {theirs}, and not a {mine}")
+        stored, groups = self._settings[GROUPS], self._keys()
+        if not isinstance(stored, list) or len(stored) != len(groups):
+            raise _differs(f"it has {len(stored)} groups of parameters, and the one that is given has {len(groups)}")
+        for number, (one, other) in enumerate(zip(groups, stored)):
+            for a, b in zip([*one, None], [*other, None]):
+                if a != b:
+                    raise _differs(f"its group {number} has {_of(b)} where the one that is given has {_of(a)}")
+
+    def give(self) -> None:
+        """Let the optimizer have the store's state and hyperparameters."""
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        stored = self._settings[HYPERPARAMETERS]
+        del optimizer.param_groups[len(stored) :]  # of a transaction that was rolled back
+        for group, values in zip(optimizer.param_groups, stored):
+            for name, value in values.items():
+                now = group.get(name)
+                if isinstance(now, torch.Tensor) and isinstance(value, np.ndarray):
+                    now.copy_(tensor_of(value))
+                else:
+                    group[name] = value
+        parameters = {
+            self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
+        }
+        self._kept = {}
+        states: dict[str, dict[str, Any]] = {}
+        for where in self._tensors:
+            key, _, name = where.rpartition("/")
+            states.setdefault(key, {})[name] = self._keep(key, name, where)
+        for key, values in self._settings[VALUES].items():
+            states.setdefault(key, {}).update(values)
+        for key, parameter in parameters.items():
+            if key in states:
+                state = optimizer.state[parameter]
+                state.clear()
+                state.update(states[key])
+            else:
+                optimizer.state.pop(parameter, None)
+        self._groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        self._encoded = {name: encode(self._settings[name]) for name in (CLASS, GROUPS, VALUES, HYPERPARAMETERS)}
+
+    def held(self) -> bool:
+        """Whether the store has an optimizer."""
+        return CLASS in self._settings
+
+
+def _class_of(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: np.array(ordered(in_memory(value, repr(name)))) if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _of(key: str | None) -> str:
+    return "no more parameters" if key is None else repr(key)
+
+
+def _differs(text: str) -> FingerprintMismatchError:
+    return FingerprintMismatchError(f"the store holds another optimizer: {text}{ANOTHER}")
+
+
+# ---- learning rate schedulers, gradient scalers, and their like
+
+
+def stored_state(state: Any) -> Any:
+    """A state_dict as a value that a store can keep: subclasses of dict become dicts."""
+    if isinstance(state, dict):
+        return {name: stored_state(value) for name, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(stored_state(value) for value in state)
+    return state
+
+
+def given_state(stored: Any, now: Any) -> Any:
+    """The opposite of it. now: the state_dict that the object has, for the types."""
+    if isinstance(stored, dict) and isinstance(now, dict):
+        values = {name: given_state(value, now.get(name)) for name, value in stored.items()}
+        return collections.Counter(values) if isinstance(now, collections.Counter) else values
+    if type(stored) in (list, tuple) and type(now) is type(stored) and len(now) == len(stored):
+        return type(stored)(given_state(value, one) for value, one in zip(stored, now))
+    return stored

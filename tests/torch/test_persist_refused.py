@@ -1,0 +1,228 @@
+"""Modules and optimizers that don't fit what is in the store, or are not in it any more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+import pmstore.torch
+from pmstore.torch import persist
+from tests.torch.nets import Net, build, contents, step, trained
+
+Open = Callable[..., pmstore.Store]
+
+
+def changed(change: Callable[[Net], object]) -> Net:
+    module = Net()
+    change(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: setattr(m, "extra", nn.Linear(1, 1)), "the store has no 'extra.weight'"),
+        (lambda m: delattr(m, "frozen"), "the module has no 'frozen.weight', which is in the store"),
+        (
+            lambda m: setattr(m, "frozen", nn.Linear(4, 5)),
+            r"'frozen.weight' is of shape \(5, 4\) and dtype float32 in the module and of shape \(4, 4\)",
+        ),
+        (lambda m: m.norm.double(), "'norm.weight' is of shape .* float64 in the module and .* float32 in the store"),
+        (
+            lambda m: setattr(m.out, "weight", nn.Parameter(torch.zeros(7, 4))),
+            "'out.weight' and 'embed.weight' are one tensor only in the store",
+        ),
+        (
+            lambda m: setattr(m.frozen, "bias", m.norm.bias),
+            "'frozen.bias' and 'norm.bias' are one tensor only in the module",
+        ),
+    ],
+)
+def test_another_module(open_store: Open, change: Any, text: str) -> None:
+    store = open_store()
+    module, optimizer = build()
+    persist(module, optimizer, store)
+    step(module, optimizer, 0)
+    store.commit()
+    other = changed(change)
+    before = contents(other, None)
+    with pytest.raises(pmstore.FingerprintMismatchError, match=text) as error:
+        persist(other, torch.optim.Adam(other.parameters()), store)
+    assert "store.group(name)" in str(error.value) and contents(other, None) == before
+    persist(other, None, store.group("other"))
+    step(module, optimizer, 1)
+    store.commit()
+    assert contents(module, optimizer) == trained("Adam", 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda m: torch.optim.SGD(m.parameters()), "a torch.optim.adam.Adam, and not a torch.optim.sgd.SGD"),
+        (lambda m: torch.optim.Adam([{"params": [p]} for p in m.parameters()]), "it has 1 groups .* has 5"),
+        (
+            lambda m: torch.optim.Adam([*m.norm.parameters(), m.embed.weight]),
+            "its group 0 has 'embed.weight' where the one that is given has 'norm.weight'",
+        ),
+        (lambda m: torch.optim.Adam([m.embed.weight]), "its group 0 has 'norm.weight' where .* has no more parameters"),
+    ],
+)
+def test_another_optimizer(store: pmstore.Store, make: Any, text: str) -> None:
+    persist(*build(), store)
+    module = Net()
+    with pytest.raises(pmstore.FingerprintMismatchError, match=text):
+        persist(module, make(module), store)
+
+
+def test_what_persist_can_not_keep(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, optimizer = build()
+    for wrong, text in (
+        (lambda: persist(3, None, store), "module is a torch.nn.Module"),
+        (lambda: persist(module, store, optimizer), "store is a Store or a Group"),
+        (lambda: persist(module, 3, store), "optimizer is a torch.optim.Optimizer"),
+        (lambda: persist(module, torch.optim.LBFGS(module.parameters()), store), "LBFGS"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            wrong()
+    overlapping = nn.Module()
+    memory = torch.zeros(10)
+    overlapping.a, overlapping.b = nn.Parameter(memory[:6]), nn.Parameter(memory[4:])
+    other = nn.Linear(3, 3)
+    for wrong, text in (
+        (lambda: persist(nn.Linear(3, 3, device="meta"), None, store), "'weight' is on meta.*module.cpu"),
+        (lambda: persist(nn.LazyLinear(3), None, store), "'weight' has no shape yet"),
+        (lambda: persist(overlapping, None, store), "'b' shares a part of its memory with 'a'"),
+        (lambda: persist(module, torch.optim.SGD(other.parameters()), store), r"parameter of shape \(3, 3\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
+    sparse = nn.Module()
+    sparse.a = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="layout torch.sparse_coo"):
+        persist(sparse, None, store)
+    assert not len(store)
+    store["module/config"] = 3
+    with pytest.raises(pmstore.NameConflictError, match="'config' already; another training needs a group"):
+        persist(module, optimizer, store)
+    del store["module/config"]
+    optimizer.param_groups[0]["function"] = print
+    with pytest.raises(TypeError, match="can't keep the optimizer's hyperparameters"):
+        persist(module, optimizer, store)
+    assert not len(store)
+
+
+def test_a_store_that_is_only_read(open_store: Open) -> None:
+    module, optimizer = build()
+    persist(module, optimizer, open_store())
+    with open_store(mode="r") as look:
+        other = Net()
+        with pytest.raises(pmstore.ReadOnlyStoreError, match="load_state_dict"):
+            persist(other, None, look)
+        other.load_state_dict(pmstore.torch.state_dict(look.group("module")), strict=False)
+        assert torch.equal(other.embed.weight, module.embed.weight)
+
+
+def test_a_full_store_keeps_what_it_has(open_store: Open) -> None:
+    store = open_store(max_size=3 << 20)
+    large = nn.Linear(1000, 1000)
+    with pytest.raises(pmstore.OutOfSpaceError):
+        persist(large, None, store)
+    store.commit()
+    assert not len(store) and store.check().ok
+    small = nn.Linear(300, 300)
+    optimizer = torch.optim.Adam(small.parameters())
+    persist(small, optimizer, store)
+    with pytest.raises(pmstore.OutOfSpaceError):
+        for number in range(100):
+            store[f"filler/{number}"] = np.zeros(20_000)
+    store.commit()
+    small(torch.ones(300)).sum().backward()
+    optimizer.step()
+    with pytest.raises(pmstore.OutOfSpaceError):  # for the optimizer's state
+        store.commit()
+    store.rollback()
+    store.group("filler").clear()
+    store.commit()
+    optimizer.step()
+    store.commit()
+    assert store["optimizer/weight/step"] == 1
+
+
+# ---- what happens to a module that is in a store
+
+
+def test_after_close_a_step_raises(open_store: Open) -> None:
+    store = open_store()
+    module, optimizer = build()
+    persist(module, optimizer, store)
+    step(module, optimizer, 0)
+    store.close()
+    kept = contents(module, optimizer)
+    with pytest.raises(pmstore.ClosedStoreError, match="call persist again"):
+        step(module, optimizer, 1)
+    module.mean = torch.zeros(4)
+    free = copy.deepcopy(module)
+    step(free, torch.optim.SGD(free.parameters()), 1)
+    persist(module, optimizer, open_store())
+    assert contents(module, optimizer) == kept
+    step(module, optimizer, 1)
+    assert contents(module, optimizer) == trained("Adam", 2)
+
+
+MOVES: dict[str, tuple[Callable[[Net], object], str]] = {
+    "half": (lambda m: m.half(), "'mean' .* dtype float16 now, and .* float32 in the store"),
+    "to": (lambda m: m.embed.to(torch.float64), "'embed.weight' .* float64"),
+    "meta": (lambda m: m.frozen.to("meta"), "'frozen.weight' .* is on meta"),
+    "data": (lambda m: setattr(m.embed.weight, "data", torch.zeros(7, 4)), "'embed.weight' .* has other memory now"),
+    "a parameter": (lambda m: setattr(m.frozen, "bias", nn.Parameter(torch.ones(4))), "'frozen.bias' .* replaced by"),
+    "share_memory": (lambda m: m.share_memory(), "'embed.weight' .* other memory"),
+    "deleted": (lambda m: setattr(m.frozen, "bias", None), "'frozen.bias' .* was deleted"),
+    "another layer": (lambda m: setattr(m, "norm", nn.BatchNorm1d(4)), "other modules inside"),
+    "a new layer": (lambda m: setattr(m, "new", nn.Linear(1, 1)), "other modules inside"),
+    "a new parameter": (lambda m: m.frozen.register_parameter("x", nn.Parameter(torch.ones(1))), "other tensors"),
+    "a buffer of another shape": (lambda m: setattr(m, "mean", torch.zeros(5)), r"'mean' .* of shape \(5,\)"),
+    "assign": (lambda m: m.load_state_dict(Net().state_dict(), assign=True), "replaced by another"),
+}
+
+
+@pytest.mark.parametrize(("move", "text"), MOVES.values(), ids=list(MOVES))
+def test_a_module_that_is_not_in_the_store_any_more(store: pmstore.Store, move: Any, text: str) -> None:
+    module, optimizer = build()
+    persist(module, optimizer, store)
+    before = store.sequence
+    move(module)
+    with pytest.raises(pmstore.DetachedError, match=text):
+        optimizer.step()
+    with pytest.raises(pmstore.DetachedError, match=text):
+        store.commit()
+    with pytest.raises(pmstore.DetachedError, match=text), store.transaction():
+        pass
+    assert store.sequence == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.rename("module", "old"),
+        lambda store: store.clear(),
+        lambda store: store.__setitem__("module/embed.weight", np.zeros(3)),
+    ],
+)
+def test_names_that_are_gone_in_the_store(store: pmstore.Store, change: Any) -> None:
+    module, optimizer = build()
+    persist(module, optimizer, store)
+    change(store)
+    with pytest.raises(pmstore.DetachedError, match="was deleted, replaced or renamed"):
+        for _ in range(20):  # each looks at one array
+            store.commit()
+    store.rollback()
+    step(module, optimizer, 0)
+    store.commit()
+    assert contents(module, optimizer) == trained("Adam", 1)

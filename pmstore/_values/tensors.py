@@ -13,7 +13,7 @@ import numpy as np
 
 from pmstore._values.array import Array
 
-__all__ = ["BITS", "array_of_tensor", "is_tensor", "named_dtype"]
+__all__ = ["BITS", "array_of_tensor", "is_tensor", "named"]
 
 BITS = {
     "bfloat16": "<u2",
@@ -37,9 +37,12 @@ def is_tensor(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of arrays that stands for the dtype of torch with this name, which numpy lacks."""
-    return np.dtype([(name, BITS[name])])
+def named(dtype: np.dtype[Any]) -> str:
+    """The name of the dtype of torch that a dtype of an array stands for; "" for dtypes that numpy has."""
+    if dtype.names is None or len(dtype.names) != 1:
+        return ""
+    name, field = dtype.names[0], dtype[0]
+    return name if field.str == BITS.get(name) and field.itemsize == dtype.itemsize else ""
 
 
 def array_of_tensor(tensor: Any) -> Array:
@@ -57,7 +60,7 @@ def array_of_tensor(tensor: Any) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
     if name in BITS:
         array: Array = tensor.view(getattr(torch, _SAME_SIZE[tensor.dtype.itemsize])).numpy()
-        return array.view(named_dtype(name))
+        return array.view([(name, BITS[name])])
     try:
         array = tensor.numpy()
     except (TypeError, RuntimeError) as error:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.mapping import NameMapping
 from pmstore._values.array import Array
-from pmstore._values.tensors import BITS, array_of_tensor, named_dtype
+from pmstore._values.tensors import array_of_tensor, named
 
 __all__ = ["ReadOnlyTensor", "state_dict", "tensor", "tensor_of"]
 
@@ -111,11 +111,11 @@ def tensor_of(array: Array) -> torch.Tensor:
     """A tensor over the memory of an array, with the dtype that the array stands for; a `ReadOnlyTensor` if the array
     can't be written. Raises TypeError if torch has no such tensors."""
     bits, dtype = array, None
-    names = array.dtype.names
-    if names is not None and len(names) == 1 and names[0] in BITS and array.dtype == named_dtype(names[0]):
-        dtype = getattr(torch, names[0], None)
+    name = named(array.dtype)
+    if name:
+        dtype = getattr(torch, name, None)
         if dtype is None:
-            raise TypeError(f"this version of torch has no {names[0]}")
+            raise TypeError(f"this version of torch has no {name}")
         bits = array.view(_SAME_SIZE[array.dtype.itemsize])
     try:
         made = torch.from_numpy(bits) if array.flags.writeable else _guarded(_without_warning(bits))

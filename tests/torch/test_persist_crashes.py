@@ -24,7 +24,7 @@ STEPS = 12
 
 
 def train(store: pmstore.Store, until: int, told: int | None = None) -> Any:
-    """As in docs/training.md: all that the next step depends on is in the store. told: gets a byte after each commit."""
+    """As in docs/training.md: all that the next step depends on is in the store. told: gets a byte for each commit."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
@@ -90,7 +90,8 @@ def test_a_training_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path, se
             assert train(store, STEPS) == wanted
 
 
-def test_a_crash_at_any_moment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("media", ["memory", "file"])
+def test_a_crash_at_any_moment(tmp_path: Path, media: str) -> None:
     steps = 3
     with in_memory(tmp_path) as folder:
         wanted = [whole(folder, number) for number in range(steps + 1)]
@@ -102,7 +103,7 @@ def test_a_crash_at_any_moment(tmp_path: Path) -> None:
                 assert train(store, number) == wanted[number]
             assert train(store, steps) == wanted[steps]
 
-        @pmstore.testing.crash_test(check=goes_on, budget=150 * LONGER, media="memory")
+        @pmstore.testing.crash_test(check=goes_on, budget=100 * LONGER, media=media)
         def test_training(store: pmstore.Store) -> None:
             train(store, steps)
 

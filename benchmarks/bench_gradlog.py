@@ -155,8 +155,8 @@ def overhead(folder: Path, model: str, quick: bool) -> Cell:
             if way.log is not None:
                 cell[f"{way.name} bytes"] = way.log._layout.row_bytes
                 cell[f"{way.name} batch"] = way.log._side._capacity
-        state = [one for one in way.optimizer.state.values()]
-        tensors = [*way.net.state_dict().values(), *(one for some in state for one in some.values())]
+        states = way.optimizer.state.values()
+        tensors = [*way.net.state_dict().values(), *(one for state in states for one in state.values())]
         cell["state bytes"] = sum(one.nbytes for one in tensors)
     return cell
 

@@ -117,9 +117,10 @@ PYTHON_ORDER = {
         "fit",
     ],
     "torch": [
-        "_tensors _layout _rest _sampler",
-        "_modules _topk _full",
-        "_optimizers _ranks _log _checks",
+        "_tensors _layout _sampler",
+        "_modules _topk _rest",
+        "_optimizers _full",
+        "_ranks _log _checks",
         "_persist _gradlog",
         "__init__",
     ],

@@ -38,9 +38,7 @@ def test_an_epoch_has_each_sample_once(
     batches = (samples // size if drop else -(-samples // size)) // ranks
 
     def made(rank: int) -> BatchSampler:
-        return BatchSampler(
-            samples, size, shuffle=shuffle, drop_last=drop, seed=seed, rank=rank, world_size=ranks
-        )
+        return BatchSampler(samples, size, shuffle=shuffle, drop_last=drop, seed=seed, rank=rank, world_size=ranks)
 
     if not batches:
         with pytest.raises(ValueError, match="no batch"):

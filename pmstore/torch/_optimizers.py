@@ -7,6 +7,7 @@ commit looks at what there is, and moves into the store what is not in it.
 from __future__ import annotations
 
 import collections
+import operator
 import weakref
 from typing import Any
 
@@ -21,6 +22,7 @@ from pmstore.torch._tensors import tensor_of
 
 __all__ = ["OptimizerTensors", "given_state", "stored_state"]
 
+_CONSTANT = frozenset({int, float, bool, str, type(None)})
 CLASS, GROUPS, HYPERPARAMETERS, VALUES = "class", "parameters", "hyperparameters", "values"
 
 
@@ -40,6 +42,7 @@ class OptimizerTensors:
         self._settings = settings
         self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
+        self._seen: list[Any] = []  # names and values of the hyperparameters that the store has
         self._groups: list[list[int]] = []  # the ids of the parameters whose keys the store has
         self._keys()
 
@@ -89,17 +92,30 @@ class OptimizerTensors:
                 self._tensors.pop(f"{key}/{name}", None)
             del self._kept[key]
         self._put(VALUES, values)
-        self._put(HYPERPARAMETERS, [_hyperparameters(group) for group in optimizer.param_groups])
+        self._take_hyperparameters(optimizer)
+
+    def _take_hyperparameters(self, optimizer: Any) -> None:
+        items = [item for group in optimizer.param_groups for item in group.items() if item[0] != "params"]
+        seen = [part for item in items for part in item]
+        same = len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen))
+        if not same or not all(map(_is_constant, seen)):
+            self._put(HYPERPARAMETERS, [_hyperparameters(group) for group in optimizer.param_groups])
+            self._seen = seen
 
     def _take_state(self, key: str, state: dict[str, Any], values: dict[str, dict[str, Any]]) -> None:
         kept = self._kept.setdefault(key, {})
+        plain = 0
         for name, value in state.items():
+            known = kept.get(name)
+            if known is not None and known[0] is value and known[1] == value.data_ptr():
+                continue
             if isinstance(value, torch.Tensor):
-                known = kept.get(name)
-                if known is None or known[0] is not value or known[1] != value.data_ptr():
-                    state[name] = self._take_tensor(key, name, value)
+                state[name] = self._take_tensor(key, name, value)
             else:
                 values.setdefault(key, {})[name] = value
+                plain += 1
+        if len(kept) + plain == len(state) and not (plain and kept.keys() & values[key].keys()):
+            return
         for name in [name for name in kept if not isinstance(state.get(name), torch.Tensor)]:
             self._tensors.pop(f"{key}/{name}", None)
             del kept[name]
@@ -160,7 +176,7 @@ class OptimizerTensors:
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
-        self._kept = {}
+        self._kept, self._seen = {}, []
         states: dict[str, dict[str, Any]] = {}
         for where in self._tensors:
             key, _, name = where.rpartition("/")
@@ -180,6 +196,11 @@ class OptimizerTensors:
     def held(self) -> bool:
         """Whether the store has an optimizer."""
         return CLASS in self._settings
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether nobody can change it in place."""
+    return type(value) in _CONSTANT or (type(value) is tuple and _CONSTANT.issuperset(map(type, value)))
 
 
 def _class_of(optimizer: Any) -> str:

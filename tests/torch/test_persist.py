@@ -245,6 +245,37 @@ def test_a_group_that_is_added_in_the_middle(open_store: Open) -> None:
         assert optimizer.param_groups[1]["lr"] == 0.01 and contents(other, None) == contents(module, None)
 
 
+def test_an_optimizer_for_a_module_that_was_stored_without_one(open_store: Open) -> None:
+    module, _ = build()
+    with open_store() as store:
+        persist(module, None, store)
+    module, optimizer = build(seed=1)
+    with open_store() as store:
+        assert persist(module, optimizer, store).resumed
+        step(module, optimizer, 0)
+    module, optimizer = build(seed=2)
+    with open_store() as store:
+        persist(module, optimizer, store)
+        assert contents(module, optimizer) == trained("Adam", 1)
+
+
+def test_a_hyperparameter_that_changes_in_place(open_store: Open) -> None:
+    store = open_store()
+    module, optimizer = build("a tensor as rate")
+    optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+    persist(module, optimizer, store)
+    optimizer.param_groups[0]["betas"][0] = 0.5
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    store.close()
+    module, optimizer = build("a tensor as rate")
+    with open_store() as store:
+        persist(module, optimizer, store)
+        assert optimizer.param_groups[0]["betas"] == [0.5, 0.99] and optimizer.param_groups[0]["lr"].item() == 0.25
+        store["training/optimizer/hyperparameters"] = [{"lr": 3}]
+        store.rollback()
+        assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
+
+
 def test_an_optimizer_that_has_learned_before(store: pmstore.Store) -> None:
     module, optimizer = build()
     step(module, optimizer, 0)

@@ -226,3 +226,5 @@ def test_names_that_are_gone_in_the_store(store: pmstore.Store, change: Any) -> 
     step(module, optimizer, 0)
     store.commit()
     assert contents(module, optimizer) == trained("Adam", 1)
+    for name, array in store.group("module").items():
+        assert module.state_dict()[name].data_ptr() == array.ctypes.data

@@ -523,6 +523,30 @@ uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
 
 /* CRC-32C (Castagnoli). crc: 0, or the CRC of the bytes before. */
 uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
+
+/* ---- lossy differences ------------------------------------------------------------------------------------- */
+
+typedef enum { PM_LCDELTA_DOUBLE = 0, PM_LCDELTA_FLOAT, PM_LCDELTA_HALF, PM_LCDELTA_BRAIN } pm_lcdelta_type;
+
+/* Counts the changes x - before of n elements by bucket: the sign bit times 2048, plus the exponent as a double has it,
+ * biased by 1023. The exponent 0 stands for zeros and denormals, 2047 for infinities and NaN. counts: 4096, added
+ * to. */
+void pm_lcdelta_count(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, uint64_t *counts);
+
+/* Gives each element the code of its bucket. table: 4096 codes. sums, numbers: of the changes of each code, added to;
+ * each is four times 256, to be summed up. */
+void pm_lcdelta_code(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *table,
+                     uint8_t *codes, double *sums, uint64_t *numbers);
+
+/* Adds values[code] to each element whose code is not 0. values: 256. */
+void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const double *values);
+
+/* result: before with values[code] added, as pm_lcdelta_add does it. Zeros, denormals, infinities and NaN of x are
+ * exact in it, and so is each element that would not be a finite number: the places of those that had to be made exact,
+ * at most n, are written to `places`, and their number is returned. errors: the largest absolute error, the sum of the
+ * squares of errors and that of x, added to; without what is not finite. */
+uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *codes,
+                          const double *values, void *result, uint32_t *places, double *errors);
 /* cffi: end */
 
 #endif

@@ -139,6 +139,10 @@ def __getattr__(name: str) -> _Any:
         import pmstore.torch
 
         return pmstore.torch
+    if name == "codecs":
+        import pmstore.codecs
+
+        return pmstore.codecs
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 

@@ -181,8 +181,10 @@ class Following(NameMapping):
         keep : int, dict or Keep, optional
             Versions that stay: so many of the newest, or a dict with ``last``, ``every`` and ``age`` (seconds). By
             default, all. Tagged versions stay, too, and so does what others need.
-        codec : str, None, or a codec of numcodecs
-            By default, differences to the version before are shuffled and compressed with zstd. None: as they are.
+        codec : str, None, a codec of numcodecs, or a dict of these
+            By default, differences to the version before are shuffled and compressed with zstd. None: as they are. A
+            dict has patterns of names: ``{"weights/*": pmstore.codecs.LCDelta()}``. Its first one that matches an
+            array counts; what none matches has the default. LCDelta is lossy (docs/lossy.md), other codecs are not.
         part_size, queue_size : int or str
             Bytes of an object, and of what waits in memory for the first place, at most. The second is also the limit
             of the memory for the contents of the last version, from which differences are taken.

@@ -10,6 +10,7 @@ from pmstore.archive._archive import Archive, Info, open, restore
 from pmstore.archive._differences import Difference
 from pmstore.archive._drain import Drain, Progress
 from pmstore.archive._export import export
+from pmstore.archive._format import Loss
 from pmstore.archive._groups import LocalGroup
 from pmstore.archive._latest import latest_common
 from pmstore.archive._retention import Keep
@@ -21,6 +22,7 @@ __all__ = [
     "restore",
     "Archive",
     "Info",
+    "Loss",
     "Version",
     "Difference",
     "VerifyReport",

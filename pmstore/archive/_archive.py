@@ -26,7 +26,7 @@ from pmstore._store.new_store import Progress, refuse_taken, written_anew
 from pmstore._store.opening import path_of
 from pmstore.archive._begin import places_of
 from pmstore.archive._differences import Difference, difference
-from pmstore.archive._format import TAG, Row, sealed
+from pmstore.archive._format import TAG, Loss, Row, sealed, tell_losses
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError
 from pmstore.archive._retention import Keep
@@ -60,6 +60,10 @@ class Info(NamedTuple):
     message, attributes : str or None, dict
         Of the commit: see `Store.transaction`.
     tags : tuple of str
+    lossy : int
+        The number of arrays that are not those of the commit, because of a lossy codec; `Version.losses` has each.
+    loss : Loss or None
+        The worst of them.
     """
 
     version: int
@@ -70,6 +74,8 @@ class Info(NamedTuple):
     message: str | None
     attributes: dict[str, Any]
     tags: tuple[str, ...]
+    lossy: int = 0
+    loss: Loss | None = None
 
 
 class Archive(Mapping[int, Version]):
@@ -171,6 +177,8 @@ class Archive(Mapping[int, Version]):
                 message=note.message,
                 attributes=note.attributes,
                 tags=tuple(tagged.get(row.version, ())),
+                lossy=row.lossy,
+                loss=row.loss,
             )
             for row, note in ((row, row.noted) for row in self._index.rows() if row.kept)
         ]
@@ -278,7 +286,7 @@ class Archive(Mapping[int, Version]):
         place has it whole, a version asked for by number is an error, and without a number the newest older version
         that is whole is restored, with an ArchiveWarning. A kill or a crash leaves no file under the path, or the whole
         store. A store of the newest version goes on with the same archive when it is drained; a store of an older one
-        is a fork (see `fork`).
+        is a fork (see `fork`). An ArchiveWarning tells of arrays that a lossy codec has approximated.
 
         Parameters
         ----------
@@ -344,6 +352,7 @@ class Archive(Mapping[int, Version]):
                 if progress is not None:
                     progress(done, total)
             new.put(LINEAGE_KEY, entry_of(lineage, parent))
+        tell_losses(path, row.version, [item.loss for item in entries.values() if item.loss], 3)
 
     # ---- care
 

@@ -5,14 +5,15 @@
              ──copy──▶ their bytes, verified by the snapshot's hashes  (I20)
 
 The bytes are those of the snapshot's commit, whatever later commits do meanwhile (I23). A copy of the contents that
-change, the replica, stays in memory within a limit. The next difference is made against it.
+change, the replica, stays in memory within a limit. The next difference is made against it. It has what the last
+version has: of an array with a lossy codec, what its bytes decode to (I27).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from pmstore._errors import CorruptStoreError, StaleSnapshotError
 from pmstore._snapshot import Reader
 from pmstore._values.array import read_layout
 from pmstore.archive._codecs import FRAME, Bytes
+from pmstore.archive._format import Loss
 
-__all__ = ["Change", "Changes", "Seen", "capture"]
+__all__ = ["Approximation", "Change", "Changes", "Known", "Seen", "capture"]
 
 _ATTEMPTS = 100
 _SMALL = 2016  # bytes; larger contents have a table of hashes in pages of its own
@@ -33,23 +35,38 @@ _SMALL = 2016  # bytes; larger contents have a table of hashes in pages of its o
 Runs = list[tuple[int, int]]  # offset and length of each, in order
 
 
+class Approximation(NamedTuple):
+    """What the last version has instead of the commit's contents. since: lossy versions since the last one that was
+    written without loss."""
+
+    since: int
+    loss: Loss
+
+
 class Known(NamedTuple):
     """What the last version has of an entry."""
 
     entry: Entry
     digest: int  # of the table of hashes; 0 for small contents
-    hashes: Any  # of the blocks, or None
+    hashes: Any  # of the blocks of the commit's contents, or None
     replica: Bytes | None
-    mark: int  # a hash of the key, of all that the entry says but its place, and of its contents
+    mark: int  # a hash of the key, of all that the entry says but its place, and of the version's contents
+    approximation: Approximation | None = None
+
+    def describes(self, entry: Entry) -> bool:
+        """Whether an entry is the same, but for its place and contents."""
+        return self.entry._replace(offset=entry.offset) == entry
 
 
 class Change(NamedTuple):
     """Contents that changed. runs: where; data: their bytes, joined; before: those of the last version, if they are
-    known."""
+    known. lossy: None, or, of whole contents that may be approximated, the lossy versions since the last one that was
+    written without loss."""
 
     runs: Runs
     data: Bytes
     before: Bytes | None
+    lossy: int | None = None
 
 
 class Changes(NamedTuple):
@@ -69,8 +86,8 @@ class Changes(NamedTuple):
 
     @property
     def state(self) -> int:
-        """A hash of all entries and contents, by which versions of other places can be compared. The lineage is not
-        part of it, because restored stores have another."""
+        """A hash of all entries and contents as the version has them, by which versions of other places can be
+        compared. The lineage is not part of it, because restored stores have another."""
         return sum(one.mark for key, one in self.known.items() if key != LINEAGE_KEY) % (1 << 63)
 
     @property
@@ -84,14 +101,36 @@ class Changes(NamedTuple):
         for at in range(0, entry.length, FRAME):
             yield at, _copied(self, entry, [(at, min(FRAME, entry.length - at))])
 
-    def element(self, key: bytes) -> int:
-        """The bytes of an element of an array, as far as codecs go; 1 for anything else."""
+    def dtype(self, key: bytes) -> np.dtype[Any] | None:
+        """Of an array whose contents are its elements; None for anything else."""
         entry = self.entries[key]
         if entry.kind != ARRAY:
-            return 1
+            return None
         try:
-            dtype = read_layout(self.core, entry).dtype
+            described = read_layout(self.core, entry)
         except CorruptStoreError:
+            return None
+        return described.dtype if described.nbytes == entry.length else None
+
+    @property
+    def losses(self) -> dict[bytes, Loss]:
+        """Of the arrays that the version approximates."""
+        found = ((key, one.approximation.loss) for key, one in self.known.items() if one.approximation is not None)
+        return {key: loss for key, loss in found if loss.absolute}
+
+    def approximate(self, key: bytes, contents: Bytes, approximation: Approximation) -> None:
+        """The version has these contents, and not those of the commit (I27)."""
+        change, known = self.changed[key], self.known[key]
+        assert change is not None
+        change.data[:] = contents
+        small = len(contents) <= _SMALL
+        hashes = contents.data if small else np.array(_block_hashes(contents), np.uint64).data.cast("B")
+        self.known[key] = known._replace(mark=_mark(key, known.entry, hashes), approximation=approximation)
+
+    def element(self, key: bytes) -> int:
+        """The bytes of an element of an array, as far as codecs go; 1 for anything else."""
+        dtype = self.dtype(key)
+        if dtype is None:
             return 1
         if dtype.kind == "c":
             return dtype.itemsize // 2
@@ -101,9 +140,10 @@ class Changes(NamedTuple):
 class Seen:
     """What is known of the last version. It changes only when a capture has succeeded as a whole."""
 
-    def __init__(self, room: int) -> None:
-        """room: bytes of replicas, at most."""
+    def __init__(self, room: int, lossy: Callable[[bytes, Any], bool] | None = None) -> None:
+        """room: bytes of replicas, at most. lossy: whether an array, with its key and dtype, may be approximated."""
         self.known: dict[bytes, Known] = {}
+        self.lossy = lossy
         self.room = room
         self.used = 0
 
@@ -166,12 +206,27 @@ class _Looked:
             return self._new(key, entry, digest)
         return self._differs(key, entry, digest, before)
 
+    def _lossy(self, key: bytes, entry: Entry, before: Known) -> int | None:
+        """See Change."""
+        if self._seen.lossy is None or before.replica is None or not before.describes(entry):
+            return None
+        dtype = self.changes.dtype(key)
+        if dtype is None or not self._seen.lossy(key, dtype):
+            return None
+        return 0 if before.approximation is None else before.approximation.since
+
     def _small(self, key: bytes, entry: Entry, before: Known | None) -> Known:
-        data = np.frombuffer(self.changes.core.contents(entry.offset, entry.length), np.uint8)
-        old = before.replica if before is not None and before.entry.length == entry.length else None
-        if old is None or not np.array_equal(old, data):
-            self.changes.changed[key] = Change([(0, entry.length)], data, old)
-        return Known(entry, 0, None, data, _mark(key, entry, data.data))
+        data = np.frombuffer(bytearray(self.changes.core.contents(entry.offset, entry.length)), np.uint8)
+        hashes = np.array([hash64(data.data)], np.uint64)
+        if before is not None and before.entry.length != entry.length:
+            before = None
+        if before is None or before.hashes[0] != hashes[0] or (before.approximation and not before.describes(entry)):
+            everything = [(0, entry.length)]
+            old, lossy = (None, None) if before is None else (before.replica, self._lossy(key, entry, before))
+            self.changes.changed[key] = Change(everything, data, old, lossy)
+        elif before.approximation is not None:
+            return before._replace(entry=entry)
+        return Known(entry, 0, hashes, data, _mark(key, entry, data.data))
 
     def _new(self, key: bytes, entry: Entry, digest: int) -> Known:
         """Contents that the last version does not have, or has in another length."""
@@ -187,10 +242,15 @@ class _Looked:
     def _differs(self, key: bytes, entry: Entry, digest: int, before: Known) -> Known:
         hashes = self._hashes(entry)
         runs = _runs(np.flatnonzero(hashes != before.hashes), entry.length)
+        if before.approximation is not None and not runs and before.describes(entry):
+            return before._replace(entry=entry, digest=digest)
+        lossy = self._lossy(key, entry, before) if runs else None
+        if lossy is not None or before.approximation is not None:  # the other blocks are not those of the commit
+            runs = [(0, entry.length)]
         if runs:
             data = _copied(self.changes, entry, runs)
             old = None if before.replica is None else _joined(before.replica, runs)
-            self.changes.changed[key] = Change(runs, data, old)
+            self.changes.changed[key] = Change(runs, data, old, lossy)
             if before.replica is not None:
                 self.replicas.append((before.replica, runs, data))
         return Known(entry, digest, hashes, before.replica, _mark(key, entry, hashes.data.cast("B")))
@@ -205,6 +265,11 @@ class _Looked:
 def _mark(key: bytes, entry: Entry, contents: Any) -> int:
     """See Known. contents: the bytes, or the hashes of their blocks."""
     return hash64(repr((key, entry.kind, entry.flags, entry.length, entry.meta, hash64(contents))).encode())
+
+
+def _block_hashes(contents: Bytes) -> list[int]:
+    """As `Snapshot.block_hashes` has them."""
+    return [hash64(contents[at : at + BLOCK].data) for at in range(0, len(contents), BLOCK)]
 
 
 def _runs(blocks: Any, length: int) -> Runs:

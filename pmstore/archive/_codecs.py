@@ -3,20 +3,26 @@
     contents ──(of a differential: minus those of the version before)──▶ codecs, one after the other ──▶ stored bytes
 
 The difference is that of the elements' bits as unsigned integers, modulo 2 to the number of bits. So it is exact for
-every dtype, and small where floats changed little.
+every dtype, and small where floats changed little. Arrays whose names match a pattern have a codec of their own. A
+lossy one takes the difference of the numbers, to what the version before decodes to (I27).
 """
 
 from __future__ import annotations
 
+import fnmatch
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pmstore._catalog.names import NAME_PREFIX, name_of
 from pmstore._errors import ArchiveDamagedError, ArchiveError
 
-__all__ = ["FRAME", "Chain", "chosen", "missing"]
+if TYPE_CHECKING:
+    from pmstore.codecs import LCDelta
+
+__all__ = ["FRAME", "LOSSY", "Chain", "Codecs", "chosen", "missing"]
 
 FRAME = 4 << 20  # bytes of contents that are encoded together, at most
 MOST = 16 * FRAME  # bytes of a frame that is read, at most: of other versions of this module
@@ -26,6 +32,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _SAME_SIZE = ("shuffle",)  # codecs whose output is as long as their input
 _CODE = ("pickle",)  # codecs that may run what they decode
 _LEVEL = 1
+_OWN = "pmstore."  # what the names of pmstore's codecs begin with
+LOSSY: tuple[dict[str, Any], ...] = ({"id": "pmstore.lcdelta"},)  # its frames tell the rest
+
+Configs = tuple[dict[str, Any], ...] | None
 
 
 def missing(error: ImportError) -> ArchiveError:
@@ -41,6 +51,8 @@ def _codec(config: tuple[tuple[str, Any], ...]) -> Any:
         raise missing(error) from error
     if dict(config).get("id") in _CODE:
         raise ArchiveError(f"the codec {dict(config)['id']!r} is not used: what it decodes may run code")
+    if str(dict(config).get("id")).startswith(_OWN):
+        import pmstore.codecs  # noqa: F401 (it registers them)
     try:
         return numcodecs.get_codec(dict(config))
     except Exception as error:
@@ -58,11 +70,73 @@ def _made(config: Mapping[str, Any]) -> Any:
         return _codec.__wrapped__(tuple(config.items()))
 
 
-def chosen(codec: Any) -> tuple[dict[str, Any], ...] | None:
-    """What `Store.drain` is given as codec: configurations; None for the default, which depends on the elements' size.
+class Codecs:
+    """The codecs of a drain, by pattern; the first one that matches an array's name counts. What is no array with a
+    name has the last one."""
+
+    def __init__(self, rules: Sequence[tuple[str, Configs | LCDelta]], rest: Configs) -> None:
+        """A rule: a pattern of fnmatch, and configurations, None for the default, or a lossy codec."""
+        self._rules = rules
+        self._rest = rest
+        self._found: dict[bytes, int | None] = {}
+
+    @property
+    def any_lossy(self) -> bool:
+        """Whether there is a lossy one."""
+        return any(_is_lossy(codec) for _, codec in self._rules)
+
+    def _rule(self, key: bytes) -> int | None:
+        if not self._rules or not key.startswith(NAME_PREFIX):
+            return None
+        if key not in self._found:
+            if len(self._found) > _NAMES:
+                self._found.clear()
+            name = name_of(key)
+            self._found[key] = next((n for n, (p, _) in enumerate(self._rules) if fnmatch.fnmatchcase(name, p)), None)
+        return self._found[key]
+
+    def configs(self, key: bytes) -> Configs:
+        """Of contents that are written without loss; None for the default, which depends on the elements' size."""
+        rule = self._rule(key)
+        codec: Any = self._rest if rule is None else self._rules[rule][1]
+        return None if _is_lossy(codec) else codec
+
+    def lossy(self, key: bytes) -> tuple[int, LCDelta] | None:
+        """The lossy codec of an array, and the number of its rule; None: it has another one."""
+        rule = self._rule(key)
+        codec: Any = None if rule is None else self._rules[rule][1]
+        return (rule, codec) if rule is not None and _is_lossy(codec) else None
+
+    def approximates(self, key: bytes, dtype: np.dtype[Any]) -> bool:
+        """Whether an array with this dtype may be approximated."""
+        found = self.lossy(key)
+        return found is not None and found[1].kind(dtype) is not None
+
+
+_NAMES = 100_000  # whose rule is kept in memory
+
+
+def _is_lossy(codec: Any) -> bool:
+    return codec is not None and not isinstance(codec, tuple)
+
+
+def chosen(codec: Any) -> Codecs:
+    """What `Store.drain` is given as codec.
 
     Raises TypeError, ValueError; ArchiveError if numcodecs is not installed.
     """
+    if isinstance(codec, Mapping) and not isinstance(codec.get("id"), str):
+        for pattern in codec:
+            if not isinstance(pattern, str) or not pattern:
+                raise TypeError(f"codec has patterns of names as keys, not {pattern!r:.80}")
+        _made({"id": "zstd"})  # of all others
+        return Codecs([(pattern, _one(given)) for pattern, given in codec.items()], None)
+    one: Any = _one(codec)
+    return Codecs([("*", one)], None) if _is_lossy(one) else Codecs([], one)
+
+
+def _one(codec: Any) -> Configs | LCDelta:
+    """Configurations; None for the default; or a lossy codec."""
     if codec is None:
         return ()
     if codec == "zstd":
@@ -72,11 +146,15 @@ def chosen(codec: Any) -> tuple[dict[str, Any], ...] | None:
         codec = {"id": codec}
     config = codec if isinstance(codec, Mapping) else getattr(codec, "get_config", lambda: None)()
     if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
-        raise TypeError(f"codec is 'zstd', None, or a codec of numcodecs or its configuration, not {codec!r:.80}")
+        raise TypeError(
+            f"codec is 'zstd', None, a codec of numcodecs or its configuration, or a dict of these, not {codec!r:.80}"
+        )
     try:
-        _made(config)
+        made = _made(config)
     except ArchiveError as error:
         raise ValueError(f"there is no codec {config['id']!r}: {error.__cause__ or error}") from error
+    if config["id"] == LOSSY[0]["id"]:
+        return made  # type: ignore[no-any-return]
     _try((dict(config),))
     return (dict(config),)
 
@@ -91,7 +169,10 @@ def _try(configs: tuple[dict[str, Any], ...]) -> None:
     except Exception as error:
         raise ValueError(f"the codec {configs[0]['id']!r} does not take bytes: {error}") from error
     if not same:
-        raise ValueError(f"the codec {configs[0]['id']!r} is lossy: an archive has every bit")
+        raise ValueError(
+            f"the codec {configs[0]['id']!r} is lossy: an archive has every bit, but for pmstore.codecs.LCDelta, whose "
+            "error it records"
+        )
 
 
 class Chain(NamedTuple):
@@ -103,13 +184,17 @@ class Chain(NamedTuple):
     configs: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, configs: tuple[dict[str, Any], ...] | None, itemsize: int, count: int, delta: bool) -> Chain:
+    def of(cls, configs: Configs, itemsize: int, count: int, delta: bool) -> Chain:
         """For contents of so many bytes. configs: of `chosen`."""
         size = itemsize if itemsize in (2, 4, 8) and count % itemsize == 0 else 1
         if configs is None:
             shuffled: tuple[dict[str, Any], ...] = ({"id": "shuffle", "elementsize": size},) if size > 1 else ()
             configs = (*shuffled, {"id": "zstd", "level": _LEVEL})
         return cls(delta, size, configs)
+
+    @property
+    def _lossy(self) -> bool:
+        return self.delta and self.configs == LOSSY
 
     def _elements(self, data: Bytes) -> Any:
         return data.view(f"<u{self.size}")
@@ -131,6 +216,8 @@ class Chain(NamedTuple):
             raise ArchiveDamagedError(f"the archive is damaged: a frame of {count} bytes")
         if self.delta and (self.size not in (1, 2, 4, 8) or count % self.size):
             raise ArchiveDamagedError("the archive is damaged: a difference of parts of elements")
+        if self._lossy:
+            return self._approximated(stored, count, before)
         data: Any = stored
         codecs = [_made(config) for config in self.configs]  # a missing codec is another error than damage
         try:
@@ -146,3 +233,15 @@ class Chain(NamedTuple):
         if not self.delta:
             return out
         return (self._elements(out) + self._elements(before)).view(np.uint8)  # type: ignore[arg-type,no-any-return]
+
+    def _approximated(self, stored: bytes, count: int, before: Bytes | None) -> Bytes:
+        _made(self.configs[0])  # it may not be installed
+        from pmstore.codecs._passes import decoded
+
+        try:
+            out = decoded(stored, before, count)
+        except ValueError as error:
+            raise ArchiveDamagedError(f"the archive is damaged: {error}") from error
+        if len(out) != count:
+            raise ArchiveDamagedError(f"the archive is damaged: a frame has {len(out)} bytes instead of {count}")
+        return out

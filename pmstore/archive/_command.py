@@ -14,6 +14,7 @@ from pmstore._display import aligned, count_text, name_text, size_text
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
 from pmstore.archive._export import FORMATS, export
+from pmstore.archive._format import lossy_text
 
 __all__ = ["add_parser"]
 
@@ -52,6 +53,7 @@ def add_parser(commands: Any) -> None:
     listing = add("list", list_, "the versions, oldest first", "list runs/archive")
     listing.add_argument("-n", type=_number, default=None, metavar="N", help="only the newest N")
     listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.add_argument("--losses", action="store_true", help="also the error of each array that is approximated")
     verifying = add("verify", verify, "read and check every object", "verify runs/archive")
     verifying.add_argument("--json", action="store_true", help="print JSON")
     restoring = add("restore", restore, "make a store of a version", "restore runs/archive again.pm --version 120")
@@ -111,14 +113,25 @@ def _print_json(value: Any) -> None:
 
 def list_(chosen: argparse.Namespace) -> int:
     """Prints the versions."""
-    rows = _archive.open(chosen.path).log()
+    archive = _archive.open(chosen.path)
+    rows = archive.log()
     rows = rows[max(0, len(rows) - chosen.n) :] if chosen.n is not None else rows
     if chosen.json:
-        _print_json([row._asdict() for row in rows])
+        _print_json([_in_json(archive, row, chosen.losses) for row in rows])
         return _SOUND
-    for line in aligned(map(_columns, rows)):
+    for row, line in zip(rows, aligned(map(_columns, rows))):
         print(line)
+        if chosen.losses and row.lossy:
+            for name, loss in archive[row.version].losses.items():
+                print(f"    {name_text(name)}  relative error {loss.relative:.3g}, absolute {loss.absolute:.3g}")
     return _SOUND
+
+
+def _in_json(archive: Archive, row: Info, losses: bool) -> dict[str, Any]:
+    found = {**row._asdict(), "loss": None if row.loss is None else row.loss._asdict()}
+    if losses:
+        found["losses"] = {name: loss._asdict() for name, loss in archive[row.version].losses.items()}
+    return found
 
 
 def _columns(row: Info) -> tuple[str, ...]:
@@ -126,6 +139,7 @@ def _columns(row: Info) -> tuple[str, ...]:
     said = [name_text(row.message)] if row.message else []
     said += [f"{name_text(name)}={value!r:.40}" for name, value in row.attributes.items()]
     said += [f"[{tag}]" for tag in row.tags]
+    said += [lossy_text(row.lossy, row.loss)] if row.loss is not None else []
     return str(row.version), when, row.kind, size_text(row.size), " ".join(said)
 
 
@@ -133,7 +147,8 @@ def verify(chosen: argparse.Namespace) -> int:
     """Reads and checks every object."""
     report = _archive.open(chosen.path).verify()
     if chosen.json:
-        _print_json({"ok": report.ok, "versions": report.versions, "problems": [one._asdict() for one in report]})
+        problems = [one._asdict() for one in report]
+        _print_json({"ok": report.ok, "versions": report.versions, "lossy": report.lossy, "problems": problems})
     else:
         print(report)
     return _SOUND if report.ok else _DAMAGED

@@ -40,6 +40,7 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore._store.opening import seconds
 from pmstore.archive._capture import Seen, capture
+from pmstore.archive._codecs import Codecs
 from pmstore.archive._format import Row
 from pmstore.archive._objects import Place, RecoveredError
 from pmstore.archive._retention import Keep
@@ -65,7 +66,7 @@ class Options(NamedTuple):
 
     every: int
     keep: Keep
-    codec: tuple[dict[str, Any], ...] | None
+    codec: Codecs
     part_size: int
     queue_size: int
     raises: bool
@@ -111,7 +112,7 @@ class Steps:
         self._captured_at = time.time()
         self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
         self.jobs: deque[Flush] = deque()
-        self._seen = Seen(options.queue_size)
+        self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
         self._writing = Writing(
             self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
         )
@@ -123,6 +124,12 @@ class Steps:
     def _refuse_if_behind(self) -> None:
         now = newest(self.fd)
         for target in self.targets:
+            row = target.index.find(now) if self.captured < now else None
+            if row is not None and row.lossy:  # the version would be another one in the first place (I27)
+                raise ArchiveConflictError(
+                    f"{target.place.url} has version {now} with approximated arrays, and {self.targets[0].place.url} "
+                    "lacks it: name the place that has it first, or commit before the drain begins"
+                )
             if target.last > now:
                 raise ArchiveConflictError(
                     f"{target.place.url} has version {target.last}, and the store is at {now}: it was taken back "

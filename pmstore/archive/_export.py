@@ -28,6 +28,8 @@ from pmstore._errors import Error, OutOfSpaceError, StoreExistsError, StoreIOErr
 from pmstore._store import opening
 from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
+from pmstore.archive._format import tell_losses
+from pmstore.archive._versions import Version
 
 __all__ = ["FORMATS", "VALUES", "export"]
 
@@ -129,7 +131,7 @@ def export(
     Returns
     -------
     int
-        The number of names.
+        The number of names. An ArchiveWarning tells of arrays of a version that a lossy codec has approximated.
 
     Raises
     ------
@@ -164,6 +166,9 @@ def export(
         raise kind(
             error.errno or errno.EIO, f"{target!r} can't be written: {error.strerror or error}", target
         ) from error
+    version = getattr(mapping, "store", mapping)  # of a group, too
+    if isinstance(version, Version):
+        tell_losses(target, version.version, version.losses.values(), 2)
     return len(source.arrays) + len(source.values)
 
 

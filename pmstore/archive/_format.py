@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import struct
+import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgpack
 
 from pmstore._core import hash64
-from pmstore._errors import ArchiveDamagedError, CorruptStoreError, FormatVersionError
+from pmstore._errors import ArchiveDamagedError, ArchiveWarning, CorruptStoreError, FormatVersionError
 from pmstore._store.notes import CommitNote, decoded
 
 __all__ = [
@@ -26,12 +27,15 @@ __all__ = [
     "Directory",
     "Frame",
     "Item",
+    "Loss",
     "Piece",
     "Row",
     "Segment",
+    "lossy_text",
     "opened",
     "part_name",
     "sealed",
+    "tell_losses",
 ]
 
 FORMAT = 1
@@ -149,10 +153,55 @@ class Frame(NamedTuple):
         return [[number for run in self.runs for number in run], list(self.piece), self.codec, self.checksum]
 
 
+class Loss(NamedTuple):
+    """How far an array of a version is from that of the commit (I27).
+
+    Attributes
+    ----------
+    absolute : float
+        The largest difference of two elements.
+    relative : float
+        The root of the mean square of the differences, divided by that of the elements; inf if a double can't tell it.
+    """
+
+    absolute: float
+    relative: float
+
+    @classmethod
+    def checked(cls, found: Any) -> Loss | None:
+        """From what was read."""
+        if found is None:
+            return None
+        _require(isinstance(found, tuple) and tuple(map(type, found)) == (float, float), "the error of an array")
+        _require(all(one >= 0 for one in found), "the error of an array")
+        return cls(*found)
+
+    @classmethod
+    def worst(cls, losses: Iterable[Loss]) -> Loss | None:
+        """The largest of each; None if there are none."""
+        found = list(losses)
+        return cls(max(one.absolute for one in found), max(one.relative for one in found)) if found else None
+
+
+def tell_losses(path: str, version: int, losses: Iterable[Loss], stacklevel: int) -> None:
+    """Warns that what was made of a version is not what was committed."""
+    found = list(losses)
+    worst = Loss.worst(found)
+    if worst is not None:
+        text = f"{path}: version {version} {lossy_text(len(found), worst)}: they are not those of the commit"
+        warnings.warn(text, ArchiveWarning, stacklevel=stacklevel + 1)
+
+
+def lossy_text(count: int, worst: Loss) -> str:
+    """How many arrays a version approximates, and how badly."""
+    arrays = "1 array" if count == 1 else f"{count} arrays"
+    return f"approximates {arrays} (relative error up to {worst.relative:.2g}, absolute {worst.absolute:.2g})"
+
+
 class Item(NamedTuple):
     """An entry of the store's catalog in a version: `pmstore._core.Entry` without a place, and its contents' frames.
 
-    frames: None if the contents are those of the version before.
+    frames: None if the contents are those of the version before. loss: None if they are those of the commit.
     """
 
     kind: int
@@ -160,21 +209,22 @@ class Item(NamedTuple):
     meta: bytes
     length: int
     frames: tuple[Frame, ...] | None
+    loss: Loss | None = None
 
     @classmethod
     def checked(cls, found: Any, codecs: int) -> Item:
         """From what was read."""
-        _require(isinstance(found, tuple) and len(found) == 5, "an entry")
-        kind, flags, meta, length, frames = found
+        _require(isinstance(found, tuple) and len(found) == 6, "an entry")
+        kind, flags, meta, length, frames, loss = found
         _require(all(type(n) is int and 0 <= n < 256 for n in (kind, flags)) and _count(length), "an entry")
         _require(isinstance(meta, bytes) and (frames is None or isinstance(frames, tuple)), "an entry")
         checked = None if frames is None else tuple(Frame.checked(frame, length, codecs) for frame in frames)
-        return cls(kind, flags, meta, length, checked)
+        return cls(kind, flags, meta, length, checked, Loss.checked(loss))
 
     def packed(self) -> list[Any]:
         """For msgpack."""
         frames = None if self.frames is None else [frame.packed() for frame in self.frames]
-        return [self.kind, self.flags, self.meta, self.length, frames]
+        return [self.kind, self.flags, self.meta, self.length, frames, self.loss]
 
 
 class Directory(NamedTuple):
@@ -220,8 +270,9 @@ class Row(NamedTuple):
 
     time: seconds since the epoch. previous: the version that its directory changes; None: it is a base. raw: bytes of
     the contents that it has; stored: of its parts that were written for it. parts: all parts that it reads, except
-    those of its previous versions. state: a hash of all entries and contents. note: of the commit, encoded. kept: False
-    if it is there for later ones only.
+    those of its previous versions. state: a hash of all entries and contents, as the version has them. note: of the
+    commit, encoded. lossy: the number of arrays that are not those of the commit; loss: the worst of them, or None.
+    kept: False if it is there for later ones only.
     """
 
     version: int
@@ -233,6 +284,8 @@ class Row(NamedTuple):
     directory: Piece
     state: int
     note: bytes | None
+    lossy: int = 0
+    loss: Loss | None = None
     kept: bool = True
 
     @property
@@ -245,26 +298,29 @@ class Row(NamedTuple):
 
     def packed(self) -> tuple[Any, ...]:
         """For msgpack, and as it is read again."""
-        return (*self[:6], tuple(self.directory), *self[7:])
+        loss = None if self.loss is None else tuple(self.loss)
+        return (*self[:6], tuple(self.directory), *self[7:10], loss, self.kept)
 
     @classmethod
     def checked(cls, found: Any) -> Row:
         """From what was read."""
         _require(isinstance(found, tuple) and tuple(map(type, found)) in _ROWS, "a version")
-        version, time, previous, raw, stored, parts, directory, state, note, kept = found
+        version, time, previous, raw, stored, parts, directory, state, note, lossy, loss, kept = found
+        _require(_count(lossy) and bool(lossy) == (loss is not None), "the error of a version")
         _require(version >= 0 <= raw and stored >= 0 <= state and time == time, "a version")
         _require(previous is None or 0 <= previous < version, "the version before a version")
         for part in parts:
             _require(type(part) is str and _PART.fullmatch(part) is not None, "the name of a part")
         place = Piece.checked(directory)
-        return cls(version, time, previous, raw, stored, parts, place, state, note, kept)
+        return cls(version, time, previous, raw, stored, parts, place, state, note, lossy, Loss.checked(loss), kept)
 
 
 _NOTHING = type(None)
 _ROWS = {
-    (int, float, previous, int, int, tuple, tuple, int, note, bool)
+    (int, float, previous, int, int, tuple, tuple, int, note, int, loss, bool)
     for previous in (int, _NOTHING)
     for note in (bytes, _NOTHING)
+    for loss in (tuple, _NOTHING)
 }
 
 

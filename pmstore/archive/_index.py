@@ -102,6 +102,8 @@ class Index:
         for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
             if row[-1] is True or row[0] not in rows or rows[row[0]][-1] is not True:
                 rows[row[0]] = row
+        if any(map(_is_lossy, rows.values())):
+            rows = _whole_chains([{row[0]: row for row in index._rows[: index._count]} for index in indexes])
         return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
 
     def __len__(self) -> int:
@@ -165,6 +167,48 @@ def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], 
             raise
         tell(error)
         return []
+
+
+def _is_lossy(row: Any) -> bool:
+    return bool(len(row) == _FIELDS and row[_LOSSY])
+
+
+def _whole_chains(places: Sequence[dict[int, tuple[Any, ...]]]) -> dict[int, tuple[Any, ...]]:
+    """A row for each version. Two places that were drained to one after the other may have a version with other
+    contents, where one of them approximates an array (I27). A differential needs the version before as its own place
+    has it. So the newest versions come first, each with all that it needs; one that would need other contents of a
+    version that is there already is left out."""
+    rows: dict[int, tuple[Any, ...]] = {}
+    for version in sorted(set().union(*places), reverse=True):
+        found = [place for place in places if version in place]
+        for place in sorted(found, key=lambda place: place[version][-1] is not True):
+            needed = _needed(place, version, rows)
+            if needed is not None:
+                rows.update((row[0], row) for row in needed)
+                break
+        if version in rows:
+            kept = any(place[version][-1] is True for place in found)
+            rows[version] = (*rows[version][:-1], kept)
+    return rows
+
+
+def _needed(
+    place: dict[int, tuple[Any, ...]], version: int | None, rows: dict[int, tuple[Any, ...]]
+) -> list[tuple[Any, ...]] | None:
+    """The rows of a place that a version needs, and that are not there; None if others are there instead."""
+    needed: list[tuple[Any, ...]] = []
+    while version is not None:
+        row = place.get(version)
+        if row is None or len(row) != _FIELDS:  # `Index.find` tells what is wrong
+            return needed if row is None else [*needed, row]
+        if version in rows:  # with all that it needs
+            return needed if rows[version][_STATE] == row[_STATE] else None
+        needed.append(row)
+        version = row[_PREVIOUS]
+    return needed
+
+
+_PREVIOUS, _STATE, _LOSSY, _FIELDS = 2, 7, 9, len(Row._fields)  # of a row as it is packed
 
 
 class IndexWriter:

@@ -26,12 +26,14 @@ class Problem(NamedTuple):
 
 
 class VerifyReport(Sequence[Problem]):
-    """What `Archive.verify` found. `versions` and `bytes` count what was checked, in all places."""
+    """What `Archive.verify` found. `versions` and `bytes` count what was checked, in all places; `lossy` the versions
+    in which a lossy codec has approximated arrays, which is no problem."""
 
-    def __init__(self, problems: list[Problem], versions: int, count: int) -> None:
+    def __init__(self, problems: list[Problem], versions: int, count: int, lossy: int) -> None:
         self._problems = problems
         self.versions = versions
         self.bytes = count
+        self.lossy = lossy
 
     @property
     def ok(self) -> bool:
@@ -56,7 +58,8 @@ class VerifyReport(Sequence[Problem]):
 
     def __str__(self) -> str:
         if self.ok:
-            return f"sound: {self.versions} versions, {self.bytes} bytes"
+            lossy = f", {self.lossy} of them with approximated arrays" if self.lossy else ""
+            return f"sound: {self.versions} versions{lossy}, {self.bytes} bytes"
         lines = [f"{p.url}: versions {', '.join(map(str, p.versions))}: {p.text}" for p in self._problems]
         return "\n".join(lines)
 
@@ -64,13 +67,14 @@ class VerifyReport(Sequence[Problem]):
 def verify(sources: Sources, progress: Callable[[int, int], object] | None) -> VerifyReport:
     """See `Archive.verify`."""
     problems: list[Problem] = []
-    versions = count = 0
+    versions = count = lossy = 0
     for place in sources.places:
         checked = _Checked(place, problems)
         checked.run(progress)
         versions += checked.versions
         count += checked.bytes
-    return VerifyReport(problems, versions, count)
+        lossy += checked.lossy
+    return VerifyReport(problems, versions, count, lossy)
 
 
 class _Checked:
@@ -80,7 +84,7 @@ class _Checked:
         self._place = place
         self._problems = problems
         self._bad: dict[Piece, str | None] = {}  # of the pieces that were read, what is wrong
-        self.versions = self.bytes = 0
+        self.versions = self.bytes = self.lossy = 0
 
     def run(self, progress: Callable[[int, int], object] | None) -> None:
         alone = Sources([self._place])
@@ -95,6 +99,7 @@ class _Checked:
         wrong: dict[int, str] = {}
         for number, row in enumerate(index.rows()):
             self.versions += 1
+            self.lossy += bool(row.lossy)
             text = self._row(library, row)
             if text is None and row.previous is not None:
                 text = wrong.get(row.previous)

@@ -23,7 +23,7 @@ import numpy as np
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.kinds import ARRAY
-from pmstore._catalog.names import key_of
+from pmstore._catalog.names import NAME_PREFIX, key_of, name_of
 from pmstore._core import Core, Entry, hash64
 from pmstore._core import Row as CoreRow
 from pmstore._derived.arrays import DerivedArrays
@@ -31,7 +31,7 @@ from pmstore._errors import ArchiveDamagedError, OutOfMemoryError, ReadOnlyStore
 from pmstore._locks import Lock
 from pmstore._store.mapping import NameMapping
 from pmstore.archive._codecs import FRAME, Bytes, Chain
-from pmstore.archive._format import Directory, Frame, Item, Piece, Row
+from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
 
@@ -184,14 +184,17 @@ class Contents(NamedTuple):
     meta: bytes
     length: int
     frames: tuple[tuple[Frame, Chain], ...]
+    loss: Loss | None = None
 
     @classmethod
     def after(cls, before: Contents | None, item: Item, directory: Directory) -> Contents:
         """What a directory makes of an entry."""
+        loss = item.loss
         if item.frames is None:
             if item.length and (before is None or before.length != item.length):
                 raise ArchiveDamagedError("the archive is damaged: an entry has no contents")
             frames = before.frames if before is not None and item.length else ()
+            loss = before.loss if before is not None and item.length else None
         else:
             new = tuple((frame, Chain(*directory.codecs[frame.codec])) for frame in item.frames)
             if _whole(new, item.length):
@@ -200,7 +203,7 @@ class Contents(NamedTuple):
                 raise ArchiveDamagedError("the archive is damaged: an entry lacks a part of its contents")
             else:
                 frames = before.frames + new
-        return cls(item.kind, item.flags, item.meta, item.length, frames)
+        return cls(item.kind, item.flags, item.meta, item.length, frames, loss)
 
 
 def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
@@ -308,9 +311,11 @@ class Version(NameMapping):
         When it was archived, in seconds since the epoch.
     message, attributes : str or None, dict
         Of the commit: see `Store.transaction`.
+    losses : dict of str to Loss
+        The arrays that are not those of the commit, because of a lossy codec, and how far they are from them.
     """
 
-    __slots__ = ("_core", "attributes", "message", "time", "url", "version")
+    __slots__ = ("_core", "attributes", "losses", "message", "time", "url", "version")
 
     def __init__(self, library: Library, row: Row, entries: dict[bytes, Contents]) -> None:
         self._core = VersionCore(library, row.version, entries)
@@ -320,6 +325,7 @@ class Version(NameMapping):
         self.version = row.version
         self.time = row.time
         self.message, self.attributes = row.noted
+        self.losses = {name_of(key): item.loss for key, item in entries.items() if item.loss and key[:1] == NAME_PREFIX}
         self.url = library.sources.url
 
     @property

@@ -6,20 +6,27 @@
                                      Flush: parts, and the rows of their versions
 
 A base has no previous version. It does not write contents anew that are in the archive as a whole already.
+
+I27  A lossy difference is taken to what the version before decodes to. The hash of its contents, and the state of its
+     version, are those of what it decodes to, and the error stands beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
+import numpy as np
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._core import Entry, hash64
-from pmstore.archive._capture import Change, Changes
-from pmstore.archive._codecs import FRAME, Bytes, Chain
-from pmstore.archive._format import Directory, Frame, Item, Piece, Row, part_name
+from pmstore.archive._capture import Approximation, Change, Changes
+from pmstore.archive._codecs import FRAME, LOSSY, Bytes, Chain, Codecs
+from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row, part_name
+
+if TYPE_CHECKING:
+    from pmstore.codecs._passes import Buckets, Coder
 
 __all__ = ["Flush", "Stored", "Writing"]
 
@@ -47,7 +54,7 @@ class Writing:
     ----------
     writer : str
         What the names of its parts begin with, and no others: 16 hexadecimal digits.
-    codec
+    codecs
         Of `chosen`.
     part_size : int
         Bytes of a part, at most, unless a frame or a directory alone is larger.
@@ -62,7 +69,7 @@ class Writing:
     def __init__(
         self,
         writer: str,
-        codec: tuple[dict[str, Any], ...] | None,
+        codecs: Codecs,
         part_size: int,
         flush: Callable[[Flush], None],
         last: int | None = None,
@@ -70,7 +77,8 @@ class Writing:
     ) -> None:
         self.room: Callable[[], None] | None = None  # called in the middle of a version; it may wait, or raise
         self.base_after: int | None = None  # differentials until the next base; None: as `_base_is_due` says
-        self._writer, self._codec, self._part_size, self._flush = writer, codec, part_size, flush
+        self._writer, self._codecs, self._part_size, self._flush = writer, codecs, part_size, flush
+        self._coder: Coder | None = None  # of lossy differences
         self._number = 0  # of the part that is being filled,
         self._pieces: list[Any] = []  # its pieces,
         self._length = 0  # and its bytes
@@ -110,14 +118,17 @@ class Writing:
         entries = changes.entries
         before: dict[bytes, Entry] = {} if as_base else (self._entries or {})
         whole = {key: found for key, found in self._whole.items() if key in entries and key not in changes.changed}
-        frames: dict[bytes, tuple[Stored, ...]] = {}  # of this version's directory
+        frames = {} if as_base else self._approximated(changes)  # of this version's directory
         for key, entry in entries.items():
-            if not entry.offset:
+            if not entry.offset or key in frames:
                 continue
             change = changes.changed.get(key)
+            again = self._without_loss(key, changes, as_base)
+            if again is not None:
+                whole[key] = tuple(self._differences(key, again, changes.element(key)))
             if key not in whole and (as_base or (key in changes.changed and change is None)):
                 whole[key] = tuple(self._pieces_of(key, changes))
-            elif change is not None:
+            elif change is not None and again is None:
                 found = tuple(self._differences(key, change, changes.element(key)))
                 if change.before is None and change.runs == [(0, entry.length)]:
                     whole[key] = found
@@ -144,6 +155,7 @@ class Writing:
         """Writes the directory of a version. begun: bytes that had been written before it."""
         codecs: dict[bytes, tuple[int, Chain]] = {}
         parts: dict[str, None] = {}
+        losses = changes.losses
 
         def numbered(frame: Frame, chain: Chain) -> Frame:
             parts[frame.piece.part] = None
@@ -156,6 +168,7 @@ class Writing:
                 entry.meta,
                 entry.length if entry.offset else 0,
                 None if frames is None else tuple(numbered(*one) for one in frames),
+                losses.get(key),
             )
             for key, (entry, frames) in items.items()
         }
@@ -170,6 +183,8 @@ class Writing:
             directory=place,
             state=changes.state,
             note=Catalog(changes.core, read_only=True).note(),
+            lossy=len(losses),
+            loss=Loss.worst(losses.values()),
         )
 
     def _settle(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
@@ -190,6 +205,68 @@ class Writing:
             return False
         contents = sum(self._entries[key].length for key in self._since_keys if key in self._entries)
         return self._since_bytes > max(_CHEAP, _WORTH * (contents + _ENTRY * len(self._entries)))
+
+    # ---- approximations
+
+    def _approximated(self, changes: Changes) -> dict[bytes, tuple[Stored, ...]]:
+        """Frames of lossy differences. The arrays of a rule share the exponents that are kept."""
+        rules: dict[int, list[tuple[bytes, Change]]] = {}
+        for key, change in changes.changed.items():
+            found = None if change is None or change.lossy is None else self._codecs.lossy(key)
+            if change is not None and found is not None and change.lossy < found[1].rebase_every:  # type: ignore[operator]
+                rules.setdefault(found[0], []).append((key, change))
+        frames = {}
+        for arrays in rules.values():
+            buckets = self._buckets(changes, arrays)
+            for key, change in arrays:
+                frames[key] = tuple(self._lossy(key, change, changes, buckets))
+        return frames
+
+    def _buckets(self, changes: Changes, arrays: Sequence[tuple[bytes, Change]]) -> Buckets:
+        from pmstore.codecs._passes import Buckets
+
+        buckets = Buckets()
+        for key, change in arrays:
+            kind = self._kind(key, changes)
+            for at in range(0, len(change.data), FRAME):
+                assert change.before is not None
+                buckets.add(kind, change.data[at : at + FRAME], change.before[at : at + FRAME])
+        return buckets
+
+    def _kind(self, key: bytes, changes: Changes) -> Any:
+        found, dtype = self._codecs.lossy(key), changes.dtype(key)
+        assert found is not None and dtype is not None
+        return found[1].kind(dtype)
+
+    def _lossy(self, key: bytes, change: Change, changes: Changes, buckets: Buckets) -> Iterator[Stored]:
+        """The frames of an array. From then on, the version has what they decode to."""
+        from pmstore.codecs._passes import Coder, Errors, plain
+
+        found, kind = self._codecs.lossy(key), self._kind(key, changes)
+        assert found is not None and change.before is not None and change.lossy is not None
+        bits, self._coder = found[1].bits, self._coder or Coder()
+        table, errors, contents = buckets.kept(bits), Errors(), np.empty(len(change.data), np.uint8)
+        for at in range(0, len(change.data), FRAME):
+            data = change.data[at : at + FRAME]
+            encoded, out, error = self._coder.coded(kind, bits, table, data, change.before[at : at + FRAME])
+            errors.add(error, exact=len(encoded) >= len(data))
+            if len(encoded) >= len(data):
+                encoded, out = plain(data, kind.size), data
+            contents[at : at + len(data)] = out
+            yield Frame(((at, len(data)),), self._add(encoded), 0, hash64(out.data)), Chain(True, kind.size, LOSSY)
+        loss = Loss(errors.absolute, errors.relative)
+        changes.approximate(key, contents, Approximation(change.lossy + 1, loss))
+
+    @staticmethod
+    def _without_loss(key: bytes, changes: Changes, as_base: bool) -> Change | None:
+        """All contents of an array, if it is the time to write them as they are: those of the commit, or, in a base
+        where they did not change, those that the last version approximates them by."""
+        change, known = changes.changed.get(key), changes.known[key]
+        if change is not None and change.lossy is not None:
+            return change._replace(before=None)
+        if change is None and as_base and known.approximation is not None and known.replica is not None:
+            return Change([(0, len(known.replica))], known.replica, None)
+        return None
 
     # ---- frames
 
@@ -213,9 +290,10 @@ class Writing:
         known = self._have.get((key, runs, checksum))
         if known is not None:
             return known
-        chain = Chain.of(self._codec, element, len(data), before is not None)
+        configs = self._codecs.configs(key)
+        chain = Chain.of(configs, element, len(data), before is not None)
         encoded = chain.encode(data, before)
-        if len(encoded) >= len(data) and self._codec is None:
+        if len(encoded) >= len(data) and configs is None:
             chain, encoded = Chain(False, 1, ()), data.data
         if not chain.configs and not chain.delta:
             encoded = bytes(encoded)  # the data may be a replica, which changes; `encode` looks after others

@@ -1,0 +1,282 @@
+"""A lossy difference of arrays, and back: LC-Checkpoint (ICML 2020), by the passes of csrc/codecs/lcdelta.c.
+
+    changes ──by sign and exponent──▶ buckets ──the largest exponents are kept──▶ a code for each element, 0: no change
+    each kept bucket ──the mean of its changes──▶ one value
+    codes, values, exact elements ──zstd──▶ the bytes of the difference
+
+An element is never farther from what it should be than it was before. What is read is not trusted: sizes are checked
+before memory is asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numcodecs import Shuffle, Zstd
+
+from pmstore._core import ffi, lib
+
+__all__ = ["DOUBLE", "Buckets", "Bytes", "Coder", "Errors", "Kind", "decoded", "kind_of", "plain"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_HEADER = struct.Struct("<BBBBIQ")  # how, type or bytes of an element, bits, values, exact elements, elements or bytes
+_CODED, _SHUFFLED, _RAW = 1, 2, 3  # how
+_LEVEL = 1
+_END = 0xA5  # the last byte of what is compressed: zstd does not tell that there is less than was asked for
+_BUCKETS, _SIGN = 4096, 2048
+_LANES = 4  # of sums, as C has them
+_MOST = 1 << 31  # bytes of a difference
+
+
+class Kind(NamedTuple):
+    """A type of elements. number: as C calls it; size: bytes; value: dtype of the values of buckets."""
+
+    number: int
+    size: int
+    value: str
+
+
+DOUBLE = Kind(lib.PM_LCDELTA_DOUBLE, 8, "<f8")
+FLOAT = Kind(lib.PM_LCDELTA_FLOAT, 4, "<f4")
+HALF = Kind(lib.PM_LCDELTA_HALF, 2, "<f4")
+BRAIN = Kind(lib.PM_LCDELTA_BRAIN, 2, "<f4")
+_KINDS = {kind.number: kind for kind in (DOUBLE, FLOAT, HALF, BRAIN)}
+_NAMED = {"float64": DOUBLE, "float32": FLOAT, "float16": HALF, "bfloat16": BRAIN}
+_BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+
+
+def kind_of(dtype: np.dtype[Any], named: str | None = None) -> Kind | None:
+    """The type of the elements of an array; None if they have no lossy difference.
+
+    named: "float16", "bfloat16", "float32" or "float64": elements of this type only; of the second also as uint16.
+    """
+    if dtype == _BFLOAT16:
+        found: Kind | None = BRAIN
+    elif dtype.kind == "f" and dtype.newbyteorder("<") == dtype:
+        found = _NAMED.get(dtype.name)
+    else:
+        found = BRAIN if named == "bfloat16" and dtype == np.dtype("<u2") else None
+    return found if named is None or found is _NAMED[named] else None
+
+
+def _pointer(data: Any) -> Any:
+    return ffi.cast("void *", data.__array_interface__["data"][0])
+
+
+class Errors:
+    """How far results are from what they should be: `absolute`, the largest difference; `relative`, the root of the
+    mean square of the differences, divided by that of the elements, or inf if a double can't tell it. Elements that are
+    not finite are exact."""
+
+    def __init__(self) -> None:
+        self._found = np.zeros(3)
+
+    def add(self, other: Errors, exact: bool) -> None:
+        """Of further elements. exact: they are what they should be after all."""
+        self._found += [0, 0, other._found[2]] if exact else [0, *other._found[1:]]
+        self._found[0] = max(self._found[0], 0 if exact else other._found[0])
+
+    @property
+    def absolute(self) -> float:
+        return float(self._found[0])
+
+    @property
+    def relative(self) -> float:
+        _, squares, total = map(float, self._found)
+        if not squares and not self.absolute:
+            return 0.0
+        return (squares / total) ** 0.5 if squares and squares < np.inf and 0 < total < np.inf else float("inf")
+
+    @property
+    def pointer(self) -> Any:
+        """For C."""
+        return ffi.from_buffer("double[]", self._found)
+
+
+class Buckets:
+    """How often changes have each sign and exponent, in all arrays that share the kept buckets."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BUCKETS, np.uint64)
+
+    def add(self, kind: Kind, x: Bytes, before: Bytes) -> None:
+        """Counts the changes of an array, or of a part of it."""
+        lib.pm_lcdelta_count(
+            kind.number, _pointer(x), _pointer(before), len(x) // kind.size, ffi.from_buffer("uint64_t[]", self._counts)
+        )
+
+    def kept(self, bits: int) -> Bytes:
+        """The code of each bucket: 1, 2, … for the 2^bits - 1 of the largest exponents, of equal ones the fuller one
+        first; 0 for the others."""
+        exponents = np.arange(_BUCKETS) % _SIGN
+        there = np.flatnonzero((self._counts > 0) & (exponents > 0) & (exponents < _SIGN - 1))
+        order = sorted(there.tolist(), key=lambda one: (-(one % _SIGN), -int(self._counts[one]), one))
+        table = np.zeros(_BUCKETS, np.uint8)
+        table[order[: (1 << bits) - 1]] = np.arange(1, 1 + min(len(order), (1 << bits) - 1))
+        return table
+
+
+class Coder:
+    """Makes lossy differences, one after the other, in the same memory. It is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._codes = self._out = np.empty(0, np.uint8)
+        self._places = np.empty(0, np.uint32)
+
+    def coded(self, kind: Kind, bits: int, table: Bytes, x: Bytes, before: Bytes) -> tuple[bytes, Bytes, Errors]:
+        """The bytes of a lossy difference; what comes out of it, until the next call; and how far that is from x.
+
+        table: of `Buckets.kept`; x, before: contiguous bytes of elements.
+        """
+        count = len(x) // kind.size
+        if len(self._out) < len(x) or len(self._codes) < count:
+            self._codes, self._places = np.empty(count, np.uint8), np.empty(count, np.uint32)
+            self._out = np.empty(len(x), np.uint8)
+        codes, out = self._codes[:count], self._out[: len(x)]
+        sums, numbers, errors = np.zeros((_LANES, 256)), np.zeros((_LANES, 256), np.uint64), Errors()
+        lib.pm_lcdelta_code(
+            kind.number,
+            _pointer(x),
+            _pointer(before),
+            count,
+            ffi.from_buffer(table),
+            ffi.from_buffer(codes),
+            ffi.from_buffer("double[]", sums),
+            ffi.from_buffer("uint64_t[]", numbers),
+        )
+        values = _values(table, sums, numbers).astype(kind.value)
+        exact = lib.pm_lcdelta_apply(
+            kind.number,
+            _pointer(x),
+            _pointer(before),
+            count,
+            ffi.from_buffer(codes),
+            ffi.from_buffer("double[]", _by_code(values)),
+            _pointer(out),
+            ffi.from_buffer("uint32_t[]", self._places),
+            errors.pointer,
+        )
+        places = self._places[:exact]
+        body = np.concatenate(
+            [
+                _packed(codes, bits),
+                values.view(np.uint8),
+                np.diff(places, prepend=np.uint32(0)).astype("<u4").view(np.uint8),
+                x.view(f"<u{kind.size}")[places].view(np.uint8),
+                np.array([_END], np.uint8),
+            ]
+        )
+        header = _HEADER.pack(_CODED, kind.number, bits, len(values), exact, count)
+        return header + Zstd(level=_LEVEL).encode(body), out, errors
+
+
+def _values(table: Bytes, sums: Any, numbers: Any) -> Any:
+    """The mean of the changes of each code but 0, up to the last one that occurs."""
+    count = numbers.sum(0)
+    most = int(np.max(np.flatnonzero(count), initial=0))
+    with np.errstate(all="ignore"):
+        values = sums.sum(0)[1 : most + 1] / np.maximum(count[1 : most + 1], 1)
+    for code in np.flatnonzero(~np.isfinite(values)).tolist():  # the sum is too large for a double
+        bucket = int(np.flatnonzero(table == code + 1)[0])
+        values[code] = np.ldexp(-1.0 if bucket >= _SIGN else 1.0, bucket % _SIGN - 1023)
+    return values
+
+
+def _by_code(values: Any) -> Any:
+    found = np.zeros(256)
+    found[1 : len(values) + 1] = values
+    return found
+
+
+def plain(data: Bytes, size: int) -> bytes:
+    """The bytes of data without loss. size: bytes of an element. They are at most 16 bytes more."""
+    shuffled = Shuffle(elementsize=size).encode(data) if size > 1 else data
+    made = Zstd(level=_LEVEL).encode(np.concatenate([np.frombuffer(shuffled, np.uint8), [np.uint8(_END)]]))
+    if len(made) < len(data):
+        return _HEADER.pack(_SHUFFLED, size, 0, 0, 0, len(data)) + bytes(made)
+    return _HEADER.pack(_RAW, size, 0, 0, 0, len(data)) + data.tobytes()
+
+
+def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
+    """What comes out: `before`, or zeros, with the difference. most: bytes. Raises ValueError for anything else than
+    `Coder` and `plain` have made."""
+    stored = np.frombuffer(stored, np.uint8)
+    _require(len(stored) >= _HEADER.size, "it is too short")
+    how, number, bits, values, exact, count = _HEADER.unpack(stored[: _HEADER.size].tobytes())
+    rest: Bytes = stored[_HEADER.size :]
+    if how == _CODED:
+        return _decoded(rest, number, bits, values, exact, count, before, most)
+    _require(how in (_SHUFFLED, _RAW) and 1 <= number <= 8 and count <= most, "its header")
+    if how == _RAW:
+        _require(len(rest) == count, "its length")
+        return np.array(rest)
+    data = _body(rest, count)
+    if number > 1:
+        data = Shuffle(elementsize=number).decode(data, out=np.empty(count, np.uint8))
+    return data
+
+
+def _decoded(
+    rest: Bytes, number: int, bits: int, values: int, exact: int, count: int, before: Bytes | None, most: int
+) -> Bytes:
+    kind = _KINDS.get(number)
+    _require(kind is not None and 1 <= bits <= 8 and values < 1 << bits and exact <= count, "its header")
+    assert kind is not None
+    _require(count * kind.size <= most, "its size")
+    _require(before is None or len(before) == count * kind.size, "its size is another one than before")
+    lengths = [-(-count // _PER_BYTE[bits]), values * np.dtype(kind.value).itemsize, 4 * exact, kind.size * exact]
+    parts = np.split(_body(rest, sum(lengths)), np.cumsum(lengths)[:-1])
+    codes = _unpacked(parts[0], bits, count)
+    _require(int(np.max(codes, initial=0)) <= values, "its codes")
+    out = np.zeros(count * kind.size, np.uint8) if before is None else before.copy()
+    found = _by_code(np.frombuffer(parts[1].tobytes(), kind.value))
+    lib.pm_lcdelta_add(kind.number, _pointer(out), ffi.from_buffer(codes), count, ffi.from_buffer("double[]", found))
+    places = np.cumsum(np.frombuffer(parts[2].tobytes(), "<u4"), dtype=np.uint64)
+    _require(not exact or int(places.max()) < count, "its exact elements")
+    out.view(f"<u{kind.size}")[places] = np.frombuffer(parts[3].tobytes(), f"<u{kind.size}")
+    return out
+
+
+def _body(stored: Bytes, count: int) -> Bytes:
+    """So many bytes of what was compressed."""
+    out = np.zeros(count + 1, np.uint8)
+    try:
+        Zstd().decode(stored, out=out)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"the lossy difference is damaged: {error}") from error
+    _require(out[-1] == _END, "its length")
+    return out[:-1]
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"the lossy difference is damaged: {what}")
+
+
+# ---- codes, several to a byte: zstd's entropy code spends at least a bit on each byte
+
+_PER_BYTE = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1}
+
+
+def _packed(codes: Bytes, bits: int) -> Bytes:
+    each = _PER_BYTE[bits]
+    if each == 1:
+        return codes
+    out = np.zeros(-(-len(codes) // each), np.uint8)
+    for number in range(each):
+        some = codes[number::each]
+        out[: len(some)] |= some << np.uint8(bits * number)
+    return out
+
+
+def _unpacked(data: Bytes, bits: int, count: int) -> Bytes:
+    each = _PER_BYTE[bits]
+    if each == 1:
+        return data
+    out = np.empty(count, np.uint8)
+    for number in range(each):
+        out[number::each] = (data[: len(out[number::each])] >> np.uint8(bits * number)) & np.uint8((1 << bits) - 1)
+    return out

@@ -238,7 +238,8 @@ class GradLog:
             No parameter has a gradient, or none since the last step, or one is not finite. The optimizer was not
             stepped.
         TransactionError
-            The optimizer was stepped by other code (see `record`), or no log was begun where there is one.
+            The optimizer was stepped by other code (see `record`), a transaction of the store is going on, or resume()
+            was not called and the store has a training.
         OutOfSpaceError, StoreIOError
             The commit failed. The optimizer was stepped, and the iteration is done. The next commit has all that this
             one should have had.
@@ -473,6 +474,8 @@ class GradLog:
             raise ClosedStoreError("the log is closed: make a new GradLog")
         if self._fit is not None and self._fit.store.closed:
             raise ClosedStoreError(f"{self._fit.store.path} is closed, and nothing would be logged: open it again")
+        if self._fit is not None and self._fit.store.in_transaction:
+            raise TransactionError("a GradLog commits by itself: use it outside of store.transaction()")
 
     def _check_begun(self) -> None:
         self._check_open()

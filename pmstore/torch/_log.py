@@ -3,9 +3,9 @@
 The group of a training is a fit group (`pmstore.history` and ``pmstore watch`` know it) with::
 
     head            full: the iteration of the full state; logged: the last iteration of the log; batches: the number,
-                    and the count of each batch since the full state
+                    and the count of each batch, from number 0, since the full state
     full/…          the full state (_full.py), with the buffers and the rest; with top-k also full/residual/<parameter>
-    log/<number>    a batch: uint8 of shape (capacity, row_bytes), its first `count` rows are valid (_layout.py)
+    log/<number>    a batch: uint8 of shape (count, row_bytes) (_layout.py), written once, straight to its place
     buffers/…       the buffers after the last iteration of the log
     rest            generators, schedulers, … after the last iteration of the log
 
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 
 from pmstore._errors import TransactionError
@@ -86,9 +87,8 @@ class Log:
         self._history: History | None = None
         self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
         self._time = 0.0
-        self._rows: Rows | None = None
-        self._number = self._first = 0  # of the batch that is being filled: its number, and the iterations before it
-        self._capacity = min(batch or 1, full_every or batch or 1)
+        self._rows = layout.rows(np.zeros((min(batch or 1, full_every or batch or 1), layout.row_bytes), np.uint8))
+        self._first = 0  # the iterations before the first row
         self._only_full = False  # rows were lost, so that the next commit is of a full state
         self._head: dict[str, Any] | None = None  # as it was committed last
         self.iteration = self.durable = 0
@@ -119,19 +119,18 @@ class Log:
         else:
             self._only_full = bool(head["batches"])
         self.iteration = self.durable = head["logged" if replay else "full"]
-        self._number = max((number for number, _ in head["batches"]), default=-1)
         self._new_batch()
         read_buffers(self._group, self._names, BUFFERS if replay else f"{FULL}/{BUFFERS}")
         self._start_history()
         rest: dict[str, Any] = self._group["rest" if replay else f"{FULL}/rest"]
         return rest
 
-    def _replay(self, batches: list[list[int]]) -> None:
+    def _replay(self, batches: list[int]) -> None:
         if not batches:
             return
         began = self._clock()
-        for number, count in batches:
-            rows = self._layout.rows(self._group[f"log/{number}"])
+        for number, count in enumerate(batches):
+            rows = self._layout.rows(np.array(self._group[f"log/{number}"]))
             for row in range(count):
                 if rows.stepped[row]:
                     self._take(rows, row)
@@ -159,10 +158,6 @@ class Log:
 
     def row(self) -> tuple[Rows, int]:
         """Where the next iteration goes to."""
-        if self._rows is None:
-            self._group.pop(f"log/{self._number}", None)  # another commit took rows that the head does not count
-            shape = self._capacity, self._layout.row_bytes
-            self._rows = self._layout.rows(self._group.create_array(f"log/{self._number}", shape, "u1"))
         return self._rows, self.iteration - self._first
 
     def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:
@@ -170,12 +165,11 @@ class Log:
 
         figures: of the history. seconds: of the iteration, stepping: of the optimizer in it.
         """
-        rows, row = self.row()
         self.iteration += 1
         self._told.append((0.0 if self._store.recorded else time.time(), self.iteration, seconds, figures))
         self._tuner.committed(max(seconds, 1e-9), self._layout.row_bytes)
-        self._tuner.merged(stepping * len(rows.array))
-        return row + 1 == len(rows.array)
+        self._tuner.merged(stepping * len(self._rows.array))
+        return self.left <= 0
 
     def write(self, rest: Mapping[str, Any], *, full: bool = False) -> None:
         """Commit the iterations that were done since the last commit.
@@ -183,7 +177,6 @@ class Log:
         If that fails, the iterations are not lost: the next call writes a full state.
         """
         began = self._clock()
-        rows, count = self._rows, self.iteration - self._first
         if not full and self.iteration == self.durable:
             return
         if self._head is not None and self._group.get("head") != self._head:
@@ -191,20 +184,18 @@ class Log:
                 f"other code has changed the log {self._fit.name!r} in {self._store.path}, perhaps another GradLog: "
                 "resume() of a new one goes on with what the log is now"
             )
-        # A rollback takes new rows back.
-        kept = rows is not None and not self._only_full and self._group.get(f"log/{self._number}") is rows.array
         head = self._head or {"full": 0, "batches": []}
-        full = full or not kept or self.iteration - head["full"] >= self._interval()
+        full = full or self._only_full or self.iteration - head["full"] >= self._interval()
         try:
             with self._store.transaction():
-                head, written = self._write_full(rest) if full else self._write_rows(head, count)
+                head, written = self._write_full(rest) if full else self._write_rows(head)
                 self._group["finished"] = False
                 write_buffers(self._group, self._names, BUFFERS)
                 self._group["rest"] = dict(rest)
                 self._group["head"] = head
                 self._write_history()
         except BaseException:
-            self._rows, self._first, self._only_full = None, self.iteration, True
+            self._first, self._only_full = self.iteration, True
             if not self._store.closed:
                 self._start_history()
             raise
@@ -213,10 +204,7 @@ class Log:
         if self._history is not None:
             self._history.committed = self._history.count
         self._tuner.wrote(written, max(self._clock() - began, 1e-9))
-        if full or rows is None or count == len(rows.array):
-            if not full:
-                self._store.release(f"{self._group.name}/log/{self._number}")
-            self._new_batch()
+        self._new_batch()
 
     def finish(self) -> None:
         """Mark the training as finished."""
@@ -230,21 +218,23 @@ class Log:
     @property
     def left(self) -> int:
         """The number of iterations until the batch is full."""
-        return self._capacity - (self.iteration - self._first)
+        return len(self._rows.array) - (self.iteration - self._first)
 
     def _new_batch(self) -> None:
-        self._rows, self._first = None, self.iteration
-        self._number += 1
-        capacity = self._batch or self._tuner.choice().batch
-        self._capacity = min(capacity, self._full_every or capacity)
+        self._first = self.iteration
+        batch = self._batch or self._tuner.choice().batch
+        capacity = min(batch, self._full_every or batch)
+        if capacity != len(self._rows.array):
+            self._rows = self._layout.rows(np.zeros((capacity, self._layout.row_bytes), np.uint8))
 
     def _interval(self) -> int:
         return self._full_every or self._tuner.choice().base_interval
 
-    def _write_rows(self, head: Mapping[str, Any], count: int) -> tuple[dict[str, Any], int]:
-        before = [batch for batch in head["batches"] if batch[0] != self._number]
-        head = {**head, "logged": self.iteration, "batches": [*before, [self._number, count]]}
-        return head, count * self._layout.row_bytes
+    def _write_rows(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        rows = self._rows.array[: self.iteration - self._first]
+        number = len(head["batches"])
+        self._group.create_array(f"log/{number}", rows.shape, rows.dtype, fill_value=rows, writeable=False)
+        return {**head, "logged": self.iteration, "batches": [*head["batches"], len(rows)]}, rows.nbytes
 
     def _write_full(self, rest: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         self._store.group(f"{self._group.name}/log").clear()

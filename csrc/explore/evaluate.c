@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/format.h"
 #include "base/status.h"
 #include "media/trace.h"
 
@@ -246,20 +247,51 @@ static pm_status commit_more(pm_store *store)
     return pm_commit(store);
 }
 
-pm_finding pm_evaluate_going_on(pm_sandbox *sandbox, uint64_t seed)
+/* How the recovered store lives on. The seed decides all of it. */
+typedef struct {
+    bool ranges;   /* how records are written: pm_trace_sync_ranges */
+    bool late;     /* commits become durable later, on files */
+    unsigned pace; /* of background work: only what is waited for, some of it, most of it */
+} manner;
+
+static manner manner_of(uint64_t seed)
 {
-    pm_trace *trace = pm_trace_new(seed);
-    if (!trace) return found(PM_CRASH_WRITE, 0, "no memory for a trace");
-    pm_trace_sync_ranges(trace, seed >> 1 & 1);
-    pm_trace_free(sandbox->trace);
-    sandbox->trace = trace;
+    static const unsigned paces[] = {0, 64, 160};
+    uint64_t random = pm_keyed_checksum(0, seed, 0);
+    return (manner){.ranges = random & 1, .late = (random >> 1 & 3) == 0, .pace = paces[(random >> 3) % 3]};
+}
+
+/* The sync of late commits comes SYNC_INTERVAL after the first of them, in the time of the schedule. */
+enum { SYNC_INTERVAL = 1000000 };
+
+static pm_finding go_on(pm_sandbox *sandbox, const manner *how)
+{
     pm_store *store; /* it maps the file itself, as it may grow */
-    if (open_image(sandbox, 0, trace, &store) != PM_OK)
+    if (open_image(sandbox, 0, sandbox->trace, &store) != PM_OK)
         return found(PM_CRASH_OPEN, 0, "the store does not open: %s", pm_message());
     pm_finding finding = {.sequence = pm_sequence(store)};
-    if (commit_more(store) != PM_OK)
+    pm_status status = how->late ? pm_commit_async(store, SYNC_INTERVAL) : PM_OK;
+    if (status == PM_OK) status = commit_more(store);
+    if (status != PM_OK)
         finding = found(PM_CRASH_WRITE, pm_sequence(store), "the recovered store can't be written: %s", pm_message());
     pm_close(store, PM_CLOSE_DISCARD | PM_CLOSE_EXITING);
+    return finding;
+}
+
+pm_finding pm_evaluate_going_on(pm_sandbox *sandbox, uint64_t seed)
+{
+    manner how = manner_of(seed);
+    pm_trace *trace = pm_trace_new(seed);
+    if (!trace || pm_trace_background(trace, seed, how.pace) != PM_OK) {
+        pm_trace_free(trace);
+        return found(PM_CRASH_WRITE, 0, "no memory for a trace");
+    }
+    pm_trace_sync_ranges(trace, how.ranges);
+    pm_trace_free(sandbox->trace);
+    sandbox->trace = trace;
+    pm_finding finding = go_on(sandbox, &how);
+    /* The states of this recording are recovered under the same trace, many of them, without background work. */
+    pm_trace_no_background(trace);
     pm_trace_lend_view(trace, sandbox->image, sandbox->capacity);
     return finding;
 }

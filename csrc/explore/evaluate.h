@@ -34,8 +34,8 @@ typedef struct {
 pm_finding pm_evaluate(pm_sandbox *sandbox, const pm_expectations *expected, uint64_t event, uint64_t acknowledged,
                        uint64_t started, bool reader);
 
-/* Recovers the image, and commits twice more, under sandbox->trace with this seed. The file is left as a kill would
- * leave it. */
+/* Recovers the image, and commits twice more, with background work in an order that the seed decides. sandbox->trace
+ * becomes the trace of this. The file is left as a kill would leave it. */
 pm_finding pm_evaluate_going_on(pm_sandbox *sandbox, uint64_t seed);
 
 #endif

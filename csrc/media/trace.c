@@ -120,6 +120,12 @@ pm_status pm_trace_background(pm_trace *trace, uint64_t seed, unsigned pace)
     return PM_OK;
 }
 
+void pm_trace_no_background(pm_trace *trace)
+{
+    pm_schedule_free(trace->schedule);
+    trace->schedule = NULL;
+}
+
 pm_schedule *pm_trace_schedule(const pm_trace *trace)
 {
     return trace->schedule;

@@ -33,6 +33,9 @@ int pm_trace_ranges(const pm_trace *trace);
 /* The schedule that orders the background work of stores under this trace; NULL: they have none. */
 pm_schedule *pm_trace_schedule(const pm_trace *trace);
 
+/* Undoes pm_trace_background. No store under the trace may be open. */
+void pm_trace_no_background(pm_trace *trace);
+
 /* The next id of a store under this trace: not random, and never the same twice. */
 uint64_t pm_trace_id(pm_trace *trace);
 

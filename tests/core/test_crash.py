@@ -23,6 +23,7 @@ from tests.support.crashes import (
     LARGE,
     NOT_STALE,
     OPTIONS,
+    SEED,
     WORKLOADS,
     Workload,
     again,
@@ -91,6 +92,18 @@ def test_I1_over_several_lives(medium: Medium, workload: Workload) -> None:
     """Killed, opened, changed, closed, opened, changed, killed."""
     recording = record(medium.directory / "store.pm", medium.name, workload, again, closed, again)
     assert_survives(recording, **limits(workload, BUDGET, 1))
+
+
+@pytest.mark.parametrize("workload", [arrays, names], ids=lambda workload: workload.__name__)
+def test_I4_crashes_of_recoveries_again_and_again(medium: Medium, workload: Workload) -> None:
+    """In and after the recovery of a crash in and after a recovery. Each of these lives has background work, in an
+    order that its seed decides, and some have commits that become durable later (I14).
+    """
+    recording = record(medium.directory / "store.pm", medium.name, workload)
+    for seed in range(SEED, SEED + (24 if BUDGET > 1000 else 2)):
+        tally, found = explored(recording, seed=seed, budget=24, depth=3)
+        assert found is None, f"{medium.name}, seed {seed}: {found}"
+        assert tally.nested >= 100
 
 
 def test_I9_slots_over_several_lives(medium: Medium) -> None:

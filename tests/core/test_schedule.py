@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import pmstore
 from pmstore._core import lib
+from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._store.engine import Options, Schedule, image
 from pmstore.testing._store.recording import Recorder, Recording
 from tests.support.crashes import record
 from tests.support.crashes_async import ASYNC, lazily
@@ -76,6 +79,44 @@ def test_parts_of_a_record_are_written_in_any_order(tmp_path: Path) -> None:
                 descending += bool(writes) and event.offset < writes[-1]
                 writes.append(event.offset)
     assert descending
+
+
+def pages_written_after(recording: Recording, seed: int) -> list[tuple[int, int]]:
+    """The store after the recording is killed, recovered, and changed and committed by the explorer: the first and
+    last page of each change of the file, in order.
+    """
+    out: list[tuple[int, int]] = []
+    before = b""
+    for event in itertools.count():
+        crash = Schedule(len(recording), "all", then=Schedule(event, "all"))
+        try:
+            now = image(recording, crash, Options(seed=seed))
+        except CrashTestError:  # there are fewer events
+            return out
+        if len(now) == len(before):
+            changed = np.flatnonzero(np.frombuffer(now, "u8") != np.frombuffer(before, "u8")) * 8 // 4096
+            out += [(int(changed[0]), int(changed[-1]))] if len(changed) else []
+        before = now
+    raise AssertionError
+
+
+def test_lives_after_a_crash_have_background_work_too(tmp_path: Path) -> None:
+    """The seed of the exploration decides its order as well."""
+
+    def sixteen(store: pmstore.Store) -> None:
+        store["x"] = np.ones((16, 512))
+        store.commit()
+
+    recording = record(tmp_path / "s.pm", "file", sixteen)
+    with pmstore.open(tmp_path / "s.pm", "r") as store:
+        log = (store.stats().file_size - store.stats().log_size) // 4096
+    for seed in range(1, 9):
+        written = pages_written_after(recording, seed)
+        parts = [first for first, last in written if first >= log and last == first + 1]
+        if parts != sorted(parts):
+            break
+    assert parts != sorted(parts)
+    assert pages_written_after(recording, seed) == written
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])

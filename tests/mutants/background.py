@@ -126,4 +126,31 @@ MUTANTS = [
         ";",
         "the committed image changes before the commits up to the snapshot are durable",
     ),
+    Mutant(
+        "recovered-store-does-not-await-its-image",
+        "ON",
+        HOME,
+        "while (store->write_back.busy) pm_thread_wait(&store->write_back.done, &store->mutex);",
+        "while (store->write_back.busy && !store->statistics.records_replayed)"
+        " pm_thread_wait(&store->write_back.done, &store->mutex);",
+        "after a crash, a call goes on while the committed image is brought up to date",
+    ),
+    Mutant(
+        "recovered-store-syncs-nothing-in-the-background",
+        "ON",
+        ASYNC,
+        "PM_TRY(media->operations->sync(media));",
+        "if (!store->statistics.records_replayed) PM_TRY(media->operations->sync(media));",
+        "after a crash, commits are said to be durable that are not",
+        within="PM_TRY(media->operations->sync(media));\n    PM_TRY(pm_log_durable_marker(",
+    ),
+    Mutant(
+        "lives-after-a-crash-without-background-work",
+        "O",
+        "csrc/explore/evaluate.c",
+        "pm_trace_background(trace, seed, how.pace)",
+        "PM_OK",
+        "of a crash in or after a recovery, only one order of writes is tried",
+        parts=("behind",),
+    ),
 ]

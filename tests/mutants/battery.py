@@ -461,6 +461,7 @@ def behind(directory: Path) -> None:
     test_write_back.test_D7_a_sync_that_fails_behind_a_small_commit_is_told(directory)
     compared_by_two(directory)
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
+    test_schedule.test_lives_after_a_crash_have_background_work_too(directory)
 
 
 def compared_by_two(directory: Path) -> None:
@@ -527,20 +528,8 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 
 def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The cases: a name, and a function that raises if it notices something."""
-    functions: dict[str, Callable[[Path], None]] = {
-        "model": model,
-        "readers": readers,
-        "creation": creation,
-        "damage": damage,
-        "faults": faults,
-        "large": large,
-        "turns": turns,
-        "behind": behind,
-        "forks": forks,
-        "anew": anew,
-        "beside": beside,
-        "archives": archives,
-    }
+    every = (model, readers, creation, damage, faults, large, turns, behind, forks, anew, beside, archives)
+    functions: dict[str, Callable[[Path], None]] = {function.__name__: function for function in every}
     for part in parts:
         if part in functions:
             print(part, flush=True)  # a mutant may end the process

@@ -240,11 +240,11 @@ paper: $(BENCH)/.built
 paper-docs: $(BENCH)/.built
 	@PYTHONPATH=benchmarks $(BENCH)/venv/bin/python -m paper.report --docs $(ARGS)
 
-# A neighbour that can't be installed here is left out; the benchmarks say so.
+# A competitor that can't be installed here is left out; the benchmarks say so.
 $(BENCH)/.built: pyproject.toml setup.py $(CORE) | check
 	@mkdir -p $(BENCH)
 	@if [ ! -e $@ ] || [ pyproject.toml -nt $@ ] || [ setup.py -nt $@ ]; then \
-		echo "Installing pmstore and its neighbours into $(BENCH)/venv …" && \
+		echo "Installing pmstore and its competitors into $(BENCH)/venv …" && \
 		$(PYTHON) -m venv $(BENCH)/venv && pip="$(BENCH)/venv/bin/python -m pip install -qq --disable-pip-version-check" && \
 		{ $$pip -e '.[bench]' || { \
 			echo "pmstore: not all of them could be installed; going on with those that can" >&2; \

@@ -1,4 +1,4 @@
-"""What the benchmarks share: floors, paired repetitions, the machine's description, raw results."""
+"""What the benchmarks share: baselines, paired repetitions, the machine's description, raw results."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def scratch(directory: Path) -> Iterator[Path]:
 def compiled(name: str, sources: list[Path], *flags: str) -> Path:
     """What a C compiler makes of these sources, in build/bench, compiled again when one of them has changed."""
     target = BUILD / name
-    known = [*sources, HERE / "floor.h", CSRC / "base" / "hash.h"]
+    known = [*sources, HERE / "baseline.h", CSRC / "base" / "hash.h"]
     if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in known):
         BUILD.mkdir(parents=True, exist_ok=True)
         # Its fused form is the core's own business: without it, the harness copies and hashes one after the other.
@@ -128,45 +128,46 @@ def compiled(name: str, sources: list[Path], *flags: str) -> Path:
     return target
 
 
-class FloorLibrary:
-    """The functions of floor.c. They give seconds."""
+class BaselineLibrary:
+    """The functions of baseline.c. They give seconds."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(
-            str(compiled("floor.so", [HERE / "floor.c", CSRC / "base" / "hash.c"], "-shared", "-fPIC")), use_errno=True
+            str(compiled("baseline.so", [HERE / "baseline.c", CSRC / "base" / "hash.c"], "-shared", "-fPIC")),
+            use_errno=True,
         )
         pointer, size, fd = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         for name, arguments in {
-            "floor_memory": (pointer, pointer, size),
-            "floor_memory_rows": (pointer, pointer, size, pointer, size),
-            "floor_disk": (fd, pointer, size, pointer),
+            "baseline_memory": (pointer, pointer, size),
+            "baseline_memory_rows": (pointer, pointer, size, pointer, size),
+            "baseline_disk": (fd, pointer, size, pointer),
             "flush_lines": (pointer, size),
             "part_fence": (pointer, pointer, size),
             "part_stream": (pointer, pointer, size),
             "part_hash_copy": (pointer, pointer, size),
-            "part_home": (pointer, pointer, size, fd),
+            "part_image": (pointer, pointer, size, fd),
         }.items():
             function = getattr(library, name)
             function.restype, function.argtypes = ctypes.c_double, arguments
             setattr(self, name, function)
 
-    floor_memory: Callable[..., float]
-    floor_memory_rows: Callable[..., float]
-    floor_disk: Callable[..., float]
+    baseline_memory: Callable[..., float]
+    baseline_memory_rows: Callable[..., float]
+    baseline_disk: Callable[..., float]
     flush_lines: Callable[..., float]
     part_fence: Callable[..., float]
     part_stream: Callable[..., float]
     part_hash_copy: Callable[..., float]
-    part_home: Callable[..., float]
+    part_image: Callable[..., float]
 
 
-_library: FloorLibrary | None = None
+_library: BaselineLibrary | None = None
 
 
-def library() -> FloorLibrary:
-    """floor.c, compiled and loaded once."""
+def library() -> BaselineLibrary:
+    """baseline.c, compiled and loaded once."""
     global _library
-    _library = _library or FloorLibrary()
+    _library = _library or BaselineLibrary()
     return _library
 
 
@@ -175,35 +176,35 @@ def padded(count: int) -> Array:
     return np.zeros(count + 8)[:count]
 
 
-class MemoryFloor:
+class MemoryBaseline:
     """A non-temporal copy of the same bytes into a mapped, touched file, and a fence."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.size = size
         self._library = library()
-        fd = os.open(directory / "floor", os.O_RDWR | os.O_CREAT)
+        fd = os.open(directory / "baseline", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, size + 64)
         self.map = np.frombuffer(mmap.mmap(fd, size + 64), np.uint8)
         os.close(fd)
         self.map[:] = 1
 
     def __call__(self, source: Array) -> float:
-        return self._library.floor_memory(self.map.ctypes.data, source.ctypes.data, source.nbytes)
+        return self._library.baseline_memory(self.map.ctypes.data, source.ctypes.data, source.nbytes)
 
     def rows(self, rows: Array, values: Array) -> float:
         """The same, row by row, with one fence."""
-        return self._library.floor_memory_rows(
+        return self._library.baseline_memory_rows(
             self.map.ctypes.data, values.ctypes.data, values.shape[1] * 8, rows.ctypes.data, len(rows)
         )
 
 
-class DiskFloor:
+class DiskBaseline:
     """One pwrite and one fdatasync of the same bytes, into an allocated, already written file."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.size = size
         self._library = library()
-        self.fd = os.open(directory / "floor", os.O_RDWR | os.O_CREAT)
+        self.fd = os.open(directory / "baseline", os.O_RDWR | os.O_CREAT)
         for at in range(0, size, 1 << 24):
             os.write(self.fd, bytes(min(1 << 24, size - at)))
         os.fsync(self.fd)
@@ -214,9 +215,9 @@ class DiskFloor:
     def __call__(self, source: Array, writing: ctypes.c_double | None = None) -> float:
         """writing: gets the seconds that the pwrite took."""
         pointer = None if writing is None else ctypes.addressof(writing)
-        taken = self._library.floor_disk(self.fd, source.ctypes.data, source.nbytes, pointer)
+        taken = self._library.baseline_disk(self.fd, source.ctypes.data, source.nbytes, pointer)
         if taken < 0:
-            raise OSError(ctypes.get_errno(), "the floor's write failed")
+            raise OSError(ctypes.get_errno(), "the baseline's write failed")
         return taken
 
     def rows(self, rows: Array, values: Array) -> float:
@@ -224,8 +225,8 @@ class DiskFloor:
         return self(values)
 
 
-def floor_of(medium: str, directory: Path, size: int) -> MemoryFloor | DiskFloor:
-    return MemoryFloor(directory, size) if medium == "memory" else DiskFloor(directory, size)
+def baseline_of(medium: str, directory: Path, size: int) -> MemoryBaseline | DiskBaseline:
+    return MemoryBaseline(directory, size) if medium == "memory" else DiskBaseline(directory, size)
 
 
 # ---- measuring
@@ -244,7 +245,7 @@ def no_collection() -> Iterator[None]:
 
 def paired(
     what: Callable[[], float],
-    floor: Callable[[], float],
+    baseline: Callable[[], float],
     *,
     seconds: float,
     least: int = 5,
@@ -254,17 +255,17 @@ def paired(
     """Seconds of both, taken in turn, for about so many seconds, after a warm-up."""
     with no_collection():
         for _ in range(warm_up):
-            floor(), what()
+            baseline(), what()
         both: list[tuple[float, float]] = []
         end = perf_counter() + seconds
         while len(both) < least or (len(both) < most and perf_counter() < end):
-            both.append((floor(), what()))
+            both.append((baseline(), what()))
     return [w for _, w in both], [f for f, _ in both]
 
 
-def ratio(what: list[float], floor: list[float]) -> float:
+def ratio(what: list[float], baseline: list[float]) -> float:
     """The median of the paired ratios."""
-    return statistics.median(w / f for w, f in zip(what, floor))
+    return statistics.median(w / f for w, f in zip(what, baseline))
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-OURS, OTHERS, FAINT, FLOOR = "#c0392b", "#2c3e50", "#95a5a6", "#7f8c8d"
+OURS, OTHERS, FAINT, BASELINE = "#c0392b", "#2c3e50", "#95a5a6", "#7f8c8d"
 MEDIA_TITLES = {"memory": "memory (tmpfs)", "disk": "disk"}
 STYLE = {
     "font.size": 9,
@@ -62,7 +62,7 @@ def short(value: float) -> str:
 
 
 def costs(raw: Raw) -> Any:
-    """One panel per workload and medium: who costs how many times the floor."""
+    """One panel per workload and medium: who costs how many times the baseline."""
     media = [medium for medium in MEDIA_TITLES if any(c["medium"] == medium for c in raw["commit"]["cells"])]
     rows = {}
     for medium in media:
@@ -86,8 +86,8 @@ def costs(raw: Raw) -> Any:
             axis.set_title(title if medium == media[0] else "")
         line[0].set_ylabel(MEDIA_TITLES[medium], fontsize=12, fontweight="bold", labelpad=8)
     figure.supxlabel(
-        "cost of making a change durable ÷ floor (log scale; median of paired repetitions).\n"
-        "Floor: memory: streaming copy of the changed bytes and a fence; disk: one pwrite of them and fdatasync.\n"
+        "cost of making a change durable ÷ baseline (log scale; median of paired repetitions).\n"
+        "Baseline: memory: streaming copy of the changed bytes and a fence; disk: one pwrite of them and fdatasync.\n"
         "○: not atomic, or not durable when the call returns",
         fontsize=9,
     )
@@ -96,7 +96,7 @@ def costs(raw: Raw) -> Any:
 
 
 def costs_panel(raw: Raw, medium: str, workload: str, rows: list[tuple[str, tuple[str, ...]]], axis: Any) -> None:
-    axis.axvline(1, color=FLOOR, linewidth=1, zorder=0)
+    axis.axvline(1, color=BASELINE, linewidth=1, zorder=0)
     for y, (name, whose) in enumerate(rows):
         cell = next(filter(None, (find(raw, medium, workload, who) for who in whose)), None)
         axis.axhline(y, color="#ecf0f1", linewidth=0.7, zorder=-1)
@@ -149,7 +149,7 @@ def latency(raw: Raw) -> Any:
             if not cell:
                 axis.axis("off")
                 continue
-            for who, values, color in (("pmstore", cell["times"], OURS), ("floor", cell["floors"], FLOOR)):
+            for who, values, color in (("pmstore", cell["times"], OURS), ("baseline", cell["baselines"], BASELINE)):
                 ordered = np.sort(values)
                 rest = 1 - np.arange(len(ordered)) / len(ordered)  # the share that is as slow or slower
                 axis.step(1 / rest, ordered, where="post", color=color, label=who, linewidth=1.6)
@@ -180,13 +180,13 @@ PARTS = {
     "hash and copy": "#5dade2",
     "write": "#48c9b0",
     "fence": "#1f618d",
-    "home": "#af7ac5",
+    "image": "#af7ac5",
     "Python": "#e59866",
 }
 
 
 def split(raw: Raw) -> Any:
-    """Bars: the floor; the parts, each measured by itself, stacked; and the commit as a whole, as a line."""
+    """Bars: the baseline; the parts, each measured by itself, stacked; and the commit as a whole, as a line."""
     cells = raw["parts"]["cells"]
     media = [medium for medium in MEDIA_TITLES if any(cell["medium"] == medium for cell in cells)]
     figure, axes = plt.subplots(len(media), len(SIZES), figsize=(13, 3.0 * len(media) + 1.5), squeeze=False)
@@ -197,18 +197,18 @@ def split(raw: Raw) -> Any:
                 axis.axis("off")
                 continue
             known = parts(cell)
-            axis.bar(0, known["floor"], 0.7, color="#bdc3c7")
+            axis.bar(0, known["baseline"], 0.7, color="#bdc3c7")
             below = 0.0
             for name, color in PARTS.items():
                 axis.bar(1, known.get(name, 0), 0.7, bottom=below, color=color)
                 below += known.get(name, 0)
             whole = known["call"] + known["Python"]
             axis.plot([0.58, 1.42], [whole, whole], color="black", linewidth=2)
-            axis.set_xticks([0, 1], ["floor", "pmstore"])
+            axis.set_xticks([0, 1], ["baseline", "pmstore"])
             axis.set_xlim(-0.6, 1.6)
             axis.set_title(f"{workload}, {medium}")
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
-            axis.set_ylim(0, 1.15 * max(below, whole, known["floor"]))
+            axis.set_ylim(0, 1.15 * max(below, whole, known["baseline"]))
             axis.tick_params(axis="y", labelsize=8)
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in PARTS.values()]
     handles.append(plt.Line2D([], [], color="black", linewidth=2))
@@ -217,8 +217,9 @@ def split(raw: Raw) -> Any:
         "Each part by itself, medians of one run. Find: a commit that finds no change (of 8 B, for arrays that are "
         "taken whole, unsearched).\n"
         "Hash and copy: page by page through the cache into a mapped file (disk: hash only). "
-        "Write and fence: those of a floor of as many bytes as the commit writes.\n"
-        "Home: a copy of the bytes that the store counted. Python: an empty with statement less the C call. "
+        "Write and fence: those of a baseline of as many bytes as the commit writes.\n"
+        "Image: a copy of the bytes that the store wrote to the committed image. "
+        "Python: an empty with statement minus the C call. "
         "Gaps to the line: what overlaps or isn't listed.",
         fontsize=8,
     )
@@ -252,7 +253,7 @@ def recovery_panel(cells: list[Raw], varied: str, axis: Any) -> None:
         several = "cold" in cells[0]
         about = f", {state}" if several else ""
         plain = "plain read and write" if several else "plain copy"
-        lines = [("times", f"recovery{about}", OURS, "o"), ("floors", f"{plain}{about}", FLOOR, "s")]
+        lines = [("times", f"recovery{about}", OURS, "o"), ("baselines", f"{plain}{about}", BASELINE, "s")]
         if cells[0][state]["mapped anew"]:
             lines.append(("mapped anew", "copy that maps its files", OTHERS, "^"))
         for what, label, color, marker in lines:
@@ -274,7 +275,7 @@ def recovery_panel(cells: list[Raw], varied: str, axis: Any) -> None:
 def ratios(cell: Raw) -> str:
     """Recovery ÷ plain copy."""
     found = {
-        state: short(ratio(cell[state]["times"], cell[state]["floors"]))
+        state: short(ratio(cell[state]["times"], cell[state]["baselines"]))
         for state in ("cached", "cold")
         if state in cell
     }

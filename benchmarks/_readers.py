@@ -1,6 +1,6 @@
 """Stores that one process writes and others read: what each of them is called, and the processes.
 
-A subject (`Beside`) is a neighbour whose files can be read while they are written; its `reader` reads them in another
+A subject (`Beside`) is a competitor whose files can be read while they are written; its `reader` reads them in another
 process. Every element of the array that is written is the number of the commit, so that a mixture can be noticed.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from _common import MEDIA, Array
-from _neighbours import LMDB, H5py, Neighbour
+from _competitors import LMDB, Competitor, H5py
 from _subjects import Pmstore
 
 import pmstore
@@ -45,7 +45,7 @@ class Reader:
     def refresh(self) -> None:
         """Go to the newest commit, where that is a step that a reading does without."""
 
-    def look(self) -> float:
+    def first_element(self) -> float:
         """The first element, of the newest commit."""
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class PmstoreReader(Reader):
     def refresh(self) -> None:
         self.store.refresh()
 
-    def look(self) -> float:
+    def first_element(self) -> float:
         return float(self.store.read(("array", np.s_[:1]))[0])
 
     def read(self) -> Array:
@@ -80,7 +80,7 @@ class LMDBReader(Reader):
         lmdb = importlib.import_module("lmdb")
         self.environment = lmdb.open(str(self.path), map_size=8 * MOST, subdir=False, readonly=True)
 
-    def look(self) -> float:
+    def first_element(self) -> float:
         with self.environment.begin(buffers=True) as transaction:
             return float(np.frombuffer(transaction.get(b"array"))[0])
 
@@ -97,7 +97,7 @@ class SWMRReader(Reader):
         self.file = importlib.import_module("h5py").File(self.path, "r", libver="latest", swmr=True)
         self.stored = self.file["array"]
 
-    def look(self) -> float:
+    def first_element(self) -> float:
         self.stored.refresh()
         return float(self.stored[0])
 
@@ -137,7 +137,7 @@ Beside = type[PmstoreBeside] | type[LMDBBeside] | type[SWMRBeside]
 BESIDE: list[Beside] = [PmstoreBeside, LMDBBeside, SWMRBeside]
 
 
-def made(kind: Beside, directory: Path, medium: str, size: int) -> Neighbour:
+def made(kind: Beside, directory: Path, medium: str, size: int) -> Competitor:
     """One of them with an array of so many bytes, in a new directory."""
     directory.mkdir()
     return kind(directory, medium, np.zeros(size // 8))
@@ -276,7 +276,7 @@ def reading(
             if hertz:
                 reader.refresh()
             values = _one(reader, whole)
-        except Exception as error:  # of a neighbour: it is counted
+        except Exception as error:  # of a competitor: it is counted
             found["failed"] += 1
             found["error"] = found["error"] or f"{type(error).__name__}: {error}"
             continue
@@ -292,7 +292,7 @@ def reading(
 
 def _one(reader: Reader, whole: bool) -> list[float]:
     if not whole:
-        return [reader.look()]
+        return [reader.first_element()]
     array = reader.read()
     return [float(array[i]) for i in (0, len(array) // 2, -1)]
 
@@ -320,7 +320,7 @@ def committing(connection: Connection, stop: mmap.mmap, kind: Beside, directory:
     while connection.recv():
         subject.array += 1
         subject.put()
-        subject.settle()
+        subject.drain()
         connection.send("done")
     subject.close()
 

@@ -1,4 +1,4 @@
-"""pmstore as its users drive it, in the shape of a neighbour; libpmemobj, which a C program drives."""
+"""pmstore as its users drive it, in the shape of a competitor; libpmemobj, which a C program drives."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 from _common import CSRC, HERE, MEDIA, Array, compiled, library
-from _neighbours import PMEMOBJ, Neighbour, Promise, sync_path
+from _competitors import PMEMOBJ, Competitor, Guarantee, sync_path
 
 import pmstore
 
-PMSTORE = Promise("transactions", "no", "the last commit", "the last commit")
+PMSTORE = Guarantee("transactions", "no", "the last commit", "the last commit")
 
 
 class Missing(Exception):
     """Something that is to be measured isn't there; the text says what to do."""
 
 
-class Pmstore(Neighbour):
+class Pmstore(Competitor):
     """store.commit(), after the array was changed. Rows: in a transaction, the writes included."""
 
-    name, promise, partial = "pmstore", PMSTORE, True
+    name, guarantee, partial = "pmstore", PMSTORE, True
     rows = False
 
     def create(self) -> pmstore.Store:
@@ -40,8 +40,8 @@ class Pmstore(Neighbour):
     def put(self) -> None:
         self.store.commit()
 
-    def settle(self) -> None:
-        self.store.stats()  # waits until the thread has brought home up to date
+    def drain(self) -> None:
+        self.store.stats()  # waits until the committed image is up to date
         sync_path(self.path)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class PmstoreWith(Pmstore):
 
 
 class PmstoreOnly(PmstoreWith):
-    """Rows, with the promise that nothing else changes."""
+    """Rows, as a declared write set: nothing else changes."""
 
     name, whole = "pmstore, with only=", False
 
@@ -96,7 +96,7 @@ class PmstoreOnly(PmstoreWith):
 
 
 class PmstoreWithBackToBack(PmstoreWith):
-    """Without a moment between two transactions, so that the second may have to wait for the first one's home."""
+    """Without a pause between two transactions: the second may have to wait for the write-back of the first."""
 
     name, back_to_back = "pmstore, with, back to back", True
 
@@ -111,7 +111,7 @@ PMSTORES: list[type[Pmstore]] = [Pmstore, PmstoreWith, PmstoreOnly, PmstoreWithB
 # ---- libpmemobj
 
 PMEMOBJ_WAYS = {"libpmemobj, tx_add_range": "tx", "libpmemobj, reserve and publish": "publish"}
-PMEMOBJ_PROMISES = {"libpmemobj, tx_add_range": PMEMOBJ, "libpmemobj, reserve and publish": PMSTORE}
+PMEMOBJ_GUARANTEES = {"libpmemobj, tx_add_range": PMEMOBJ, "libpmemobj, reserve and publish": PMSTORE}
 
 
 def pmemobj_program() -> Path:
@@ -120,7 +120,7 @@ def pmemobj_program() -> Path:
         raise Missing(
             "no libpmemobj.h. Install it: apt-get install libpmemobj-dev (Fedora: dnf install libpmemobj-devel)"
         )
-    sources = [HERE / "pmemobj.c", HERE / "floor.c", CSRC / "base" / "hash.c"]
+    sources = [HERE / "pmemobj.c", HERE / "baseline.c", CSRC / "base" / "hash.c"]
     try:
         return compiled("pmemobj", sources, "-lpmemobj")
     except subprocess.CalledProcessError as error:
@@ -130,7 +130,7 @@ def pmemobj_program() -> Path:
 def pmemobj_cell(
     directory: Path, medium: str, way: str, size: int, rows: int, changed: int, *, seconds: float, least: int, most: int
 ) -> dict[str, Any]:
-    """times, floors and verified, of an array of `size` bytes, or of `changed` of `rows` rows of `size` bytes."""
+    """times, baselines and verified, of an array of `size` bytes, or of `changed` of `rows` rows of `size` bytes."""
     numbers = [str(size), str(rows), str(changed), way, str(seconds), str(least), str(most)]
     # On tmpfs it would call msync for each range, which does nothing there; on a disk that is what it needs.
     environment = {**os.environ, "PMEM_IS_PMEM_FORCE": "1" if medium == "memory" else "0"}
@@ -146,4 +146,4 @@ def pmemobj_cell(
     return dict(json.loads(done.stdout))
 
 
-__all__ = ["PMEMOBJ_PROMISES", "PMEMOBJ_WAYS", "PMSTORES", "Missing", "library", "pmemobj_cell", "pmemobj_program"]
+__all__ = ["PMEMOBJ_GUARANTEES", "PMEMOBJ_WAYS", "PMSTORES", "Missing", "library", "pmemobj_cell", "pmemobj_program"]

@@ -10,7 +10,7 @@ from _common import percentile, ratio, seconds
 
 Raw = dict[str, Any]
 
-MEMORY = ("fresh", "reused")  # a reading goes to pages from the kernel, or to memory that an array has left
+MEMORY = ("new", "reused")  # a reading goes to pages from the kernel, or to memory that an array has left
 RECENCY = ("again", "after a commit")  # it is of the same commit as the one before, or not
 WHOLE, ONLY, ROWS = "pmstore", "pmstore, with only=", "pmstore, with"
 
@@ -32,8 +32,8 @@ def find(raw: Raw, medium: str, workload: str, who: str) -> Raw | None:
 
 
 def cost(cell: Raw) -> float:
-    """Median ratio to the floor."""
-    return ratio(cell["times"], cell["floors"])
+    """Median ratio to the baseline."""
+    return ratio(cell["times"], cell["baselines"])
 
 
 def at_most(medium: str, what: str, value: float | None, limit: float) -> Target:
@@ -43,10 +43,10 @@ def at_most(medium: str, what: str, value: float | None, limit: float) -> Target
     return Target(medium, what, wanted, f"{value:.3g}" if value < 1000 else f"{value:,.0f}", value <= limit)
 
 
-def ahead(raw: Raw, medium: str, workload: str, who: str, neighbour: str) -> Target:
-    """Cheaper than a neighbour, each by its ratio to the floor it was paired with."""
-    mine, other = find(raw, medium, workload, who), find(raw, medium, workload, neighbour)
-    what = f"{workload}, {who}: ahead of {neighbour}"
+def ahead(raw: Raw, medium: str, workload: str, who: str, competitor: str) -> Target:
+    """Cheaper than a competitor, each by its ratio to the baseline it was paired with."""
+    mine, other = find(raw, medium, workload, who), find(raw, medium, workload, competitor)
+    what = f"{workload}, {who}: ahead of {competitor}"
     if not mine or not other:
         return Target(medium, what, "less", None, False)
     measured = f"{cost(mine):.3g} against {cost(other):.3g}"
@@ -87,7 +87,7 @@ def of_commits(raw: Raw, medium: str) -> Iterator[Target]:
     for where, workload, who, limit in RATIOS:
         if where == medium:
             cell = find(raw, medium, workload, who)
-            yield at_most(medium, f"{workload}, {who}: × floor", cost(cell) if cell else None, limit)
+            yield at_most(medium, f"{workload}, {who}: × baseline", cost(cell) if cell else None, limit)
             if (medium, workload, who) == ("memory", "1 row", ONLY):
                 yield ahead(raw, medium, workload, who, "LMDB, one key per row")
 
@@ -106,8 +106,8 @@ def of_latency(raw: Raw, medium: str) -> Iterator[Target]:
             yield at_most(medium, f"{cell['workload']}: bytes written per byte", written(cell), 1.05)
     for cell in cells:
         if cell["kind"] == "latency":
-            value = percentile(cell["times"], 0.999) / percentile(cell["floors"], 0.999)
-            what = f"{cell['workload']}: p99.9 of {len(cell['times']):,} commits ÷ that of as many floors"
+            value = percentile(cell["times"], 0.999) / percentile(cell["baselines"], 0.999)
+            what = f"{cell['workload']}: p99.9 of {len(cell['times']):,} commits ÷ that of as many baselines"
             yield at_most(medium, what, value, 2)
 
 
@@ -171,7 +171,7 @@ def of_readers(raw: Raw, medium: str) -> Iterator[Target]:
         if part in ("commits", "copies", "openings", "starving", "wakes")
     }
     for cell in known.get("commits", ()):
-        for state, what in (("look", "refresh"), ("read", "refresh, and read all of it")):
+        for state, what in (("refresh", "refresh"), ("read", "refresh, and read all of it")):
             what = f"{cell['workload']} while three readers {what} at 100 Hz ÷ without readers"
             yield at_most(medium, what, beside(cell, state)["ratio"], 1.05)
     for cell in known.get("openings", ()):

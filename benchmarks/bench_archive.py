@@ -109,9 +109,9 @@ def versions(folder: Path, quick: bool) -> Cell:
             store.commit()
             drain.wait()
         cell["pmstore"] = perf_counter() - begun
-    neighbour = icechunk(folder / "icechunk", change, number)
-    if neighbour is not None:
-        cell["icechunk"] = neighbour
+    competitor = icechunk(folder / "icechunk", change, number)
+    if competitor is not None:
+        cell["icechunk"] = competitor
     return cell
 
 

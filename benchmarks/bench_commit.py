@@ -1,6 +1,6 @@
-"""What it costs to make a change durable: pmstore, the floor and the neighbours side by side, on memory and on a disk.
+"""The cost of making a change durable: pmstore, the baseline and the competitors side by side, on memory and on disk.
 
-Each repetition changes the data, times the floor with the same number of bytes, and times the change being made
+Each repetition changes the data, times the baseline with the same number of bytes, and times the change being made
 durable. Every cell is read back from its files at the end, and compared.
 """
 
@@ -24,8 +24,8 @@ from _common import (
     ROWS,
     SIZES,
     Array,
+    baseline_of,
     file_system,
-    floor_of,
     machine,
     padded,
     paired,
@@ -37,10 +37,10 @@ from _common import (
     scratch,
     seconds,
 )
-from _neighbours import NEIGHBOURS, Neighbour
-from _subjects import PMEMOBJ_PROMISES, PMEMOBJ_WAYS, PMSTORES, Missing, Pmstore, pmemobj_cell, pmemobj_program
+from _competitors import COMPETITORS, Competitor
+from _subjects import PMEMOBJ_GUARANTEES, PMEMOBJ_WAYS, PMSTORES, Missing, Pmstore, pmemobj_cell, pmemobj_program
 
-SUBJECTS: list[type[Neighbour]] = [*PMSTORES, *NEIGHBOURS]
+SUBJECTS: list[type[Competitor]] = [*PMSTORES, *COMPETITORS]
 WARM_UP = 12  # pmstore learns within a few commits how an array changes
 
 
@@ -48,14 +48,14 @@ class Different(Exception):
     """What was read back isn't what was written."""
 
 
-def whole(kind: type[Neighbour], directory: Path, medium: str, size: int, limits: dict[str, Any]) -> dict[str, Any]:
+def whole(kind: type[Competitor], directory: Path, medium: str, size: int, limits: dict[str, Any]) -> dict[str, Any]:
     """All of an array changes."""
-    floor, source, changes = floor_of(medium, directory, size), padded(size // 8), 0
+    baseline, source, changes = baseline_of(medium, directory, size), padded(size // 8), 0
     subject = kind(directory, medium, np.zeros(size // 8))
 
-    def baseline() -> float:
+    def measured_baseline() -> float:
         source.__iadd__(1.0)
-        return floor(source)
+        return baseline(source)
 
     def change() -> None:
         nonlocal changes
@@ -70,35 +70,35 @@ def whole(kind: type[Neighbour], directory: Path, medium: str, size: int, limits
         start = perf_counter()
         subject.put()
         taken = perf_counter() - start
-        subject.settle()
+        subject.drain()
         return taken
 
-    times, floors = paired(put, baseline, **limits)
+    times, baselines = paired(put, measured_baseline, **limits)
     subject.close()
     if not (subject.read() == changes).all():
         raise Different(f"after {changes} changes")
-    return {"times": times, "floors": floors, "verified": True}
+    return {"times": times, "baselines": baselines, "verified": True}
 
 
 def some_rows(
-    kind: type[Neighbour], directory: Path, medium: str, changed: int, limits: dict[str, Any]
+    kind: type[Competitor], directory: Path, medium: str, changed: int, limits: dict[str, Any]
 ) -> dict[str, Any]:
     """Random rows of an array change, others each time."""
     random = np.random.default_rng(1)
     size = ROWS * ROW_BYTES if medium == "memory" else changed * ROW_BYTES
-    floor, expected = floor_of(medium, directory, size), np.zeros((ROWS, COLUMNS))
-    values, floor_values = np.zeros((changed, COLUMNS)), np.zeros((changed, COLUMNS))
+    baseline, expected = baseline_of(medium, directory, size), np.zeros((ROWS, COLUMNS))
+    values, baseline_values = np.zeros((changed, COLUMNS)), np.zeros((changed, COLUMNS))
     subject = kind(directory, medium, np.zeros((ROWS, COLUMNS)))
     rows: Array = np.zeros(changed, np.int64)
 
     def choose() -> Array:
         return np.sort(random.choice(ROWS, changed, replace=False))
 
-    def baseline() -> float:
+    def measured_baseline() -> float:
         nonlocal rows
         rows = choose()
-        floor_values.__iadd__(1.0)
-        return floor.rows(rows, floor_values)
+        baseline_values.__iadd__(1.0)
+        return baseline.rows(rows, baseline_values)
 
     def put() -> float:
         values.__iadd__(1.0)
@@ -109,18 +109,18 @@ def some_rows(
         start = perf_counter()
         subject.put_rows(rows, values)
         taken = perf_counter() - start
-        subject.settle()
+        subject.drain()
         expected[rows] = values
         return taken
 
-    times, floors = paired(put, baseline, **limits)
+    times, baselines = paired(put, measured_baseline, **limits)
     subject.close()
     if not np.array_equal(subject.read(), expected):
         raise Different("some rows")
-    return {"times": times, "floors": floors, "verified": True}
+    return {"times": times, "baselines": baselines, "verified": True}
 
 
-def workloads(kind: type[Neighbour], medium: str, quick: bool) -> Iterator[tuple[str, int]]:
+def workloads(kind: type[Competitor], medium: str, quick: bool) -> Iterator[tuple[str, int]]:
     """Names and sizes (bytes, or rows) of what is measured of it."""
     if medium not in kind.media:
         return
@@ -135,13 +135,14 @@ def workloads(kind: type[Neighbour], medium: str, quick: bool) -> Iterator[tuple
 def report(who: str, workload: str, cell: dict[str, Any]) -> None:
     times = cell["times"]
     print(
-        f"  {workload:12}{who:34}{seconds(statistics.median(times)):>10} {ratio(times, cell['floors']):12,.2f} × floor"
+        f"  {workload:12}{who:34}{seconds(statistics.median(times)):>10} {ratio(times, cell['baselines']):12,.2f}"
+        " × baseline"
         f"{len(times):6}",
         flush=True,
     )
 
 
-def subjects(only: list[str] | None) -> Iterator[type[Neighbour]]:
+def subjects(only: list[str] | None) -> Iterator[type[Competitor]]:
     yield from (kind for kind in SUBJECTS if not only or any(word in kind.name for word in only))
 
 
@@ -155,15 +156,15 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
         skipped.append({"who": who, "where": where, "why": why})
 
     @contextlib.contextmanager
-    def cell(who: str, medium: str, workload: str, promise: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
-        result: dict[str, Any] = {"medium": medium, "workload": workload, "who": who, "safe": promise.safe}
+    def cell(who: str, medium: str, workload: str, guarantee: Any) -> Iterator[tuple[Path, dict[str, Any]]]:
+        result: dict[str, Any] = {"medium": medium, "workload": workload, "who": who, "safe": guarantee.safe}
         try:
             with scratch(parent(options, medium)) as directory:
                 yield directory, result
         except Missing as why:  # what this version lacks, no other medium or size has
             skip(who, str(why))
             missing.add(who)
-        except Exception as error:  # of a neighbour: the others are to be measured all the same
+        except Exception as error:  # of a competitor: the others are to be measured all the same
             if who.startswith("pmstore"):
                 raise
             skip(who, f"{type(error).__name__}: {error}", f"{medium}, {workload}")
@@ -195,7 +196,7 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
             for workload, size in workloads(kind, medium, options.quick):
                 if kind.name in missing or workload not in options.workloads:
                     continue
-                with cell(kind.name, medium, workload, kind.promise) as (directory, result):
+                with cell(kind.name, medium, workload, kind.guarantee) as (directory, result):
                     one = whole if workload in SIZES else some_rows
                     result.update(one(kind, directory, medium, size, {**limits, "warm_up": warm_up}))
         for who in pmemobj:
@@ -204,7 +205,7 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
             for workload, (size, rows, changed) in shapes.items():
                 if workload not in options.workloads:
                     continue
-                with cell(who, medium, workload, PMEMOBJ_PROMISES[who]) as (directory, result):
+                with cell(who, medium, workload, PMEMOBJ_GUARANTEES[who]) as (directory, result):
                     way = PMEMOBJ_WAYS[who]
                     found = pmemobj_cell(directory, medium, way, size, rows, changed, most=1000, **limits)
                     if not found["verified"]:
@@ -212,9 +213,9 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
                     result.update(found)
 
 
-def promises() -> dict[str, dict[str, Any]]:
-    known = {kind.name: kind.promise for kind in SUBJECTS} | PMEMOBJ_PROMISES
-    return {name: dataclasses.asdict(promise) for name, promise in known.items()}
+def guarantees() -> dict[str, dict[str, Any]]:
+    known = {kind.name: kind.guarantee for kind in SUBJECTS} | PMEMOBJ_GUARANTEES
+    return {name: dataclasses.asdict(guarantee) for name, guarantee in known.items()}
 
 
 def main() -> None:
@@ -231,7 +232,7 @@ def main() -> None:
     skipped: list[dict[str, str]] = []
     measure(options, cells, skipped)
     systems = {medium: file_system(parent(options, medium)) for medium in options.media}
-    raw = {"priority": priority, "quick": options.quick, "file systems": systems, "promises": promises()}
+    raw = {"priority": priority, "quick": options.quick, "file systems": systems, "guarantees": guarantees()}
     save(options.raw, "commit", {**raw, "cells": cells, "skipped": skipped})
 
 

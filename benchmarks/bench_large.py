@@ -1,9 +1,9 @@
 """Large things: arrays of gigabytes, stores larger than memory, a million names, ten thousand arrays alive, growth and
 computing beside commits.
 
-Each beside its physical floor. Memory: one non-temporal copy of the same bytes into a mapped file, one that was written
-before and one whose pages are only allocated. Disk: pwrite of the same bytes into an allocated file that was written
-before, and fdatasync.
+Each is measured beside its physical baseline. On memory that is one non-temporal copy of the same bytes into a mapped
+file, once into a file that was written before and once into one whose pages are only allocated. On a disk it is a
+pwrite of the same bytes into an allocated file that was written before, and fdatasync.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _common import MemoryFloor, machine, parser, real_time, save, scratch, seconds
+from _common import MemoryBaseline, machine, parser, real_time, save, scratch, seconds
 
 import pmstore
 
@@ -71,9 +71,9 @@ def write_file(path: Path, source: np.ndarray[Any, Any]) -> float:
         os.close(fd)
 
 
-def floors(medium: str, directory: Path, source: np.ndarray[Any, Any]) -> dict[str, float]:
+def baselines(medium: str, directory: Path, source: np.ndarray[Any, Any]) -> dict[str, float]:
     """Into space that was written before, and into space that is new."""
-    path = directory / "floor"
+    path = directory / "baseline"
     if medium == "file":
         new = write_file(path, source)
         again = min(write_file(path, source) for _ in range(2))
@@ -84,9 +84,9 @@ def floors(medium: str, directory: Path, source: np.ndarray[Any, Any]) -> dict[s
         allocated = perf_counter() - start
         os.close(fd)
         path.unlink()
-        floor = MemoryFloor(directory, source.nbytes)  # allocates too, and touches
-        again = min(floor(source) for _ in range(3))
-        del floor
+        baseline = MemoryBaseline(directory, source.nbytes)  # allocates too, and touches
+        again = min(baseline(source) for _ in range(3))
+        del baseline
         path.unlink()
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, source.nbytes)
@@ -95,13 +95,13 @@ def floors(medium: str, directory: Path, source: np.ndarray[Any, Any]) -> dict[s
         new = allocated + timed(lambda: np.copyto(first, source.view(np.uint8)))
         del first
     path.unlink()
-    return {"floor, written before": again, "floor, new": new}
+    return {"baseline, written before": again, "baseline, new": new}
 
 
 def store(medium: str, directory: Path, size: int) -> dict[str, float]:
     """`store["X"] = array` and its commit: new, again (nobody holds it), and a fill."""
     source = np.arange(size // 8, dtype="f8")
-    out = floors(medium, directory, source)
+    out = baselines(medium, directory, source)
     with pmstore.open(directory / "store.pm", "w", media=medium) as s:
         s["one"] = 1
         s.commit()
@@ -177,7 +177,7 @@ def limited(directory: Path, size: int) -> dict[str, float]:
                     out[f"{what}: peak MiB"] = int((group / peak).read_text()) / MIB
                 finally:
                     group.rmdir()
-    out["floor: MB/s"] = size / min(write_file(directory / "floor", np.ones(size // 8)) for _ in range(3)) / 1e6
+    out["baseline: MB/s"] = size / min(write_file(directory / "baseline", np.ones(size // 8)) for _ in range(3)) / 1e6
     return out
 
 
@@ -212,7 +212,7 @@ def names(medium: str, directory: Path, count: int) -> dict[str, float]:
 
 
 def alive(medium: str, directory: Path, count: int) -> dict[str, float]:
-    """So many arrays alive, one changed: everything is looked at. The floor reads as many bytes once."""
+    """Many arrays alive, one changed: each commit compares all. The baseline reads as many bytes once."""
     out: dict[str, float] = {}
     for size in (64, 1024, 8192):
         with pmstore.open(directory / f"{size}.pm", "w", media=medium) as s:
@@ -225,7 +225,7 @@ def alive(medium: str, directory: Path, count: int) -> dict[str, float]:
                 taken.append(timed(core.commit))
             one = np.ones(size // 8 * count)
             out[f"{size} B: commit"] = median(taken)
-            out[f"{size} B: floor"] = median(timed(one.sum) for _ in range(60))
+            out[f"{size} B: baseline"] = median(timed(one.sum) for _ in range(60))
             del arrays
     return out
 

@@ -1,8 +1,8 @@
-"""How long the longest commits take, and how much a commit writes: percentiles over thousands of commits of one store,
-from its first one on, so that the growth of the log and every checkpoint are among them; and of commits of 49 MB.
+"""How long the longest commits take, and how much a commit writes.
 
-Blocks of the floor and blocks of commits take turns: a floor after each commit would give the disk time to do what
-that one left.
+The percentiles are those of thousands of commits of one store, from its first one on, so that the growth of the log and
+every checkpoint are among them; and of commits of 49 MB. Blocks of the baseline and blocks of commits take turns: a
+baseline after each commit would give the disk time to finish what that commit left.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from _common import (
     ROW_BYTES,
     ROWS,
     SIZES,
+    baseline_of,
     file_system,
-    floor_of,
     machine,
     no_collection,
     padded,
@@ -49,10 +49,10 @@ def spent(before: pmstore.Stats, after: pmstore.Stats) -> dict[str, int]:
 
 
 class Sent:
-    """Bytes that reached the disk while a store committed, without those of the floors in between.
+    """Bytes that reached the disk while a store committed, without those of the baselines in between.
 
-    By the kernel's count of the whole disk, so nothing else should write to it. `store.stats()` counts bytes that go
-    home time and again before the kernel writes their page back once.
+    The kernel counts all writes to the disk, so no other program should write to it. `store.stats()` counts more: each
+    byte for the committed image, although the kernel writes a page back once after several such writes.
     """
 
     def __init__(self, medium: str, directory: Path) -> None:
@@ -69,7 +69,7 @@ class Sent:
         """A block of commits of so many bytes."""
         before = self.so_far()
         yield
-        store.stats()  # waits until home is up to date
+        store.stats()  # waits until the committed image is up to date
         self.bytes += self.so_far() - before
         self.committed += committed
 
@@ -82,17 +82,17 @@ def in_turns(
     medium: str,
     size: int,
     count: int,
-    floor: Callable[[], float],
+    baseline: Callable[[], float],
     commit: Callable[[], float],
 ) -> dict[str, Any]:
-    """`count` commits of `size` bytes each, and as many floors."""
+    """`count` commits of `size` bytes each, and as many baselines."""
     block = min(BLOCK, count)
     times: list[float] = []
-    floors: list[float] = []
+    baselines: list[float] = []
     before = store.stats()
     with no_collection():
         while len(times) < count:
-            floors += [floor() for _ in range(block)]
+            baselines += [baseline() for _ in range(block)]
             if len(times) <= count // 2:
                 sent = Sent(medium, Path(store.path).parent)  # what growth wrote once is not counted
             with sent.commits(store, size * block):
@@ -100,7 +100,7 @@ def in_turns(
     after = store.stats()
     return {
         "times": times,
-        "floors": floors,
+        "baselines": baselines,
         "committed": size * len(times),
         **spent(before, after),
         **sent.raw(),
@@ -111,11 +111,11 @@ def in_turns(
 
 def series(directory: Path, medium: str, size: int, count: int) -> dict[str, Any]:
     """An array that changes as a whole."""
-    floor, source = floor_of(medium, directory, size), padded(size // 8)
+    baseline, source = baseline_of(medium, directory, size), padded(size // 8)
 
-    def one_floor() -> float:
+    def one_baseline() -> float:
         source.__iadd__(1.0)
-        return floor(source)
+        return baseline(source)
 
     def one_commit() -> float:
         array.__iadd__(1.0)
@@ -127,8 +127,8 @@ def series(directory: Path, medium: str, size: int, count: int) -> dict[str, Any
         array = store.create_array("array", size // 8, "f8")
         store.commit()
         for _ in range(3):
-            one_floor()
-        cell = in_turns(store, medium, size, count, one_floor, one_commit)
+            one_baseline()
+        cell = in_turns(store, medium, size, count, one_baseline, one_commit)
     with pmstore.open(directory / "store.pm", "r") as store:
         if not (store["array"] == len(cell["times"])).all():
             raise SystemExit(f"{medium}, {size} bytes: what was read back isn't what was committed")
@@ -138,12 +138,12 @@ def series(directory: Path, medium: str, size: int, count: int) -> dict[str, Any
 def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
     """One random row each, of 51 MB, with only= if there is such a thing."""
     size = ROWS * ROW_BYTES if medium == "memory" else ROW_BYTES
-    floor, values = floor_of(medium, directory, size), np.zeros((1, COLUMNS))
+    baseline, values = baseline_of(medium, directory, size), np.zeros((1, COLUMNS))
     expected = np.zeros((ROWS, COLUMNS))
-    rows_of_floors, rows_of_commits = (np.random.default_rng(1) for _ in range(2))  # the same rows
+    rows_of_baselines, rows_of_commits = (np.random.default_rng(1) for _ in range(2))  # the same rows
 
-    def one_floor() -> float:
-        return floor.rows(np.array([rows_of_floors.integers(ROWS)]), values)
+    def one_baseline() -> float:
+        return baseline.rows(np.array([rows_of_baselines.integers(ROWS)]), values)
 
     def one_commit() -> float:
         row = int(rows_of_commits.integers(ROWS))
@@ -164,7 +164,7 @@ def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
             transaction(only=[array[:1]])
         except TypeError:
             return {}
-        cell = in_turns(store, medium, ROW_BYTES, count, one_floor, one_commit)
+        cell = in_turns(store, medium, ROW_BYTES, count, one_baseline, one_commit)
     with pmstore.open(directory / "store.pm", "r") as store:
         if not np.array_equal(store["array"], expected):
             raise SystemExit(f"{medium}, rows: what was read back isn't what was committed")
@@ -173,7 +173,7 @@ def row_series(directory: Path, medium: str, count: int) -> dict[str, Any]:
 
 def report(name: str, cell: dict[str, Any]) -> None:
     shares = (0.5, 0.99, 0.999, 1.0)
-    for who, values in (("pmstore", cell["times"]), ("floor", cell["floors"])):
+    for who, values in (("pmstore", cell["times"]), ("baseline", cell["baselines"])):
         figures = "".join(f"{seconds(percentile(values, share)):>11}" for share in shares)
         print(f"  {name:20}{who:10}{len(values):8,}{figures}", end="")
         if who == "pmstore":

@@ -1,16 +1,17 @@
-"""What a commit's time goes to, when all of an array changed: finding, hash and copy, fence, home, Python.
+"""The parts of the time of a commit in which all of an array changed: find, hash and copy, fence, image, Python.
 
-The parts are timed from outside, in the same run and in turn, without touching the core:
+The parts are timed from outside, in the same run and in turn. The core is not changed for that.
 
-    Python         an empty transaction of a store of 8 B by `with`, less the bare call of pm_commit: alike at any size
-    find           pm_commit with the array alive and nothing changed. An array that the core takes whole, unseen, isn't
-                   searched: its commits write to a slot (bytes_direct), and an empty commit of 8 B stands for it
-    hash and copy  floor.c: page by page through a block in the cache; memory: streamed to a mapped file; disk: no copy
-    write          disk: the pwrite of the floor, of as many bytes as the commit writes before it is durable
+    Python         an empty transaction of a store of 8 B by `with`, minus the call of pm_commit. It has no size
+    find           pm_commit while the array is alive and nothing changed. The core does not search an array that it
+                   writes as a whole (bytes_direct); an empty commit of 8 B stands for that
+    hash and copy  baseline.c, page by page through a block in the cache. Memory: streamed to a mapped file; disk: no
+                   copy
+    write          disk: the pwrite of the baseline, of as many bytes as the commit writes before it is durable
     fence          memory: the sfence after that copy; disk: the fdatasync after that pwrite
-    home           a copy of as many bytes as the store's statistics say that it wrote home; disk: a pwrite of them
+    image          a copy of as many bytes as the store counted for the committed image; disk: a pwrite of them
 
-They needn't add up to the whole, which is measured too: what overlaps or isn't among them is the difference.
+The parts need not add up to the commit, which is measured too. The table shows the difference.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from _common import (
     MEDIA,
     SIZES,
     Array,
-    DiskFloor,
-    MemoryFloor,
+    DiskBaseline,
+    MemoryBaseline,
     file_system,
     library,
     machine,
@@ -45,7 +46,7 @@ import pmstore
 from pmstore._core import lib
 
 WARM_UP = 12
-STREAMED_HOME = 4 << 20  # the core streams home what is larger, and stores it through the cache what is smaller
+STREAMED_IMAGE = 4 << 20  # from here on, the core streams to the committed image; less goes through the cache
 
 
 def bare(store: pmstore.Store) -> float:
@@ -63,13 +64,13 @@ def bare(store: pmstore.Store) -> float:
 Part = Callable[[], float]
 
 
-def memory_parts(directory: Path, size: int, written: int, home: int) -> dict[str, Part]:
+def memory_parts(directory: Path, size: int, written: int, image: int) -> dict[str, Part]:
     """Functions that time one part once each."""
     here = library()
-    log, place = MemoryFloor(directory, written), MemoryFloor(directory, home or 64)
-    source, again = padded(written // 8 + 1), padded(home // 8 + 1)
+    log, place = MemoryBaseline(directory, written), MemoryBaseline(directory, image or 64)
+    source, again = padded(written // 8 + 1), padded(image // 8 + 1)
 
-    def part(function: Callable[..., float], data: Array, target: MemoryFloor, *arguments: int) -> Part:
+    def part(function: Callable[..., float], data: Array, target: MemoryBaseline, *arguments: int) -> Part:
         def once() -> float:
             data.__iadd__(1.0)
             return function(target.map.ctypes.data, data.ctypes.data, *arguments)
@@ -79,17 +80,17 @@ def memory_parts(directory: Path, size: int, written: int, home: int) -> dict[st
     return {
         "hash and copy": part(here.part_hash_copy, source, log, written),
         "fence": part(here.part_fence, source, log, written),
-        "floor": part(here.floor_memory, source, log, size),
-        "home": part(here.part_home, again, place, home, int(home >= STREAMED_HOME)) if home else lambda: 0.0,
+        "baseline": part(here.baseline_memory, source, log, size),
+        "image": part(here.part_image, again, place, image, int(image >= STREAMED_IMAGE)) if image else lambda: 0.0,
     }
 
 
-def disk_parts(directory: Path, size: int, written: int, home: int) -> dict[str, Part]:
+def disk_parts(directory: Path, size: int, written: int, image: int) -> dict[str, Part]:
     """The same for a disk; what writes and what syncs are one part here, and are told apart by their own clock."""
     here = library()
-    floor, place = DiskFloor(directory, written), directory / "home"
-    source, again = padded(written // 8 + 1), padded(home // 8 + 1)
-    place.write_bytes(bytes(home))
+    baseline, place = DiskBaseline(directory, written), directory / "image"
+    source, again = padded(written // 8 + 1), padded(image // 8 + 1)
+    place.write_bytes(bytes(image))
     file = place.open("r+b", buffering=0)
     writing = ctypes.c_double()
 
@@ -99,26 +100,26 @@ def disk_parts(directory: Path, size: int, written: int, home: int) -> dict[str,
 
     def write() -> float:
         source.__iadd__(1.0)
-        floor(source[: written // 8], writing)
+        baseline(source[: written // 8], writing)
         return writing.value
 
     def fence() -> float:
         source.__iadd__(1.0)
-        both = floor(source[: written // 8], writing)
+        both = baseline(source[: written // 8], writing)
         return both - writing.value
 
     def plain() -> float:
         source.__iadd__(1.0)
-        return floor(source[: size // 8])
+        return baseline(source[: size // 8])
 
-    def to_home() -> float:
+    def to_image() -> float:
         again.__iadd__(1.0)
         start = perf_counter()
         file.seek(0)
-        file.write(again[: home // 8].data)
-        return perf_counter() - start if home else 0.0
+        file.write(again[: image // 8].data)
+        return perf_counter() - start if image else 0.0
 
-    return {"hash and copy": hash_only, "write": write, "fence": fence, "floor": plain, "home": to_home}
+    return {"hash and copy": hash_only, "write": write, "fence": fence, "baseline": plain, "image": to_image}
 
 
 def split(directory: Path, medium: str, size: int, budget: float) -> dict[str, Any]:
@@ -145,8 +146,8 @@ def split(directory: Path, medium: str, size: int, budget: float) -> dict[str, A
             for name in ("bytes_logged", "bytes_direct", "bytes_home")
         }
         first = int(bytes_of["bytes_logged"] + bytes_of["bytes_direct"])
-        first, home = max(8, first // 8 * 8), int(bytes_of["bytes_home"]) // 8 * 8
-        timed = (memory_parts if medium == "memory" else disk_parts)(directory, size, first, home)
+        first, image = max(8, first // 8 * 8), int(bytes_of["bytes_home"]) // 8 * 8
+        timed = (memory_parts if medium == "memory" else disk_parts)(directory, size, first, image)
         found: dict[str, list[float]] = {name: [] for name in ("call", *timed)}
         # Blocks: right after one another, parts would find the caches and the memory as the others left them.
         block = max(1, min(20, (4 << 20) // size))
@@ -180,7 +181,7 @@ def small_commits(directory: Path, medium: str) -> tuple[list[float], list[float
 
 
 def parts(cell: dict[str, Any]) -> dict[str, float]:
-    """Medians: the parts, the whole commit, and the floor."""
+    """Medians: the parts, the whole commit, and the baseline."""
     middle = {name: statistics.median(values) for name, values in cell["measured"].items()}
     python = max(0.0, middle.pop("with") - middle.pop("bare"))
     return {"Python": python, **middle}
@@ -191,7 +192,7 @@ def main() -> None:
     options = parser(__doc__ or "").parse_args()
     priority = real_time()
     print(f"{machine()}; {priority}\n")
-    names = ("floor", "call", "find", "hash and copy", "write", "fence", "home", "Python")
+    names = ("baseline", "call", "find", "hash and copy", "write", "fence", "image", "Python")
     cells = []
     for medium in options.media:
         print(f"{medium}: {parent(options, medium)}, {file_system(parent(options, medium))}")

@@ -68,12 +68,12 @@ MIB = 1 << 20
 NOBODY = ""
 STATES: dict[str, tuple[bool, str] | None] = {
     NOBODY: None,
-    "look": (False, "a"),
-    "look elsewhere": (False, "b"),
+    "refresh": (False, "a"),
+    "refresh elsewhere": (False, "b"),
     "read": (True, "a"),
     "read elsewhere": (True, "b"),
 }
-OF_NEIGHBOURS = (NOBODY, "read", "read elsewhere")
+OF_COMPETITORS = (NOBODY, "read", "read elsewhere")
 
 
 # ---- commits
@@ -88,10 +88,10 @@ def turns(one: Any, other: Any, seconds: float, least: int) -> dict[str, Any]:
         start = perf_counter()
         one.put()
         times.append(perf_counter() - start)
-        one.settle()
+        one.drain()
         other.array.__iadd__(1.0)
         other.put()
-        other.settle()
+        other.drain()
     return {
         "median": statistics.median(times),
         "mean": statistics.fmean(times),
@@ -109,7 +109,7 @@ def commits(
     stores = {name: made(kind, directory / name, medium, size) for name in "ab"}
     one, other = stores["a"], stores["b"]
     changes = turns(one, other, 0, WARM_UP)["count"]
-    states = list(STATES if kind is PmstoreBeside else OF_NEIGHBOURS)
+    states = list(STATES if kind is PmstoreBeside else OF_COMPETITORS)
     blocks: dict[str, list[dict[str, Any]]] = {state: [] for state in states}
     end = perf_counter() + ENOUGH * options.scale
     for number in range(rounds):
@@ -164,7 +164,7 @@ def copies(
     processes: Workers, directory: Path, medium: str, kind: Beside, size: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Readings of an array by this process, paired with a copy of a mapped file: by memory and recency (_targets.py)
-    the times and floors."""
+    the times and baselines."""
     plain = directory / "plain"
     plain.write_bytes(np.ones(size // 8).tobytes())
     mapped: Array = np.memmap(plain, np.float64, "r")
@@ -199,8 +199,8 @@ def copies(
     for memory in MEMORY if size < REUSED_MOST else MEMORY[:1]:
         reuse_memory(memory == "reused")
         for state, what in zip(RECENCY, (again, after_a_commit)):
-            times, floors = paired(what, plainly, **limits)
-            found[f"{memory}, {state}"] = {"times": times, "floors": floors}
+            times, baselines = paired(what, plainly, **limits)
+            found[f"{memory}, {state}"] = {"times": times, "baselines": baselines}
     reader.close()
     writer.ask(False)
     return found
@@ -308,7 +308,7 @@ class Session(NamedTuple):
     raw: dict[str, Any]
 
     def cell(self, part: str, what: Callable[..., dict[str, Any]], *arguments: Any, **known: Any) -> dict[str, Any]:
-        """Measures what(processes, directory, medium, *arguments, options), and keeps it. Empty: a neighbour failed."""
+        """Measure what(processes, directory, medium, *arguments, options) and keep it. Empty: a competitor failed."""
         try:
             with scratch(parent(self.options, self.medium)) as directory:
                 try:
@@ -316,7 +316,7 @@ class Session(NamedTuple):
                 except BaseException:
                     self.processes.end()  # before the directory goes: they may make files in it
                     raise
-        except Exception as error:  # of a neighbour: the others are to be measured all the same
+        except Exception as error:  # of a competitor: the others are to be measured all the same
             if known.get("who", "pmstore") == "pmstore":
                 raise
             why = f"{type(error).__name__}: {error}"
@@ -341,7 +341,7 @@ class Session(NamedTuple):
                 for state, known in copied(cell):
                     print(
                         f"  {workload:12}{kind.name:14}read, {state:24}{seconds(statistics.median(known['times'])):>10}"
-                        f"{ratio(known['times'], known['floors']):8.2f} × a copy",
+                        f"{ratio(known['times'], known['baselines']):8.2f} × a copy",
                         flush=True,
                     )
 

@@ -22,9 +22,9 @@ from _common import (
     MEDIA,
     ROW_BYTES,
     Array,
-    MemoryFloor,
+    MemoryBaseline,
+    baseline_of,
     file_system,
-    floor_of,
     library,
     machine,
     padded,
@@ -92,27 +92,27 @@ class Plain:
         self.size = size
         self.path = directory / "log"
         self.path.write_bytes(bytes(size + 64))
-        self.floor = floor_of(medium, directory, size)
+        self.baseline = baseline_of(medium, directory, size)
 
     def __call__(self, cold: bool) -> float:
-        if isinstance(self.floor, MemoryFloor):
+        if isinstance(self.baseline, MemoryBaseline):
             source = padded(self.size // 8)
             source += 1
-            return self.floor(source)
+            return self.baseline(source)
         if cold:
             forget(self.path)
         start = perf_counter()
         data = np.fromfile(self.path, np.uint8)[: self.size]
         read = perf_counter() - start
-        return read + self.floor(data)
+        return read + self.baseline(data)
 
     def mapped_anew(self) -> float:
         """Memory: with the mapping of both files and its page faults, which an opening can't do without."""
         start = perf_counter()
-        with open(self.path, "r+b") as log, open(self.path.parent / "floor", "r+b") as home:
+        with open(self.path, "r+b") as log, open(self.path.parent / "baseline", "r+b") as image:
             source = np.frombuffer(mmap.mmap(log.fileno(), 0), np.uint8)
-            target = np.frombuffer(mmap.mmap(home.fileno(), 0), np.uint8)
-        library().floor_memory(target.ctypes.data, source.ctypes.data, self.size)
+            target = np.frombuffer(mmap.mmap(image.fileno(), 0), np.uint8)
+        library().baseline_memory(target.ctypes.data, source.ctypes.data, self.size)
         return perf_counter() - start
 
 
@@ -123,21 +123,21 @@ def recovery(directory: Path, medium: str, store_bytes: int, log_bytes: int, rep
     plain = Plain(directory, medium, held // 8 * 8)
     found: dict[str, Any] = {"log bytes": held, "store bytes": original.stat().st_size}
     for state in ("cached",) if medium == "memory" else ("cached", "cold"):
-        times, floors, mapped = [], [], []
+        times, baselines, mapped = [], [], []
         for attempt in range(repetitions + 1):
             shutil.copy(original, copy)
             forget(copy)
             if state == "cached":
                 copy.read_bytes()
             gc.collect()
-            floors.append(plain(state == "cold"))
+            baselines.append(plain(state == "cold"))
             if medium == "memory":
                 mapped.append(plain.mapped_anew())
             taken, array = opening(copy, keep=True)
             times.append(taken)
             if array is None or not np.array_equal(array, expected):
                 raise SystemExit(f"{medium}: recovery {attempt} of {held} bytes gave another state")
-        found[state] = {"times": times[1:], "floors": floors[1:], "mapped anew": mapped[1:]}
+        found[state] = {"times": times[1:], "baselines": baselines[1:], "mapped anew": mapped[1:]}
     return found
 
 
@@ -200,12 +200,12 @@ def main() -> None:
             recoveries.append({"medium": medium, "varied": varied, **cell})
             for state in ("cached", "cold"):
                 if state in cell:
-                    times, floors = cell[state]["times"], cell[state]["floors"]
+                    times, baselines = cell[state]["times"], cell[state]["baselines"]
                     mapped = cell[state]["mapped anew"]
                     sizes = f"log {cell['log bytes'] / MIB:6.2f} MiB, store {cell['store bytes'] / MIB:7.1f} MiB"
                     print(
                         f"  {sizes}, {state:7}{seconds(statistics.median(times)):>10}"
-                        f" {ratio(times, floors):6.2f} × plain copy"
+                        f" {ratio(times, baselines):6.2f} × plain copy"
                         + (f", {ratio(times, mapped):.2f} × one that maps its files" if mapped else ""),
                         flush=True,
                     )

@@ -1,5 +1,5 @@
-"""How changes to arrays are found: what the store chooses beside each tracker forced, sparse rows beside the floor, and
-what wrong guesses cost. On memory; every time includes the program's own writes and their page faults.
+"""How changes to arrays are found: the store's own choice beside each forced tracker, sparse rows beside the baseline,
+and the cost of wrong guesses. On memory; every time includes the program's own writes and their page faults.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from _common import MemoryFloor, machine, parser, real_time, save, scratch, seconds
+from _common import MemoryBaseline, machine, parser, real_time, save, scratch, seconds
 
 import pmstore
 
@@ -45,8 +45,8 @@ def stores(directory: Path, names: tuple[str, ...]) -> Iterator[dict[str, pmstor
 def in_turns(
     steps: dict[str, Step], opened: dict[str, pmstore.Store], repetitions: int, warm_up: int
 ) -> dict[str, list[float]]:
-    """Seconds of each, taken in turn, in an order drawn each time, as whoever follows one that reads 100 MB finds cold
-    caches. What was warming up is dropped; so is the time in which a store brings home up to date behind a commit.
+    """Seconds of each step. They take turns in a random order, because a step after one that reads 100 MB finds cold
+    caches. The warm-up is not counted, nor is the time of a deferred write-back after a commit.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     order = random.Random(1)
@@ -60,18 +60,18 @@ def in_turns(
     return times
 
 
-# ---- sparse rows, beside the floor
+# ---- sparse rows, beside the baseline
 
 
-def row_floor(directory: Path, rows: int) -> Step:
+def row_baseline(directory: Path, rows: int) -> Step:
     """Non-temporal copies of so many rows to random places of a mapped file of the array's size, and a fence."""
-    floor = MemoryFloor(directory, 8192 * 784 * 8)
+    baseline = MemoryBaseline(directory, 8192 * 784 * 8)
     rng = np.random.default_rng(5)
     source = np.ones((rows, 784))
-    return lambda: floor.rows(np.sort(rng.choice(8192, rows, replace=False)), source)
+    return lambda: baseline.rows(np.sort(rng.choice(8192, rows, replace=False)), source)
 
 
-def rows_step(store: pmstore.Store, rows: int, promised: bool, seed: int) -> Step:
+def rows_step(store: pmstore.Store, rows: int, declared: bool, seed: int) -> Step:
     rng = np.random.default_rng(seed)
     w = store["w"] if "w" in store else store.create_array("w", (8192, 784), "f8", fill_value=1.0)
     store.commit()
@@ -96,30 +96,31 @@ def rows_step(store: pmstore.Store, rows: int, promised: bool, seed: int) -> Ste
         source[:] += 1
         return time
 
-    return one if promised else several
+    return one if declared else several
 
 
 def sparse_rows(directory: Path, scale: float) -> dict[str, Any]:
-    print("rows of a (8192, 784) f8 array, 50 MB; a fresh one, and after all pages were written once")
-    print(f"{'':34}{'time':>11}{'floor':>11}{'ratio':>8}{'p99':>11}{'wanted':>8}")
+    print("rows of a (8192, 784) f8 array, 50 MB; a new one, and the same after all pages were written once")
+    print(f"{'':34}{'time':>11}{'baseline':>11}{'ratio':>8}{'p99':>11}{'wanted':>8}")
     raw: dict[str, Any] = {}
-    for label, rows, promised, wanted in ROWS:
-        for state in ("fresh", "written"):
+    for label, rows, declared, wanted in ROWS:
+        for state in ("new", "written"):
             with scratch(directory) as inside, stores(inside, ("learned",)) as opened:
                 store = opened["learned"]
-                floor = row_floor(inside, rows)
-                step = rows_step(store, rows, promised, 1)
+                baseline = row_baseline(inside, rows)
+                step = rows_step(store, rows, declared, 1)
                 if state == "written":
                     store["w"][:] = 2.0
                     store.commit()
                 repetitions = int(scale * (400 if rows == 1 else 120 if rows < 100 else 30))
-                times = in_turns({"learned": step, "floor": floor}, opened, repetitions, 30)
+                times = in_turns({"learned": step, "baseline": baseline}, opened, repetitions, 30)
             raw[f"{label}, {state}"] = times
-            ratio = statistics.median(c / f for c, f in zip(times["learned"], times["floor"], strict=True))
+            ratio = statistics.median(c / f for c, f in zip(times["learned"], times["baseline"], strict=True))
             c = sorted(times["learned"])
             print(
-                f"{label:16}{state:18}{seconds(statistics.median(c)):>11}{seconds(statistics.median(times['floor'])):>11}"
-                f"{ratio:8.1f}{seconds(c[int(len(c) * 0.99)]):>11}{wanted:8}"
+                f"{label:16}{state:18}{seconds(statistics.median(c)):>11}"
+                f"{seconds(statistics.median(times['baseline'])):>11}{ratio:8.1f}"
+                f"{seconds(c[int(len(c) * 0.99)]):>11}{wanted:8}"
             )
     print()
     return raw

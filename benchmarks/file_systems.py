@@ -4,7 +4,7 @@
     sudo python benchmarks/file_systems.py --docs     and puts both into benchmarks/
 
 Each file system is made in a file of the disk, mounted, measured and deleted. A loop device adds costs of its own, to
-the floor as much as to pmstore: so the floor is on the same file system, in the same run. Beside them is the disk
+the baseline as much as to pmstore: so the baseline is on the same file system, in the same run. Beside them is the disk
 itself.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _common import BUILD, HERE, percentile, ratio, seconds
-from report import fill, table, times_floor
+from report import fill, table, times_baseline
 
 MKFS_EXT4 = "mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0,nodiscard"
 SYSTEMS = {
@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> str:
-    """Medians of commits with their floors, and the long ones."""
+    """Medians of commits with their baselines, and the long ones."""
     rows = []
     for workload in WORKLOADS:
         who = WHO[0] if " B" in workload or "MiB" in workload or "MB" in workload else WHO[1]
@@ -101,13 +101,13 @@ def tables(found: dict[str, Any]) -> str:
             cells = [c for c in raw["commit"]["cells"] if c["workload"] == workload and c["who"] == who]
             row += [_cell(cells[0]) if cells else ""]
         rows.append(row)
-    text = table(["median (floor; × floor)", *found], rows)
+    text = table(["median (baseline; × baseline)", *found], rows)
     rows = []
     for workload in [c["workload"] for c in next(iter(found.values()))["latency"]["cells"]]:
         row = [workload]
         for raw in found.values():
             cell = next(c for c in raw["latency"]["cells"] if c["workload"] == workload)
-            high = [seconds(percentile(cell[which], 0.99)) for which in ("times", "floors")]
+            high = [seconds(percentile(cell[which], 0.99)) for which in ("times", "baselines")]
             row.append(f"{high[0]} ({high[1]})")
         rows.append(row)
     first = next(iter(found.values()))["commit"]
@@ -116,12 +116,12 @@ def tables(found: dict[str, Any]) -> str:
         note += (
             " Other programs had the processors, too: times of milliseconds are the scheduler's, and not for quoting."
         )
-    return f"{text}\n\n{table(['p99 (of the floor)', *found], rows)}\n\n{textwrap.fill(note, 120)}"
+    return f"{text}\n\n{table(['p99 (of the baseline)', *found], rows)}\n\n{textwrap.fill(note, 120)}"
 
 
 def _cell(cell: dict[str, Any]) -> str:
-    middle, floor = (seconds(statistics.median(cell[which])) for which in ("times", "floors"))
-    return f"{middle} ({floor}; {times_floor(ratio(cell['times'], cell['floors']))})"
+    middle, baseline = (seconds(statistics.median(cell[which])) for which in ("times", "baselines"))
+    return f"{middle} ({baseline}; {times_baseline(ratio(cell['times'], cell['baselines']))})"
 
 
 def main() -> None:

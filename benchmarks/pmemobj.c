@@ -1,5 +1,5 @@
 /*
- * libpmemobj beside the floor, each repetition paired, with the same clock.
+ * libpmemobj beside the baseline, each repetition paired, with the same clock.
  *
  *     pmemobj DIRECTORY memory|disk BYTES ROWS CHANGED tx|publish SECONDS LEAST MOST
  *
@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "floor.h"
+#include "baseline.h"
 
 enum { MOST_ROWS = 8192, WARM_UP = 3 };
 
@@ -143,12 +143,12 @@ int main(int count, char **arguments)
         if (pmemobj_zalloc(pool, &root->row[i], bytes, 1)) die("row");
     actions = room(3 * (changed + 1) * sizeof *actions);
 
-    snprintf(path, sizeof path, "%s/floor", arguments[1]);
+    snprintf(path, sizeof path, "%s/baseline", arguments[1]);
     int fd = open(path, O_RDWR | O_CREAT, 0600);
-    char *source = room(part), *floor_source = room(part), *expected = room(all), *place = NULL;
-    memset(expected, 0, all), memset(source, 0, part), memset(floor_source, 0, part);
+    char *source = room(part), *baseline_source = room(part), *expected = room(all), *place = NULL;
+    memset(expected, 0, all), memset(source, 0, part), memset(baseline_source, 0, part);
     if (fd < 0 || write(fd, expected, all) != (ssize_t)all || ftruncate(fd, (off_t)(all + 4096)) || fsync(fd))
-        die("floor");
+        die("baseline");
     if (memory) {
         place = mmap(NULL, all + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (place == MAP_FAILED) die("map");
@@ -158,14 +158,14 @@ int main(int count, char **arguments)
     for (size_t i = 0; i < MOST_ROWS; i++) order[i] = (int64_t)i;
     srandom(1);
 
-    double *times = room(most * sizeof *times), *floors = room(most * sizeof *floors), end = now() + seconds;
+    double *times = room(most * sizeof *times), *baselines = room(most * sizeof *baselines), end = now() + seconds;
     size_t n = 0;
     for (; n < least || (n < most && now() < end); n++) {
         if (rows) choose(order, which);
-        for (size_t i = 0; i < part / sizeof(double); i++) ((double *)floor_source)[i] += 1;
-        floors[n] = !memory ? floor_disk(fd, floor_source, part, NULL)
-                    : rows  ? floor_memory_rows(place, floor_source, bytes, which, changed)
-                            : floor_memory(place, floor_source, part);
+        for (size_t i = 0; i < part / sizeof(double); i++) ((double *)baseline_source)[i] += 1;
+        baselines[n] = !memory ? baseline_disk(fd, baseline_source, part, NULL)
+                    : rows  ? baseline_memory_rows(place, baseline_source, bytes, which, changed)
+                            : baseline_memory(place, baseline_source, part);
         for (size_t i = 0; i < part / sizeof(double); i++) ((double *)source)[i] += 1;
         double start = now();
         if (publishing) publish(source, which);
@@ -181,8 +181,8 @@ int main(int count, char **arguments)
     attach();
     printf("{\"verified\": %s, \"times\": [", same(expected, apart) ? "true" : "false");
     for (size_t i = WARM_UP; i < n; i++) printf("%s%.9f", i > WARM_UP ? ", " : "", times[i]);
-    printf("], \"floors\": [");
-    for (size_t i = WARM_UP; i < n; i++) printf("%s%.9f", i > WARM_UP ? ", " : "", floors[i]);
+    printf("], \"baselines\": [");
+    for (size_t i = WARM_UP; i < n; i++) printf("%s%.9f", i > WARM_UP ? ", " : "", baselines[i]);
     printf("]}\n");
     pmemobj_close(pool);
     return 0;

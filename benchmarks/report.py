@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _common import BUILD, CHANGED, HERE, SIZES, percentile, ratio, seconds
+from _results import load, load_kept
 from _targets import (
     AGGREGATE_WAYS,
     Raw,
@@ -49,8 +50,8 @@ DOCUMENTS = [
 RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate", "archive")
 SHOWN = ("targets", "readers-targets", "aggregate-targets", "archive-targets")
 PICTURES = {
-    "costs": "The cost of making a change durable, as a multiple of the floor",
-    "latency": "Latency percentiles of commits and of the floor",
+    "costs": "The cost of making a change durable, as a multiple of the baseline",
+    "latency": "Latency percentiles of commits and of the baseline",
     "parts": "What a commit's time goes to",
     "recovery": "Recovery and opening",
 }
@@ -72,24 +73,12 @@ class Report(NamedTuple):
     documents: list[Path]
 
 
-def load(results: Path, names: tuple[str, ...] = RESULTS) -> Raw:
-    """What was kept, by the name of the benchmark."""
-    paths = {name: results / f"{name}.json" for name in names}
-    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
-
-
-def load_kept(names: tuple[str, ...] = RESULTS) -> Raw:
-    """The same of what is in the repository."""
-    paths = {name: HERE / "raw" / f"{name}.json.gz" for name in names}
-    return {name: json.loads(gzip.decompress(path.read_bytes())) for name, path in paths.items() if path.exists()}
-
-
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def times_floor(value: float) -> str:
+def times_baseline(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
@@ -115,26 +104,26 @@ def machine(raw: Raw) -> str:
 
 
 def costs(raw: Raw, medium: str) -> str:
-    """Medians, and the median ratio to the floor in brackets."""
+    """Medians, and the median ratio to the baseline in brackets."""
     head, rows = ["", *SIZES, *CHANGED], []
     for who in subjects(raw, medium):
         cells = [find(raw, medium, workload, who) for workload in (*SIZES, *CHANGED)]
         safe = next(cell for cell in cells if cell)["safe"]
-        figures = [f"{seconds(statistics.median(c['times']))} ({times_floor(cost(c))})" if c else "" for c in cells]
+        figures = [f"{seconds(statistics.median(c['times']))} ({times_baseline(cost(c))})" if c else "" for c in cells]
         rows.append([who if safe else f"*{who}* †", *figures])
-    floors = []
+    baselines = []
     for workload in (*SIZES, *CHANGED):
         cell = find(raw, medium, workload, "pmstore" if workload in SIZES else "pmstore, with")
-        floors.append(seconds(statistics.median(cell["floors"])) if cell else "")
-    rows.append(["the floor beside pmstore", *floors])
+        baselines.append(seconds(statistics.median(cell["baselines"])) if cell else "")
+    rows.append(["the baseline beside pmstore", *baselines])
     note = "\n\n† Not atomic, or not durable when the call returns."
     return table(head, rows) + note
 
 
-def promises(raw: Raw) -> str:
+def guarantees(raw: Raw) -> str:
     rows = [
         [name, known["atomic"], known["torn"], known["killed"], known["cut"]]
-        for name, known in raw["commit"]["promises"].items()
+        for name, known in raw["commit"]["guarantees"].items()
         if not name.startswith("pmstore,")
     ]
     return table(["", "atomic", "torn write possible", "after a kill", "after a power cut"], rows)
@@ -167,7 +156,7 @@ def latency(raw: Raw) -> str:
     rows = []
     for cell in raw["latency"]["cells"]:
         name = f"{cell['medium']}, {cell['workload']}" + (" in a row" if cell["kind"] == "sustained" else "")
-        for who, values in (("pmstore", cell["times"]), ("floor", cell["floors"])):
+        for who, values in (("pmstore", cell["times"]), ("baseline", cell["baselines"])):
             figures = [seconds(percentile(values, share)) for share in (0.5, 0.99, 0.999, 1)]
             mine = who == "pmstore"
             rows.append(
@@ -188,7 +177,7 @@ def latency(raw: Raw) -> str:
 def parts(raw: Raw) -> str:
     from bench_parts import parts as of_cell
 
-    names = ["find", "hash and copy", "write", "fence", "home", "Python"]
+    names = ["find", "hash and copy", "write", "fence", "image", "Python"]
     rows = []
     for cell in raw["parts"]["cells"]:
         known = of_cell(cell)
@@ -196,9 +185,15 @@ def parts(raw: Raw) -> str:
         rest = known["call"] - sum(known.get(name, 0) for name in names if name != "Python")
         left = f"{'−' if rest < 0 else ''}{seconds(abs(rest))}"
         rows.append(
-            [f"{cell['medium']}, {cell['workload']}", seconds(known["floor"]), seconds(known["call"]), *figures, left]
+            [
+                f"{cell['medium']}, {cell['workload']}",
+                seconds(known["baseline"]),
+                seconds(known["call"]),
+                *figures,
+                left,
+            ]
         )
-    return table(["", "floor", "pm_commit", *names, "left over"], rows)
+    return table(["", "baseline", "pm_commit", *names, "left over"], rows)
 
 
 def recovery(raw: Raw) -> str:
@@ -206,7 +201,7 @@ def recovery(raw: Raw) -> str:
     for cell in raw["recovery"]["recoveries"]:
         for state in ("cached", "cold"):
             if state in cell:
-                times, floors = cell[state]["times"], cell[state]["floors"]
+                times, baselines = cell[state]["times"], cell[state]["baselines"]
                 mapped = cell[state]["mapped anew"]
                 rows.append(
                     [
@@ -214,9 +209,9 @@ def recovery(raw: Raw) -> str:
                         f"{cell['log bytes'] / 2**20:.1f} MiB",
                         f"{cell['store bytes'] / 2**20:,.0f} MiB",
                         seconds(statistics.median(times)),
-                        seconds(statistics.median(floors)),
-                        times_floor(cost(cell[state])),
-                        times_floor(statistics.median(t / m for t, m in zip(times, mapped))) if mapped else "",
+                        seconds(statistics.median(baselines)),
+                        times_baseline(cost(cell[state])),
+                        times_baseline(statistics.median(t / m for t, m in zip(times, mapped))) if mapped else "",
                     ]
                 )
     head = ["", "log", "store", "recovery", "plain", "×", "× one that maps its files"]
@@ -242,7 +237,7 @@ def readers_commits(raw: Raw) -> str:
     """A line for each thing that the readers do."""
     rows = []
     for cell in raw["readers"]["commits"]:
-        for state, what in (("look", "refresh, one element"), ("read", "refresh, all of it")):
+        for state, what in (("refresh", "refresh, one element"), ("read", "refresh, all of it")):
             if state not in cell["blocks"]:
                 continue
             known, control = beside(cell, state), beside(cell, f"{state} elsewhere")
@@ -283,8 +278,8 @@ def readers_copies(raw: Raw) -> str:
             cell["who"],
             state,
             seconds(statistics.median(known["times"])),
-            seconds(statistics.median(known["floors"])),
-            times_floor(cost(known)),
+            seconds(statistics.median(known["baselines"])),
+            times_baseline(cost(known)),
         ]
         for cell in raw["readers"]["copies"]
         for state, known in copied(cell)
@@ -417,7 +412,7 @@ def archive_reading(raw: Raw) -> str:
 
 
 def summary(raw: Raw) -> str:
-    """For the first page: pmstore and the cheapest neighbour that keeps as much."""
+    """For the first page: pmstore and the cheapest competitor that keeps as much."""
     rows = []
     for workload in ("8 B", "62,720 B", "1 MiB", "49 MB", "1 row"):
         cells = [
@@ -438,13 +433,22 @@ def summary(raw: Raw) -> str:
                     and c["workload"] == workload
                     and "pmstore" not in c["who"]
                 ]
-                best = f"{min(rivals)[1]}: {times_floor(min(rivals)[0])}" if rivals else ""
-                figures += [seconds(statistics.median(cell["times"])), times_floor(cost(cell)), best]
+                best = f"{min(rivals)[1]}: {times_baseline(min(rivals)[0])}" if rivals else ""
+                figures += [seconds(statistics.median(cell["times"])), times_baseline(cost(cell)), best]
             else:
                 figures += ["", "", ""]
         rows.append([f"{workload} of 51 MB" if workload == "1 row" else workload, *figures])
     return table(
-        ["", "tmpfs", "× floor", "cheapest neighbour, × floor", "disk", "× floor", "cheapest neighbour, × floor"], rows
+        [
+            "",
+            "tmpfs",
+            "× baseline",
+            "cheapest competitor, × baseline",
+            "disk",
+            "× baseline",
+            "cheapest competitor, × baseline",
+        ],
+        rows,
     )
 
 
@@ -453,9 +457,9 @@ def summary(raw: Raw) -> str:
 SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     "machine": ("", "Machine and versions", machine),
     "targets": ("", "What was asked for", lambda raw: comparison(targets(raw))),
-    "memory": ("commit", "Costs on memory: median (× floor)", lambda raw: costs(raw, "memory")),
-    "disk": ("commit", "Costs on a disk: median (× floor)", lambda raw: costs(raw, "disk")),
-    "promises": ("commit", "What each of them keeps", promises),
+    "memory": ("commit", "Costs on memory: median (× baseline)", lambda raw: costs(raw, "memory")),
+    "disk": ("commit", "Costs on a disk: median (× baseline)", lambda raw: costs(raw, "disk")),
+    "guarantees": ("commit", "What each of them keeps", guarantees),
     "latency": ("latency", "The longest commits, and what they write", latency),
     "parts": ("parts", "The parts of a commit", parts),
     "recovery": ("recovery", "Recovery", recovery),
@@ -536,7 +540,7 @@ def publish(report: Report, results: Path, docs: bool) -> None:
     if not raw:
         raise SystemExit(f"no results in {results}: {report.made_by}")
     if docs:
-        both = load_kept(report.results) | raw
+        both = load_kept(HERE / "raw", report.results) | raw
         raw = {name: both[name] for name in report.results if name in both}
     known = sections(raw, report)
     drawn: list[str] = []

@@ -24,7 +24,7 @@ from _common import MEDIA, file_system, machine, no_collection, parent, parser, 
 
 from . import data
 from .loops import DERIVED, LOOPS, Loop, State
-from .strategies import CHECKPOINTS, WITH_DERIVED, Floor, Strategy
+from .strategies import CHECKPOINTS, WITH_DERIVED, Baseline, Strategy
 
 WARM_UP = 12  # checkpoints of each strategy in whose memory the arrays live; two of the others
 LEAST, SLOW = 5, 0.3  # back to back: so many at least, unless one takes so many seconds
@@ -102,7 +102,7 @@ def fit(
     steps = loop(X, clusters, iterations)
     _, previous = next(steps)
     older = {name: array + 1 for name, array in previous.items()}
-    kinds = [Floor, *CHECKPOINTS, *(WITH_DERIVED if any(name in previous for name in DERIVED) else ())]
+    kinds = [Baseline, *CHECKPOINTS, *(WITH_DERIVED if any(name in previous for name in DERIVED) else ())]
     subjects = []
     for medium, directory in directories.items():
         for kind in kinds:

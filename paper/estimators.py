@@ -1,7 +1,7 @@
 """What a store costs pmstore's own estimators: the share of commits in a fit, and what going on after a kill takes.
 
 Each fit in a store stands beside scikit-learn's: the same parameters, the same iterations, and the same result bit for
-bit. On a disk the floor is taken right after every commit, inside the fit, whose time doesn't count it.
+bit. On a disk the baseline is taken right after every commit, inside the fit, whose time doesn't count it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import sklearn.cluster
 import sklearn.mixture
-from _common import Array, floor_of, machine, padded, parent, parser, save, scratch
+from _common import Array, baseline_of, machine, padded, parent, parser, save, scratch
 from sklearn.exceptions import ConvergenceWarning
 
 import pmstore
@@ -85,13 +85,14 @@ def models() -> tuple[dict[str, Model], list[Kept]]:
 
 
 class Commits:
-    """Start and length of every commit inside its block, in seconds from the block's start, and the floor beside it: by
-    turns before and after, as whoever comes second finds the disk awake."""
+    """Start and length of every commit inside its block, in seconds from the block's start, and the baseline beside it.
+    The baseline comes before and after the commit by turns, because the second of two writes finds the disk awake.
+    """
 
-    def __init__(self, floor: Callable[[], float] | None = None, stop_after: int = -1) -> None:
+    def __init__(self, baseline: Callable[[], float] | None = None, stop_after: int = -1) -> None:
         self.commits: list[tuple[float, float]] = []
-        self.floors: list[float] = []
-        self._floor, self._stop_after = floor, stop_after
+        self.baselines: list[float] = []
+        self._baseline, self._stop_after = baseline, stop_after
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -99,14 +100,14 @@ class Commits:
         commit, started = Core.commit, perf_counter()
 
         def timed_commit(core: Core) -> None:
-            floor, first = self._floor, len(self.commits) % 2 == 0
-            if floor and first:
-                self.floors.append(floor())
+            baseline, first = self._baseline, len(self.commits) % 2 == 0
+            if baseline and first:
+                self.baselines.append(baseline())
             begun = perf_counter()
             commit(core)
             self.commits.append((begun - started, perf_counter() - begun))
-            if floor and not first:
-                self.floors.append(floor())
+            if baseline and not first:
+                self.baselines.append(baseline())
             if len(self.commits) == self._stop_after:
                 raise Killed
 
@@ -120,11 +121,11 @@ class Commits:
 
     @property
     def apart(self) -> list[float]:
-        """From the end of one commit to the start of the next: an iteration each, but for the floors."""
+        """From the end of one commit to the start of the next: an iteration each, but for the baselines."""
         ends = [start + seconds for start, seconds in self.commits]
-        floors = self.floors or [0.0] * len(ends)
-        between = [floors[i] + floors[i + 1] if i % 2 else 0.0 for i in range(len(ends) - 1)]
-        return [start - end - floor for (start, _), end, floor in zip(self.commits[1:], ends, between)]
+        baselines = self.baselines or [0.0] * len(ends)
+        between = [baselines[i] + baselines[i + 1] if i % 2 else 0.0 for i in range(len(ends) - 1)]
+        return [start - end - baseline for (start, _), end, baseline in zip(self.commits[1:], ends, between)]
 
 
 def until_first_step(model: Model, X: Array, parameters: Kept) -> float:
@@ -146,19 +147,19 @@ def fits(model: Model, X: Array, parameters: Kept, directories: dict[str, Path])
     kept: Kept = {"plain": perf_counter() - started, "stored": []}
     state = sum(np.asarray(getattr(plain, name)).nbytes for name in model.state)
     for medium, directory in directories.items():
-        floor, source = floor_of(medium, directory, state), padded(state // 8)
-        commits = Commits(functools.partial(floor, source) if medium == "disk" else None)
+        baseline, source = baseline_of(medium, directory, state), padded(state // 8)
+        commits = Commits(functools.partial(baseline, source) if medium == "disk" else None)
         started = perf_counter()
         with commits.timed():
             fitted = model.stored(**parameters, store=directory / "fit.pm").fit(X)
-        taken = perf_counter() - started - sum(commits.floors)
+        taken = perf_counter() - started - sum(commits.baselines)
         same = all(np.array_equal(getattr(fitted, name), getattr(plain, name)) for name in model.state)
         kept["stored"].append(
             {
                 "medium": medium,
                 "fit": taken,
                 "commits": commits.seconds,
-                "floors": commits.floors,
+                "baselines": commits.baselines,
                 "apart": commits.apart,
                 "bytes": state,
                 "same": same,

@@ -69,15 +69,15 @@ def stored(raw: Raw, model: str, medium: str) -> Iterator[tuple[Raw, Raw]]:
             yield from ((fit, one) for one in fit["stored"] if one["medium"] == medium)
 
 
-def times_floor(one: dict[str, Any]) -> float | None:
-    """Median of an iteration's commit ÷ the floor beside it, where that came after and where it came before: the
+def times_baseline(one: dict[str, Any]) -> float | None:
+    """Median of an iteration's commit ÷ the baseline beside it, where that came after and where it came before: the
     geometric mean of both. The first and the last commit of a fit hold more.
 
     None for fits of a few iterations, in which the store is still learning how the arrays change.
     """
-    if len(one["floors"]) < 7:
+    if len(one["baselines"]) < 7:
         return None
-    ratios = [c / f for c, f in zip(one["commits"], one["floors"])]
+    ratios = [c / f for c, f in zip(one["commits"], one["baselines"])]
     return statistics.geometric_mean([statistics.median(ratios[2:-1:2]), statistics.median(ratios[1:-1:2])])
 
 

@@ -7,19 +7,19 @@ from statistics import median
 from typing import Any
 
 from _common import seconds
-from _pictures import FAINT, FLOOR, MEDIA_TITLES, OTHERS, STYLE, plt
+from _pictures import BASELINE, FAINT, MEDIA_TITLES, OTHERS, STYLE, plt
 from _pictures import OURS as RED
 from _targets import Raw
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from .figures import CHECKPOINTS, COMPARISONS, OURS, cost, fits, sets, speed_up
 from .strategies import CHECKPOINTS as STRATEGIES
-from .strategies import Floor
+from .strategies import Baseline
 from .targets import MODELS
 
 PAPER_SAYS = {"KMeans": (10, 75), "GaussianMixture": (3, 3.3)}
 STYLES = {
-    "floor": (FLOOR, ":"),
+    "baseline": (BASELINE, ":"),
     "np.savez": (OTHERS, "-"),
     "np.savez_compressed": (FAINT, "-"),
     "np.savez, fsync, rename": (OTHERS, "--"),
@@ -38,7 +38,7 @@ def costs(raw: Raw) -> Any:
         known = fits(raw, name, model)
         across = [fit["clusters"] for fit in known]
         for axis, medium in zip(line, MEDIA_TITLES):
-            for who in (Floor.name, *(kind.name for kind in STRATEGIES)):
+            for who in (Baseline.name, *(kind.name for kind in STRATEGIES)):
                 color, style = STYLES[who]
                 values = [cost(fit, who, medium) for fit in known]
                 wide = 2.5 if who == OURS else 1.2

@@ -6,6 +6,7 @@ python -m paper.report --docs   and fills docs/paper.md, keeps pictures and raw 
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from statistics import median
 
@@ -26,7 +27,7 @@ from .figures import (
     sets,
     share,
     speed_up,
-    times_floor,
+    times_baseline,
 )
 from .kills import VERDICTS
 from .targets import MEDIA, MODELS, targets
@@ -44,7 +45,7 @@ def machine(raw: Raw) -> str:
         systems = ", ".join(f"{MEDIA[medium]}: {kind}" for medium, kind in kept.get("file systems", {}).items())
         if systems:
             lines.append(f"- scikit-learn {kept['versions']['scikit-learn']}; file systems: {systems}")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
 
 
 def described(raw: Raw) -> str:
@@ -103,7 +104,7 @@ def estimators(raw: Raw) -> str:
     rows = []
     for fit in raw[ESTIMATORS]["fits"]:
         for one in fit["stored"]:
-            of_floor = times_floor(one)
+            of_baseline = times_baseline(one)
             rows.append(
                 [
                     f"{fit['model']}, {one['iterations']} iterations",
@@ -113,12 +114,12 @@ def estimators(raw: Raw) -> str:
                     seconds(one["fit"]),
                     seconds(median(one["commits"])),
                     f"{sum(one['commits']) / one['fit']:.2%}",
-                    "" if of_floor is None else f"{of_floor:.2f}",
+                    "" if of_baseline is None else f"{of_baseline:.2f}",
                     f"{beyond(fit, one):.2f}",
                     "yes" if one["same"] else "no",
                 ]
             )
-    head = ["", "k", "", "scikit-learn's fit", "fit in a store", "commit", "share of commits", "commit ÷ floor"]
+    head = ["", "k", "", "scikit-learn's fit", "fit in a store", "commit", "share of commits", "commit ÷ baseline"]
     return table([*head, "rest ÷ scikit-learn's", "same result"], rows)
 
 

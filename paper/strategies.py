@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import Array, floor_of, library
-from _neighbours import sync_path
+from _common import Array, baseline_of, library
+from _competitors import sync_path
 
 import pmstore
 
@@ -77,18 +77,18 @@ class Strategy:
         raise NotImplementedError
 
 
-class Floor(Strategy):
+class Baseline(Strategy):
     """Not a checkpoint: the least that any program has to do (see benchmarks/README.md)."""
 
-    name = "floor"
+    name = "baseline"
 
     def start(self, state: State) -> None:
         self.bytes = np.concatenate([array.reshape(-1).view(np.uint8) for array in state.values()])
         self.bytes = np.concatenate([self.bytes, np.zeros(64, np.uint8)])[: self.bytes.size]  # whole lines are read
-        self.floor = floor_of(self.medium, self.directory, self.bytes.nbytes)
+        self.baseline = baseline_of(self.medium, self.directory, self.bytes.nbytes)
 
     def save(self, state: State) -> None:
-        self.floor(self.bytes)
+        self.baseline(self.bytes)
 
 
 class Savez(Strategy):

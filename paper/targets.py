@@ -25,7 +25,7 @@ from .figures import (
     share,
     speed_up,
     stored,
-    times_floor,
+    times_baseline,
 )
 from .kills import LAST, PREVIOUS
 
@@ -61,8 +61,8 @@ def of_fits(raw: Raw, model: str) -> Iterator[Target]:
             worst = max((sum(one["commits"]) / one["fit"] for _, one in known), default=None)
             yield share_at_most(where, f"{of}: commits in a fit, the largest share", worst, 0.01)
         if medium == "disk":
-            ratios = [value for _, one in known if (value := times_floor(one)) is not None]
-            yield at_most(where, f"{of}: commit ÷ floor in the same fit, the worst", max(ratios, default=None), 1.5)
+            ratios = [value for _, one in known if (value := times_baseline(one)) is not None]
+            yield at_most(where, f"{of}: commit ÷ baseline in the same fit, the worst", max(ratios, default=None), 1.5)
         rest = statistics.median(beyond(fit, one) for fit, one in known) if known else None
         yield at_most(where, f"{of}: the fit without commits ÷ scikit-learn's (2% are noise)", rest, 1.02)
         same = f"{sum(one['same'] for _, one in known)} of {len(known)}" if known else None

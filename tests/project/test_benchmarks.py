@@ -39,17 +39,17 @@ def tmpfs() -> Iterator[Path]:
 
 
 def commit_cell(medium: str, workload: str, who: str, times: list[float], safe: bool = True) -> dict[str, Any]:
-    floors = [1e-6] * len(times)
-    return {"medium": medium, "workload": workload, "who": who, "safe": safe, "times": times, "floors": floors}
+    baselines = [1e-6] * len(times)
+    return {"medium": medium, "workload": workload, "who": who, "safe": safe, "times": times, "baselines": baselines}
 
 
 def made_results() -> dict[str, Any]:
     known = {"machine": "a machine", "priority": "normal priority", "versions": {"numpy": "2"}, "quick": False}
-    promise = {"atomic": "yes", "torn": "no", "killed": "the last commit", "cut": "the last commit", "safe": True}
+    guarantee = {"atomic": "yes", "torn": "no", "killed": "the last commit", "cut": "the last commit", "safe": True}
     commit = {
         **known,
         "file systems": {"memory": "tmpfs"},
-        "promises": {"pmstore": promise, "LMDB, writemap": promise},
+        "guarantees": {"pmstore": guarantee, "LMDB, writemap": guarantee},
         "cells": [
             commit_cell("memory", "62,720 B", "pmstore", [1.5e-6, 1.7e-6, 1.6e-6]),
             commit_cell("memory", "8 B", "pmstore, with", [1e-6]),
@@ -67,7 +67,7 @@ def made_results() -> dict[str, Any]:
                 "workload": "62,720 B",
                 "kind": "latency",
                 "times": [1e-6] * 999 + [5e-6],
-                "floors": [1e-6] * 1000,
+                "baselines": [1e-6] * 1000,
                 **slow,
             }
         ],
@@ -79,12 +79,12 @@ def test_the_report_compares_what_was_measured_with_what_was_asked_for(benchmark
     import report
 
     text = report.sections(made_results())["targets"]
-    assert "| memory | 62,720 B, pmstore: × floor | ≤ 1.8 | 1.6 | yes |" in text
+    assert "| memory | 62,720 B, pmstore: × baseline | ≤ 1.8 | 1.6 | yes |" in text
     assert "| memory | 8 B, through `with`: time | ≤ 1.5 µs | 1 µs | yes |" in text
     assert "| memory | 8 B, pmstore, with: ahead of LMDB, writemap | less | 1 against 2 | yes |" in text
     assert "| memory | 62,720 B: bytes written per byte | ≤ 1.05 | 2 | no |" in text
-    assert "| memory | 62,720 B: p99.9 of 1,000 commits ÷ that of as many floors | ≤ 2 | 1 | yes |" in text
-    assert "| disk | 49 MB, pmstore: × floor | ≤ 1.15 | not measured | — |" in text
+    assert "| memory | 62,720 B: p99.9 of 1,000 commits ÷ that of as many baselines | ≤ 2 | 1 | yes |" in text
+    assert "| disk | 49 MB, pmstore: × baseline | ≤ 1.15 | not measured | — |" in text
 
 
 def block(median: float, mean: float, readings: int) -> dict[str, Any]:
@@ -100,15 +100,15 @@ def test_commits_beside_readers_are_compared_with_those_without_and_with_the_con
         "read": [block(1.1e-3, 3e-3, 40), block(3.3e-3, 6e-3, 60)],
         "read elsewhere": [block(1e-3, 3e-3, 50), block(3e-3, 6e-3, 50)],
     }
-    blocks |= {"look": blocks["read"], "look elsewhere": blocks["read elsewhere"]}
+    blocks |= {"refresh": blocks["read"], "refresh elsewhere": blocks["read elsewhere"]}
     cell = {"medium": "memory", "workload": "1 MiB", "who": "pmstore", "blocks": blocks}
-    neighbour = {**cell, "who": "LMDB", "blocks": {name: blocks[name] for name in ("", "read", "read elsewhere")}}
+    competitor = {**cell, "who": "LMDB", "blocks": {name: blocks[name] for name in ("", "read", "read elsewhere")}}
     parts: dict[str, Any] = {part: [] for part in ("copies", "openings", "starving", "wakes")}
     known = {
         "machine": "a machine",
         "priority": "normal priority",
         "skipped": [],
-        "commits": [cell, neighbour],
+        "commits": [cell, competitor],
         **parts,
     }
     told = report.sections({"readers": known})
@@ -176,7 +176,7 @@ def test_cells_measure_and_read_back(
     benchmarks: None, tmp_path: Path, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import bench_commit
-    from _neighbours import Memmap, NumpySave, renamed
+    from _competitors import Memmap, NumpySave, renamed
     from _subjects import PmstoreWith
 
     monkeypatch.setattr(bench_commit, "ROWS", 16)
@@ -189,12 +189,12 @@ def test_cells_measure_and_read_back(
             whole = bench_commit.whole(kind, directory / "whole", medium, 4096, limits)
             rows = bench_commit.some_rows(kind, directory / "rows", medium, 2, limits)
             for cell in (whole, rows):
-                assert cell["verified"] and len(cell["times"]) == len(cell["floors"]) == 2
+                assert cell["verified"] and len(cell["times"]) == len(cell["baselines"]) == 2
 
 
 @pytest.mark.no_sanitizer
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_as_many_floors_as_commits(
+def test_as_many_baselines_as_commits(
     benchmarks: None, tmp_path: Path, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import bench_latency
@@ -206,7 +206,7 @@ def test_as_many_floors_as_commits(
             (bench_latency.series(directory, medium, 4096, 12), 4096),
             (bench_latency.row_series(directory, medium, 12), bench_latency.ROW_BYTES),
         ):
-            assert len(cell["times"]) == len(cell["floors"]) == 12
+            assert len(cell["times"]) == len(cell["baselines"]) == 12
             assert cell["committed"] == 12 * size
             assert cell.get("sent for", 6 * size) == 6 * size  # the first half has growth
 
@@ -215,7 +215,7 @@ def test_as_many_floors_as_commits(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_what_does_not_store_is_noticed(benchmarks: None, tmp_path: Path) -> None:
     import bench_commit
-    from _neighbours import NumpySave
+    from _competitors import NumpySave
 
     class Forgets(NumpySave):
         puts = 0
@@ -238,7 +238,7 @@ def test_readers_read_what_the_blocks_commit(benchmarks: None, tmpfs: Path) -> N
     reader = PmstoreBeside.reader(one.path)
     known = bench_readers.turns(one, other, 0.0, 2)
     reader.refresh()
-    assert known["count"] == reader.look() == 2 and (reader.read() == 2).all()
+    assert known["count"] == reader.first_element() == 2 and (reader.read() == 2).all()
     assert known["median"] == known["mean"] <= known["longest"]
     for opened in (reader, one, other):
         opened.close()

@@ -152,7 +152,7 @@ def test_what_is_measured_is_reported(places: dict[str, Path]) -> None:
             assert len(one["back to back"]) == (0 if slow else checkpoints.LEAST), one["who"]
     for one in raw["paper-estimators"]["fits"][0]["stored"]:
         assert one["same"] and len(one["commits"]) >= 4
-        assert len(one["floors"]) == (len(one["commits"]) if one["medium"] == "disk" else 0)
+        assert len(one["baselines"]) == (len(one["commits"]) if one["medium"] == "disk" else 0)
     known = sections(raw, paper.PAPER)
     assert known.keys() == paper.PAPER.sections.keys()
     assert "| made | 80 × 6 | made: random |" in known["paper-data"]
@@ -170,10 +170,10 @@ def test_what_is_measured_is_reported(places: dict[str, Path]) -> None:
     )
 
 
-def made_fit(medium: str, floor: float) -> dict[str, Any]:
+def made_fit(medium: str, baseline: float) -> dict[str, Any]:
     commits = [0.9, 0.002, 0.004, 0.003, 0.002, 0.004, 0.985]
-    floors = [floor] * 7 if medium == "disk" else []
-    return {"medium": medium, "fit": 300.0, "commits": commits, "floors": floors, "same": True}
+    baselines = [baseline] * 7 if medium == "disk" else []
+    return {"medium": medium, "fit": 300.0, "commits": commits, "baselines": baselines, "same": True}
 
 
 def test_targets_compare_medians_and_name_what_is_missing() -> None:
@@ -209,7 +209,7 @@ def test_targets_compare_medians_and_name_what_is_missing() -> None:
     }
     lines = {(t.medium, t.what): (t.measured, t.met) for t in targets.targets(raw)}
     assert lines["tmpfs", "KMeans, k = 2, 3: commits in a fit, the largest share"] == ("0.63%", True)
-    assert lines["disk", "KMeans, k = 2, 3: commit ÷ floor in the same fit, the worst"] == ("1.5", True)
+    assert lines["disk", "KMeans, k = 2, 3: commit ÷ baseline in the same fit, the worst"] == ("1.5", True)
     rest = "KMeans, k = 2, 3: the fit without commits ÷ scikit-learn's (2% are noise)"
     assert lines["disk", rest] == ("1.03", False)
     of = "GaussianMixture, k = 10: "

@@ -1,5 +1,5 @@
 /*
- * The physical floor of a commit, and the parts of one that can be timed by themselves. Every function returns the
+ * The physical baseline of a commit, and the parts of one that can be timed by themselves. Every function returns the
  * seconds that it took, by a clock read inside it, so that a caller in Python is not part of the figure.
  *
  *   memory  the changed bytes, stored non-temporally into a mapped and touched file, and one sfence
@@ -9,7 +9,7 @@
  * sfence.
  */
 #define _GNU_SOURCE
-#include "floor.h"
+#include "baseline.h"
 
 #include <string.h>
 #include <time.h>
@@ -70,7 +70,7 @@ static size_t lines(size_t length)
     return (length + LINE - 1) / LINE * LINE;
 }
 
-double floor_memory(void *to, const void *from, size_t length)
+double baseline_memory(void *to, const void *from, size_t length)
 {
     double start = now();
     stream(to, from, lines(length));
@@ -78,7 +78,7 @@ double floor_memory(void *to, const void *from, size_t length)
     return now() - start;
 }
 
-double floor_memory_rows(void *to, const void *from, size_t row, const int64_t *rows, size_t count)
+double baseline_memory_rows(void *to, const void *from, size_t row, const int64_t *rows, size_t count)
 {
     double start = now();
     for (size_t i = 0; i < count; i++)
@@ -87,7 +87,7 @@ double floor_memory_rows(void *to, const void *from, size_t row, const int64_t *
     return now() - start;
 }
 
-double floor_disk(int fd, const void *from, size_t length, double *writing)
+double baseline_disk(int fd, const void *from, size_t length, double *writing)
 {
     double start = now();
     for (size_t done = 0; done < length;) {
@@ -149,8 +149,8 @@ double part_hash_copy(void *to, const void *from, size_t length)
     return end - start;
 }
 
-/* To home, from a log that was just written. */
-double part_home(void *to, const void *from, size_t length, int streaming)
+/* To the committed image, from a log that was just written. */
+double part_image(void *to, const void *from, size_t length, int streaming)
 {
     double start = now();
     if (streaming) stream(to, from, lines(length));

@@ -1,6 +1,6 @@
-"""The neighbours of pmstore: each keeps one array in files, is told to make it durable, and is read back afterwards.
+"""The competitors of pmstore: each keeps one array in files, is told to make it durable, and is read back afterwards.
 
-A neighbour gets its array when it is made, and holds it as `array`. What is measured changes `array` and calls `put`,
+A competitor gets its array when it is made, and holds it as `array`. What is measured changes `array` and calls `put`,
 or calls `put_rows`, which changes rows and makes them durable. `read` opens the files anew, after `close`.
 """
 
@@ -19,7 +19,7 @@ from _common import Array
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """What a crash leaves, from documentation and code.
 
     killed: of the process; cut: of the power, on a disk that honours flushes.
@@ -35,19 +35,19 @@ class Promise:
 WHOLE_FILE = "one file"
 OLD_OR_NEW = "old or new"
 LAST = "the last commit"
-ENGINE = Promise("transactions", "no", LAST, LAST)
-PLAIN_FILE = Promise("no", "yes: the file is emptied first", "part of the new file", "part, or nothing", safe=False)
-RENAMED = Promise(WHOLE_FILE, "no", OLD_OR_NEW, OLD_OR_NEW)
-IN_PLACE = Promise("no", "yes", "a mixture", "a mixture of pages", safe=False)
-PMEMOBJ = Promise("transactions", "no, if every range was added by hand", LAST, LAST)
+ENGINE = Guarantee("transactions", "no", LAST, LAST)
+PLAIN_FILE = Guarantee("no", "yes: the file is emptied first", "part of the new file", "part, or nothing", safe=False)
+RENAMED = Guarantee(WHOLE_FILE, "no", OLD_OR_NEW, OLD_OR_NEW)
+IN_PLACE = Guarantee("no", "yes", "a mixture", "a mixture of pages", safe=False)
+PMEMOBJ = Guarantee("transactions", "no, if every range was added by hand", LAST, LAST)
 
 
-class Neighbour:
+class Competitor:
     """One way to keep an array."""
 
     name = ""
     module = ""
-    promise = ENGINE
+    guarantee = ENGINE
     whole = True  # can keep an array as a whole
     rows = True  # can keep one by rows, even if it writes all of it
     partial = False  # writes only the rows that changed
@@ -74,8 +74,8 @@ class Neighbour:
         self.array[rows] = values
         self.put()
 
-    def settle(self) -> None:
-        """Not measured: what the call left to the kernel goes out now, and not while the next one's floor is timed."""
+    def drain(self) -> None:
+        """Finish, unmeasured, what the call left to the kernel, so that it does not slow the next baseline down."""
 
     def close(self) -> None:
         """Let the files go."""
@@ -99,13 +99,13 @@ def sync_path(path: Path) -> None:
 # ---- files that are written whole
 
 
-class NumpySave(Neighbour):
-    name, promise = "np.save", PLAIN_FILE
+class NumpySave(Competitor):
+    name, guarantee = "np.save", PLAIN_FILE
 
     def put(self) -> None:
         self.write(self.path)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         sync_path(self.path)
 
     def write(self, path: Path) -> None:
@@ -149,11 +149,11 @@ class Safetensors(NumpySave):
         return np.asarray(importlib.import_module("safetensors.numpy").load_file(self.path)["array"])
 
 
-def renamed(kind: type[NumpySave]) -> type[Neighbour]:
+def renamed(kind: type[NumpySave]) -> type[Competitor]:
     """The same into a temporary file: write, fsync, rename, fsync of the directory."""
 
     class Renamed(kind):  # type: ignore[misc, valid-type]
-        name, promise = f"{kind.name}, fsync, rename", RENAMED
+        name, guarantee = f"{kind.name}, fsync, rename", RENAMED
 
         def put(self) -> None:
             temporary = self.directory / "temporary"
@@ -165,8 +165,8 @@ def renamed(kind: type[NumpySave]) -> type[Neighbour]:
     return Renamed
 
 
-class Memmap(Neighbour):
-    name, promise, partial = "np.memmap, flush", IN_PLACE, True
+class Memmap(Competitor):
+    name, guarantee, partial = "np.memmap, flush", IN_PLACE, True
 
     def start(self) -> None:
         self.map: Any = np.memmap(self.path, self.array.dtype, "w+", shape=self.array.shape)
@@ -190,8 +190,8 @@ class Memmap(Neighbour):
 # ---- databases
 
 
-class LMDB(Neighbour):
-    name, module, promise = "LMDB", "lmdb", ENGINE
+class LMDB(Competitor):
+    name, module, guarantee = "LMDB", "lmdb", ENGINE
     writemap = False
     room = 64 << 20  # bytes of the map, besides four arrays
 
@@ -216,7 +216,7 @@ class LMDB(Neighbour):
 
 class LMDBWritemap(LMDB):
     name, writemap = "LMDB, writemap", True
-    promise = Promise("transactions", "by a stray store only", LAST, LAST)
+    guarantee = Guarantee("transactions", "by a stray store only", LAST, LAST)
 
 
 class LMDBRows(LMDB):
@@ -237,11 +237,11 @@ class LMDBRows(LMDB):
 
 
 class LMDBRowsWritemap(LMDBRows):
-    name, writemap, promise = "LMDB, one key per row, writemap", True, LMDBWritemap.promise
+    name, writemap, guarantee = "LMDB, one key per row, writemap", True, LMDBWritemap.guarantee
 
 
-class SQLite(Neighbour):
-    name, module, promise, partial = "sqlite3, WAL, FULL", "sqlite3", ENGINE, True
+class SQLite(Competitor):
+    name, module, guarantee, partial = "sqlite3, WAL, FULL", "sqlite3", ENGINE, True
 
     def connect(self) -> Any:
         return importlib.import_module("sqlite3").connect(self.path, isolation_level=None)
@@ -275,8 +275,8 @@ class SQLite(Neighbour):
             return self.shaped(b"".join(data for (data,) in connection.execute("SELECT data FROM arrays ORDER BY id")))
 
 
-class Zodb(Neighbour):
-    name, module, promise = "ZODB, FileStorage", "ZODB", ENGINE
+class Zodb(Competitor):
+    name, module, guarantee = "ZODB, FileStorage", "ZODB", ENGINE
 
     def start(self) -> None:
         self.database = importlib.import_module("ZODB").DB(str(self.path), large_record_size=1 << 30)
@@ -304,9 +304,9 @@ class Zodb(Neighbour):
 # ---- array formats
 
 
-class Zarr(Neighbour):
+class Zarr(Competitor):
     name, module = "zarr", "zarr"
-    promise = Promise("each chunk", "a mixture of chunks", "a mixture of chunks", "not said: no fsync", safe=False)
+    guarantee = Guarantee("each chunk", "a mixture of chunks", "a mixture of chunks", "not said: no fsync", safe=False)
     synced = False
     partial = True
 
@@ -323,15 +323,15 @@ class Zarr(Neighbour):
         self.stored[...] = self.array
         self.changed = np.zeros(1, int)
         if self.synced:
-            self.settle()
+            self.drain()
 
     def put_rows(self, rows: Array, values: Array) -> None:
         self.stored.oindex[rows] = values
         self.changed = rows
         if self.synced:
-            self.settle()
+            self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         folders = set()
         for chunk in np.unique(self.changed // self.chunk).tolist():
             path = self.path / "c" / str(chunk)
@@ -347,12 +347,14 @@ class Zarr(Neighbour):
 
 class ZarrSynced(Zarr):
     name, synced, media = "zarr, + fsync of each chunk", True, ("disk",)
-    promise = Promise("each chunk", "a mixture of chunks", "a mixture of chunks", "a mixture of chunks", safe=False)
+    guarantee = Guarantee("each chunk", "a mixture of chunks", "a mixture of chunks", "a mixture of chunks", safe=False)
 
 
-class H5py(Neighbour):
+class H5py(Competitor):
     name, module, partial = "h5py, flush", "h5py", True
-    promise = Promise("no", "yes; the file may not open", "a mixture", "a mixture, or no file: no fsync", safe=False)
+    guarantee = Guarantee(
+        "no", "yes; the file may not open", "a mixture", "a mixture, or no file: no fsync", safe=False
+    )
     synced = False
 
     def start(self) -> None:
@@ -372,9 +374,9 @@ class H5py(Neighbour):
     def flush(self) -> None:
         self.file.flush()
         if self.synced:
-            self.settle()
+            self.drain()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         os.fsync(self.file.id.get_vfd_handle())
 
     def close(self) -> None:
@@ -387,10 +389,10 @@ class H5py(Neighbour):
 
 class H5pySynced(H5py):
     name, synced, media = "h5py, flush, fsync", True, ("disk",)
-    promise = Promise("no", "yes; the file may not open", "a mixture", "a mixture, or no file", safe=False)
+    guarantee = Guarantee("no", "yes; the file may not open", "a mixture", "a mixture, or no file", safe=False)
 
 
-NEIGHBOURS: list[type[Neighbour]] = [
+COMPETITORS: list[type[Competitor]] = [
     LMDB,
     LMDBWritemap,
     LMDBRows,

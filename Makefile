@@ -18,7 +18,7 @@ BENCH := build/bench
 RACES := build/tsan
 # $(call tests,FOLDER,NAMES): paths of test files.
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
-LONG := $(call tests,core,async changed_metadata faults kill lost_writes out_of_memory parallel_compare trackers) $(call tests,store,model values) \
+LONG := $(call tests,core,async changed_metadata faults kill lost_writes out_of_memory parallel_compare trackers) $(call tests,store,model only values) \
 	$(call tests,resume,clusterers kmeans mixture partial_fit) $(call tests,testing,crash_reference testing_faults)
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 WITHOUT_C := tests/mutants tests/power tests/project tests/watch $(call tests,archive,aggregate aggregate_crashes objects retrying) \

@@ -89,7 +89,7 @@ def test_I20_tables_of_many_arrays(path: str, medium: Medium) -> None:
 
 def test_a_fork_while_a_large_array_is_read(path: str, medium: Medium) -> None:
     """The child has no second thread, and reads like any process."""
-    array = np.random.default_rng(1).integers(0, 256, 5000 * PAGE, np.uint8)
+    array = np.random.default_rng(1).integers(0, 256, 2000 * PAGE, np.uint8)
     written(path, medium, array)
     with pmstore.open(path, "r") as store:
         stop = threading.Event()

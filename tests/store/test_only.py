@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import LONGER
 from tests.core.test_trackers import Open, assert_committed, committed, fill_up, settled, tracker  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("tracker")
@@ -18,7 +19,7 @@ def test_what_is_declared_is_committed(open_store: Open) -> None:
     f = store.create_array("f", (40, 600), order="F")
     structured = store.create_array("s", 50, [("a", "f8"), ("b", "i4")])
     store.commit()
-    for k in range(3):
+    for k in range(1 + LONGER):
         for view in (
             w[17],
             w[5:9],

@@ -547,6 +547,13 @@ void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_
  * squares of errors and that of x, added to; without what is not finite. */
 uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *codes,
                           const double *values, void *result, uint32_t *places, double *errors);
+
+/* Packs codes of so many bits, 1 to 8. A byte has the number of zeros before a code, times 2^bits, plus the code, which
+ * is 0 only if the number does not fit, and in the end. bytes: n. Returns the number of bytes. */
+uint64_t pm_lcdelta_pack(const uint8_t *codes, uint64_t n, unsigned bits, uint8_t *bytes);
+
+/* The codes again. Returns their number, or n + 1 if there are more than n. */
+uint64_t pm_lcdelta_unpack(const uint8_t *bytes, uint64_t count, unsigned bits, uint8_t *codes, uint64_t n);
 /* cffi: end */
 
 #endif

@@ -4,6 +4,7 @@
  *     x, before ──count──▶ how often each sign and exponent of x - before occurs ──▶ the table of the kept ones
  *     x, before ──code──▶ a code for each element, the sums for the value of each code
  *     x, before ──apply──▶ before + values[code], its error, and the elements that must be exact
+ *     codes ──pack──▶ a byte for each code that is not 0, with the number of zeros before it
  *
  * Arithmetic is that of one addition per element, rounded once, so that every machine decodes the same bits.
  */
@@ -192,4 +193,34 @@ uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *befor
 #define APPLY(name) found = apply_##name(x, before, n, codes, values, result, places, errors)
     EACH(type, APPLY)
     return found;
+}
+
+uint64_t pm_lcdelta_pack(const uint8_t *codes, uint64_t n, unsigned bits, uint8_t *bytes)
+{
+    unsigned most = (1u << (8 - bits)) - 1, zeros = 0;
+    uint64_t count = 0, eight;
+    for (uint64_t i = 0; i < n; i++) { /* without a branch: the byte is written until it is complete */
+        if (zeros + 8 <= most && n - i > 8 && (memcpy(&eight, codes + i, 8), !eight)) {
+            zeros += 8, i += 7;
+            continue;
+        }
+        bytes[count] = (uint8_t)(zeros << bits | codes[i]);
+        unsigned complete = (codes[i] != 0) | (zeros == most);
+        count += complete;
+        zeros = (zeros + 1) & (complete - 1);
+    }
+    if (zeros) bytes[count++] = (uint8_t)((zeros - 1) << bits);
+    return count;
+}
+
+uint64_t pm_lcdelta_unpack(const uint8_t *bytes, uint64_t count, unsigned bits, uint8_t *codes, uint64_t n)
+{
+    uint64_t at = 0;
+    memset(codes, 0, n);
+    for (uint64_t i = 0; i < count; i++) {
+        at += bytes[i] >> bits;
+        if (at >= n) return n + 1;
+        codes[at++] = (uint8_t)(bytes[i] & ((1u << bits) - 1));
+    }
+    return at;
 }

@@ -22,7 +22,8 @@ __all__ = ["DOUBLE", "Buckets", "Bytes", "Coder", "Errors", "Kind", "decoded", "
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_HEADER = struct.Struct("<BBBBIQ")  # how, type or bytes of an element, bits, values, exact elements, elements or bytes
+# How, type or bytes of an element, bits, values, exact elements, elements or bytes, bytes of packed codes.
+_HEADER = struct.Struct("<BBBBIQQ")
 _CODED, _SHUFFLED, _RAW = 1, 2, 3  # how
 _LEVEL = 1
 _END = 0xA5  # the last byte of what is compressed: zstd does not tell that there is less than was asked for
@@ -123,7 +124,7 @@ class Coder:
     """Makes lossy differences, one after the other, in the same memory. It is for one thread at a time."""
 
     def __init__(self) -> None:
-        self._codes = self._out = np.empty(0, np.uint8)
+        self._codes = self._packed = self._out = np.empty(0, np.uint8)
         self._places = np.empty(0, np.uint32)
 
     def coded(self, kind: Kind, bits: int, table: Bytes, x: Bytes, before: Bytes) -> tuple[bytes, Bytes, Errors]:
@@ -133,8 +134,8 @@ class Coder:
         """
         count = len(x) // kind.size
         if len(self._out) < len(x) or len(self._codes) < count:
-            self._codes, self._places = np.empty(count, np.uint8), np.empty(count, np.uint32)
-            self._out = np.empty(len(x), np.uint8)
+            self._codes, self._packed = np.empty(count, np.uint8), np.empty(count, np.uint8)
+            self._places, self._out = np.empty(count, np.uint32), np.empty(len(x), np.uint8)
         codes, out = self._codes[:count], self._out[: len(x)]
         sums, numbers, errors = np.zeros((_LANES, 256)), np.zeros((_LANES, 256), np.uint64), Errors()
         lib.pm_lcdelta_code(
@@ -159,17 +160,18 @@ class Coder:
             ffi.from_buffer("uint32_t[]", self._places),
             errors.pointer,
         )
+        packed = lib.pm_lcdelta_pack(ffi.from_buffer(codes), count, bits, ffi.from_buffer(self._packed))
         places = self._places[:exact]
         body = np.concatenate(
             [
-                _packed(codes, bits),
+                self._packed[:packed],
                 values.view(np.uint8),
                 np.diff(places, prepend=np.uint32(0)).astype("<u4").view(np.uint8),
                 x.view(f"<u{kind.size}")[places].view(np.uint8),
                 np.array([_END], np.uint8),
             ]
         )
-        header = _HEADER.pack(_CODED, kind.number, bits, len(values), exact, count)
+        header = _HEADER.pack(_CODED, kind.number, bits, len(values), exact, count, packed)
         return header + Zstd(level=_LEVEL).encode(body), out, errors
 
 
@@ -192,12 +194,12 @@ def _by_code(values: Any) -> Any:
 
 
 def plain(data: Bytes, size: int) -> bytes:
-    """The bytes of data without loss. size: bytes of an element. They are at most 16 bytes more."""
+    """The bytes of data without loss. size: bytes of an element. They are at most 24 bytes more."""
     shuffled = Shuffle(elementsize=size).encode(data) if size > 1 else data
     made = Zstd(level=_LEVEL).encode(np.concatenate([np.frombuffer(shuffled, np.uint8), [np.uint8(_END)]]))
     if len(made) < len(data):
-        return _HEADER.pack(_SHUFFLED, size, 0, 0, 0, len(data)) + bytes(made)
-    return _HEADER.pack(_RAW, size, 0, 0, 0, len(data)) + data.tobytes()
+        return _HEADER.pack(_SHUFFLED, size, 0, 0, 0, len(data), 0) + bytes(made)
+    return _HEADER.pack(_RAW, size, 0, 0, 0, len(data), 0) + data.tobytes()
 
 
 def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
@@ -205,10 +207,11 @@ def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
     `Coder` and `plain` have made."""
     stored = np.frombuffer(stored, np.uint8)
     _require(len(stored) >= _HEADER.size, "it is too short")
-    how, number, bits, values, exact, count = _HEADER.unpack(stored[: _HEADER.size].tobytes())
+    how, number, bits, values, exact, count, packed = _HEADER.unpack(stored[: _HEADER.size].tobytes())
     rest: Bytes = stored[_HEADER.size :]
     if how == _CODED:
-        return _decoded(rest, number, bits, values, exact, count, before, most)
+        _require(packed <= count and exact <= count, "its header")
+        return _decoded(rest, number, bits, values, exact, count, packed, before, most)
     _require(how in (_SHUFFLED, _RAW) and 1 <= number <= 8 and count <= most, "its header")
     if how == _RAW:
         _require(len(rest) == count, "its length")
@@ -220,17 +223,26 @@ def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
 
 
 def _decoded(
-    rest: Bytes, number: int, bits: int, values: int, exact: int, count: int, before: Bytes | None, most: int
+    rest: Bytes,
+    number: int,
+    bits: int,
+    values: int,
+    exact: int,
+    count: int,
+    packed: int,
+    before: Bytes | None,
+    most: int,
 ) -> Bytes:
     kind = _KINDS.get(number)
-    _require(kind is not None and 1 <= bits <= 8 and values < 1 << bits and exact <= count, "its header")
+    _require(kind is not None and 1 <= bits <= 8 and values < 1 << bits, "its header")
     assert kind is not None
     _require(count * kind.size <= most, "its size")
     _require(before is None or len(before) == count * kind.size, "its size is another one than before")
-    lengths = [-(-count // _PER_BYTE[bits]), values * np.dtype(kind.value).itemsize, 4 * exact, kind.size * exact]
+    lengths = [packed, values * np.dtype(kind.value).itemsize, 4 * exact, kind.size * exact]
     parts = np.split(_body(rest, sum(lengths)), np.cumsum(lengths)[:-1])
-    codes = _unpacked(parts[0], bits, count)
-    _require(int(np.max(codes, initial=0)) <= values, "its codes")
+    codes = np.empty(count, np.uint8)
+    unpacked = lib.pm_lcdelta_unpack(ffi.from_buffer(parts[0]), packed, bits, ffi.from_buffer(codes), count)
+    _require(unpacked == count and int(np.max(codes, initial=0)) <= values, "its codes")
     out = np.zeros(count * kind.size, np.uint8) if before is None else before.copy()
     found = _by_code(np.frombuffer(parts[1].tobytes(), kind.value))
     lib.pm_lcdelta_add(kind.number, _pointer(out), ffi.from_buffer(codes), count, ffi.from_buffer("double[]", found))
@@ -254,29 +266,3 @@ def _body(stored: Bytes, count: int) -> Bytes:
 def _require(condition: bool, what: str) -> None:
     if not condition:
         raise ValueError(f"the lossy difference is damaged: {what}")
-
-
-# ---- codes, several to a byte: zstd's entropy code spends at least a bit on each byte
-
-_PER_BYTE = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1}
-
-
-def _packed(codes: Bytes, bits: int) -> Bytes:
-    each = _PER_BYTE[bits]
-    if each == 1:
-        return codes
-    out = np.zeros(-(-len(codes) // each), np.uint8)
-    for number in range(each):
-        some = codes[number::each]
-        out[: len(some)] |= some << np.uint8(bits * number)
-    return out
-
-
-def _unpacked(data: Bytes, bits: int, count: int) -> Bytes:
-    each = _PER_BYTE[bits]
-    if each == 1:
-        return data
-    out = np.empty(count, np.uint8)
-    for number in range(each):
-        out[number::each] = (data[: len(out[number::each])] >> np.uint8(bits * number)) & np.uint8((1 << bits) - 1)
-    return out

@@ -77,7 +77,7 @@ def test_any_bits(name: str, data: Any, bits: int) -> None:
     raw = data.draw(patterns(name))
     codec = LCDelta(bits)
     made = codec.encode(array(raw, name))
-    assert len(made) <= len(raw) + 16
+    assert len(made) <= len(raw) + 24
     out = codec.decode(made)
     require_bounds(raw, np.zeros_like(raw), out, name)
     assert np.array_equal(codec.decode(made, np.empty(len(raw), np.uint8)), out)
@@ -102,7 +102,7 @@ def test_I27_a_difference_to_what_was_there(name: str, data: Any, bits: int) -> 
         total, squares = float((x[finite] ** 2).sum()), float((error**2).sum())
     if 0 < total < np.inf and 0 < squares < np.inf:
         assert errors.relative == pytest.approx((squares / total) ** 0.5)
-    assert (errors.relative == 0) == (errors.absolute == 0)
+    assert errors.relative == 0 or errors.absolute > 0
 
 
 def test_the_largest_exponents_are_kept() -> None:
@@ -151,7 +151,7 @@ GOLDEN = {
 def test_other_bytes_are_kept(given: Any) -> None:
     made = LCDelta().encode(given)
     raw = given if isinstance(given, bytes) else given.tobytes()
-    assert bytes(LCDelta().decode(made)) == raw and len(made) <= len(raw) + 16
+    assert bytes(LCDelta().decode(made)) == raw and len(made) <= len(raw) + 24
 
 
 def test_a_type_that_is_asked_for() -> None:
@@ -208,24 +208,25 @@ def test_damaged_bytes_end_in_an_error(given: str) -> None:
 
 
 def test_sizes_that_lie_ask_for_no_memory() -> None:
-    header = struct.Struct("<BBBBIQ")
+    header = struct.Struct("<BBBBIQQ")
     body = numcodecs.Zstd().encode(bytes(100))
     for count in (1 << 62, (1 << 64) - 1, 1 << 32):
         for found in (
-            header.pack(1, 1, 3, 7, 0, count),
-            header.pack(1, 1, 3, 7, (1 << 32) - 1, count),
-            header.pack(2, 4, 0, 0, 0, count),
-            header.pack(3, 4, 0, 0, 0, count),
+            header.pack(1, 1, 3, 7, 0, count, count),
+            header.pack(1, 1, 3, 7, (1 << 32) - 1, count, 9),
+            header.pack(2, 4, 0, 0, 0, count, 0),
+            header.pack(3, 4, 0, 0, 0, count, 0),
         ):
             with pytest.raises(ValueError, match="damaged"):
                 LCDelta().decode(found + body)
     for wrong in (
-        header.pack(1, 9, 3, 7, 0, 10),  # a type that there is not
-        header.pack(1, 1, 9, 7, 0, 10),  # bits
-        header.pack(1, 1, 2, 7, 0, 10),  # more values than codes
-        header.pack(1, 1, 3, 7, 11, 10),  # more exact elements than elements
-        header.pack(4, 1, 3, 7, 0, 10),
-        header.pack(2, 0, 0, 0, 0, 10),
+        header.pack(1, 9, 3, 7, 0, 10, 9),  # a type that there is not
+        header.pack(1, 1, 9, 7, 0, 10, 9),  # bits
+        header.pack(1, 1, 2, 7, 0, 10, 9),  # more values than codes
+        header.pack(1, 1, 3, 7, 11, 10, 9),  # more exact elements than elements
+        header.pack(1, 1, 3, 7, 0, 10, 11),  # more codes than elements
+        header.pack(4, 1, 3, 7, 0, 10, 9),
+        header.pack(2, 0, 0, 0, 0, 10, 9),
     ):
         with pytest.raises(ValueError, match="damaged"):
             LCDelta().decode(wrong + body)
@@ -239,19 +240,23 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 
 def test_hostile_codes_and_places() -> None:
-    header, end = struct.Struct("<BBBBIQ"), b"\xa5"
+    header, end = struct.Struct("<BBBBIQQ"), b"\xa5"
 
-    def made(values: int, exact: int, body: bytes) -> bytes:
-        return header.pack(1, 1, 3, values, exact, 10) + bytes(numcodecs.Zstd().encode(body + end))
+    def made(values: int, exact: int, packed: bytes, rest: bytes = b"") -> bytes:
+        head = header.pack(1, 1, 3, values, exact, 10, len(packed))
+        return head + bytes(numcodecs.Zstd().encode(packed + rest + end))
 
-    codes, value = bytes([0o77] * 5), struct.pack("<f", 1.0)
-    with pytest.raises(ValueError, match="its codes"):
-        LCDelta().decode(made(1, 0, codes + value))
+    zeros, value = bytes([9 << 3]), struct.pack("<f", 1.0)
+    assert not LCDelta().decode(made(0, 0, zeros)).any()
+    found = LCDelta().decode(made(1, 0, bytes([2 << 3 | 1, 6 << 3]), value)).view("f4")
+    assert found.tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+    for codes in ([9 << 3 | 7], [10 << 3], [8 << 3], [5 << 3, 5 << 3], [31 << 3] * 10, []):
+        with pytest.raises(ValueError, match="its codes"):
+            LCDelta().decode(made(1, 0, bytes(codes), value))
     for places in ((10,), (5, 5), (1, (1 << 32) - 1)):
-        packed = struct.pack(f"<{len(places)}I", *places) + bytes(4 * len(places))
+        rest = struct.pack(f"<{len(places)}I", *places) + bytes(4 * len(places))
         with pytest.raises(ValueError, match="its exact elements"):
-            LCDelta().decode(made(0, len(places), bytes(5) + packed))
-    assert not LCDelta().decode(made(0, 0, bytes(5))).any()
-    for body in (b"", bytes(4), bytes(6)):
+            LCDelta().decode(made(0, len(places), zeros, rest))
+    for rest in (bytes(1), bytes(9)):
         with pytest.raises(ValueError, match="damaged"):
-            LCDelta().decode(made(0, 0, body))
+            LCDelta().decode(made(0, 0, zeros, rest))

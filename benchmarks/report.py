@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from _common import BUILD, CHANGED, HERE, SIZES, percentile, ratio, seconds
+from _lcdelta import lcdelta_choices, lcdelta_sets, lcdelta_speed, lcdelta_targets
 from _results import load, load_kept
 from _targets import (
     AGGREGATE_WAYS,
@@ -45,10 +46,11 @@ DOCUMENTS = [
     HERE / "readers.md",
     HERE / "aggregate.md",
     HERE / "archive.md",
+    HERE / "lcdelta.md",
     HERE.parent / "README.md",
 ]
-RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate", "archive")
-SHOWN = ("targets", "readers-targets", "aggregate-targets", "archive-targets")
+RESULTS = ("commit", "latency", "parts", "recovery", "readers", "aggregate", "archive", "lcdelta")
+SHOWN = ("targets", "readers-targets", "aggregate-targets", "archive-targets", "lcdelta-targets")
 PICTURES = {
     "costs": "The cost of making a change durable, as a multiple of the baseline",
     "latency": "Latency percentiles of commits and of the baseline",
@@ -491,6 +493,15 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Raw], str]]] = {
     ),
     "archive-drains": ("archive", "Draining", archive_drains),
     "archive-reading": ("archive", "Reading an archive", archive_reading),
+    "lcdelta-machine": ("lcdelta", "Machine of lossy histories", lambda raw: machine({"lcdelta": raw["lcdelta"]})),
+    "lcdelta-targets": (
+        "lcdelta",
+        "What was asked for of lossy histories",
+        lambda raw: comparison(lcdelta_targets(raw)),
+    ),
+    "lcdelta-sets": ("lcdelta", "Bytes and accuracy of lossy histories", lcdelta_sets),
+    "lcdelta-choices": ("lcdelta", "Other choices of a lossy codec", lcdelta_choices),
+    "lcdelta-speed": ("lcdelta", "Throughput of a lossy codec", lcdelta_speed),
     "skipped": ("", "Skipped", skipped),
     "summary": ("commit", "In short", summary),
 }

@@ -23,6 +23,7 @@ NAMES = (
     "readers",
     "aggregate",
     "archive",
+    "lcdelta",
     "trackers",
     "large",
     "derived",

@@ -212,8 +212,10 @@ class Writing:
         """Frames of lossy differences. The arrays of a rule share the exponents that are kept."""
         rules: dict[int, list[tuple[bytes, Change]]] = {}
         for key, change in changes.changed.items():
-            found = None if change is None or change.lossy is None else self._codecs.lossy(key)
-            if change is not None and found is not None and change.lossy < found[1].rebase_every:  # type: ignore[operator]
+            if change is None or change.lossy is None:
+                continue
+            found = self._codecs.lossy(key)
+            if found is not None and change.lossy < found[1].rebase_every:
                 rules.setdefault(found[0], []).append((key, change))
         frames = {}
         for arrays in rules.values():

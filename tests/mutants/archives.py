@@ -13,7 +13,7 @@ from pmstore.archive import _index as index
 from pmstore.archive._archive import Archive
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
-from tests.archive import test_damage, test_faults, test_places
+from tests.archive import test_damage, test_faults, test_lossy, test_places
 from tests.archive.stepping import Memory, archived, stepping
 from tests.mutants.build import Mutant
 
@@ -101,6 +101,38 @@ NOTICED = [
         also=(Mutant("", "", VERSIONS, "hash64(decoded.data) != frame.checksum", "False", ""),),
     ),
     Mutant(
+        "lossy-difference-to-the-commit-before",
+        "W",
+        CAPTURE,
+        "change.data[:] = contents",
+        "pass",
+        "a lossy difference is not to what the version before decodes to (I27)",
+    ),
+    Mutant(
+        "state-of-the-commit-for-an-approximation",
+        "W",
+        CAPTURE,
+        "known._replace(mark=_mark(key, known.entry, hashes), approximation=approximation)",
+        "known._replace(approximation=approximation)",
+        "a differential is joined to contents that it was not taken to (I27)",
+    ),
+    Mutant(
+        "blocks-of-an-approximation-kept",
+        "W",
+        CAPTURE,
+        "lossy is not None or before.approximation is not None",
+        "lossy is not None",
+        "a version that is said to be exact has approximated blocks (I28)",
+    ),
+    Mutant(
+        "approximated-without-end",
+        "W",
+        WRITING,
+        "change.lossy < found[1].rebase_every",
+        "change.lossy >= 0",
+        "an array is never written without loss again (I28)",
+    ),
+    Mutant(
         "another-history-joined",
         "W",
         TARGET,
@@ -128,6 +160,13 @@ def archives(directory: Path) -> None:
     test_places.test_places_of_copies_that_went_on_without_each_other_are_not_joined(folder("copies"))
     test_places.test_a_place_gives_nothing_up_that_the_next_one_lacks(folder("lacks"))
     two_writers(folder("writers"))
+    for test in (
+        test_lossy.test_I28_only_what_was_asked_for_is_lossy,
+        test_lossy.test_other_arrays_are_kept,
+        test_lossy.test_the_live_store_has_another_state,
+    ):
+        with pmstore.open(folder(test.__name__) / "store.pm") as store:
+            test(store)
     damaged(folder("damage"))
 
 

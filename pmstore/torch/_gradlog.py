@@ -324,15 +324,27 @@ class GradLog:
 
     # ---- an iteration
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Log the gradients that the optimizer is about to use: torch calls this at the beginning of its step()."""
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Log the gradients that the optimizer is about to use: torch calls this at the beginning of its step().
+
+        A closure is called here, and its gradients are logged. The optimizer gets one that returns the same loss.
+        """
         if self._quiet:
-            return
-        if any(one is not None for one in (*args[1:], *kwargs.values())):
-            raise TypeError("a log can't follow optimizer.step(closure): call backward() first, and then step()")
+            return None
         self._check_begun()
         if self._captured:
             raise TransactionError("the optimizer was stepped again, without GradLog.step() or record() in between")
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._capture(optimizer)
+            return None
+        with torch.enable_grad():
+            loss = closure()
+        self._capture(optimizer)
+        return (args[0],), {**kwargs, "closure": lambda: loss}
+
+    def _capture(self, optimizer: torch.optim.Optimizer) -> None:
+        """Write the gradients and the settings into the row of this iteration."""
         found = [(number, one.grad) for number, one in enumerate(self._layout.parameters) if one.grad is not None]
         self._check_gradients(found)
         rows, row = self._side.row()

@@ -22,9 +22,9 @@ SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "b
 
 def numbers(raw: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
     """Bytes as doubles."""
-    if name == "bfloat16":
-        return (raw.view("<u2").astype("<u4") << 16).view("<f4").astype("f8")
     with np.errstate(all="ignore"):
+        if name == "bfloat16":
+            return (raw.view("<u2").astype("<u4") << 16).view("<f4").astype("f8")
         return raw.view(name).astype("f8")
 
 
@@ -230,6 +230,28 @@ def test_sizes_that_lie_ask_for_no_memory() -> None:
     ):
         with pytest.raises(ValueError, match="damaged"):
             LCDelta().decode(wrong + body)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sums_are_rounded_once_as_numpy_rounds_them(name: str) -> None:
+    """All numbers of 16 bits, and as many others."""
+    size, kind = KINDS[name].size, KINDS[name]
+    raw = np.arange(1 << 16, dtype="u8")
+    base = (raw * 0x9E3779B97F4A7C15 if size > 2 else raw).astype(f"<u{size}").view(np.uint8)
+    for value in (1.0, -0.75, 3e-8, -6.1e-5, 1e-3, 65519.0, 1e30):
+        packed = bytes([1] * (1 << 16))
+        head = struct.pack("<BBBBIQQ", 1, kind.number, 3, 1, 0, 1 << 16, len(packed))
+        body = packed + np.array(value, kind.value).tobytes() + b"\xa5"
+        got = decoded(head + numcodecs.Zstd().encode(body), base)
+        with np.errstate(all="ignore"):
+            if name == "bfloat16":
+                total = ((raw.astype("u4") << 16).view("f4") + np.float32(value)).view("u4").astype("u8")
+                wanted = ((total + 0x7FFF + (total >> 16 & 1)) >> 16).astype("u2")
+            else:
+                wide = "f4" if size == 2 else name
+                wanted = (base.view(name).astype(wide) + np.array(value, wide)).astype(name).view(f"u{size}")
+        number = np.isfinite(numbers(base, name))
+        assert np.array_equal(got.view(f"u{size}")[number], wanted[number]), value
 
 
 def test_a_bomb_is_not_unpacked() -> None:

@@ -278,3 +278,35 @@ def test_the_archive_takes_turns_with_none(benchmarks: None, tmpfs: Path, monkey
     told = report.sections({"archive": {"cells": [cell], "machine": "", "priority": ""}})
     assert "Icechunk" in told["archive-reading"] and "a fit of KMeans" in told["archive-drains"]
     assert "restoring ÷ copying the bytes" in told["archive-targets"]
+
+
+def test_lossy_histories(benchmarks: None, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_lcdelta
+    import report
+
+    pytest.importorskip("numcodecs")
+    monkeypatch.setattr(bench_lcdelta, "VERSIONS", 3)
+    monkeypatch.setattr(bench_lcdelta, "STEPS", 2)
+    monkeypatch.setattr(bench_lcdelta, "HIDDEN", (40, 30))
+    X, y = bench_lcdelta.loaded("cancer")
+    assert X.shape == (569, 30) and (X.std(0) > 0.9).all()
+    model = bench_lcdelta.Perceptron(X, y, 0)
+    versions = bench_lcdelta.history(model)
+    found = bench_lcdelta.measured(tmpfs, model, versions)
+    ways = found["ways"]
+    exact = [way for way, told in ways.items() if not told["relative error"]]
+    assert exact == ["shuffle and zstd", "the archive's default, lossless differences"]
+    assert all(ways[way]["accuracy"] == found["committed"] for way in exact)
+    assert ways["LCDelta, 2 bits"]["relative error"] > ways["LCDelta, 4 bits"]["relative error"] > 0
+    codec, numpy = ways["LCDelta, 3 bits"], found["choices"]["one table, mean, zstd, with the zeros before it"]
+    assert codec["relative error"] == pytest.approx(numpy["relative error"], rel=1e-4), "the codec is another one"
+    raw = {
+        "sets": {"cancer": {"rows": 569, "features": 30, "bytes": 1, "seeds": [found]}},
+        "throughput": bench_lcdelta.throughput(True),
+        "machine": "",
+        "priority": "",
+    }
+    told = report.sections({"lcdelta": raw})
+    assert "| cancer | bytes at 3 bits, the worst seed | ≥ 28 × |" in told["lcdelta-targets"]
+    assert "one table, mean, Huffman" in told["lcdelta-choices"] and "bfloat16" in told["lcdelta-speed"]
+    assert "without feedback" in told["lcdelta-sets"]

@@ -332,13 +332,31 @@ def test_the_optimizer_is_not_stepped_by_others(tmp_path: Path) -> None:
         backward(net, math.nan)
         with pytest.raises(ValueError, match="weight has NaN"):
             log.step()
-        backward(net)
-        with pytest.raises(TypeError, match="closure"):
-            optimizer.step(lambda: 1.0)
         assert equal(before, net.state_dict())
         assert (log.iteration, log.durable) == (2, 2)
         log.step()
     optimizer.step()  # the log is closed
+
+
+def test_a_step_with_a_closure_is_logged(tmp_path: Path) -> None:
+    net, optimizer = linear(OPTIM.SGD, momentum=0.9)
+    calls = []
+
+    def closure() -> float:
+        backward(net)
+        calls.append(1)
+        return 2.5
+
+    with pmstore.open(tmp_path / "closure.pm") as store, GradLog(net, optimizer, store, batch=1) as log:
+        log.resume()
+        for _ in range(3):
+            assert optimizer.step(closure) == 2.5
+            log.record()
+    assert len(calls) == 3
+    other, again = linear(OPTIM.SGD, momentum=0.9)
+    with pmstore.open(tmp_path / "closure.pm") as store, GradLog(other, again, store) as log:
+        assert log.resume() == 3
+        assert equal(net.state_dict(), other.state_dict())
 
 
 def test_gradients_that_are_not_finite_if_asked_for(tmp_path: Path) -> None:

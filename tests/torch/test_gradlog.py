@@ -334,6 +334,7 @@ def test_the_optimizer_is_not_stepped_by_others(tmp_path: Path) -> None:
             log.step()
         assert equal(before, net.state_dict())
         assert (log.iteration, log.durable) == (2, 2)
+        backward(net)
         log.step()
     optimizer.step()  # the log is closed
 

@@ -19,7 +19,9 @@ from pmstore.archive._codecs import chosen
 from pmstore.archive._format import Loss, Piece, Row
 from pmstore.archive._index import Index
 from pmstore.archive._sources import Sources
+from pmstore.archive._writing import Writing
 from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
+from tests.conftest import LONGER
 
 pytest.importorskip("numcodecs")
 
@@ -455,3 +457,43 @@ def test_a_drain_in_threads(store: pmstore.Store, tmp_path: Path) -> None:
         assert len(found) == 8 and [info.lossy for info in found.log()] == [0, 3, 3, 3, 0, 3, 3, 3]
     drained(store, tmp_path / "near")  # by default, each bit is kept
     assert archive.open(tmp_path / "near").log()[-1].version == 8
+
+
+@pytest.mark.parametrize("seed", range(LONGER * 3))
+def test_anything_happens_to_arrays(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Arrays change, come, go, get other shapes, dtypes and names; memory is short; snapshots are too late; bases come
+    at any time."""
+    place, rng, truth = Memory(), np.random.default_rng(seed), dict[int, dict[str, Any]]()
+    names = [f"{group}/{number}" for group in "wx" for number in range(4)]
+    codec = {"w/3": None, "w/*": LCDelta(2, rebase_every=3), "x/1": LCDelta(4, rebase_every=2)}
+    real = Writing._row
+
+    def late(*arguments: Any) -> Row:
+        if rng.random() < 0.2:
+            raise pmstore.StaleSnapshotError("too late")
+        return real(*arguments)
+
+    monkeypatch.setattr(Writing, "_row", late)
+    with stepping(store, place, codec=codec, part_size=20_000, queue_size=int(rng.integers(20_000, 200_000))) as steps:
+        for _ in range(40):
+            for name in rng.choice(names, 3, replace=False).tolist():
+                kind = rng.random()
+                if name not in store or kind < 0.1:
+                    dtype = str(rng.choice(["f4", "f8", "f2", "i8"]))
+                    shape = [(20,), (900,), (30, 100), (7, 1000)][rng.integers(4)]
+                    store[name] = (rng.normal(size=shape) * 100).astype(dtype)
+                elif kind < 0.2:
+                    del store[name]
+                elif kind < 0.3 and (other := str(rng.choice(names))) not in store:
+                    store.rename(name, other)
+                else:
+                    some = rng.integers(0, 2, store[name].shape, bool) if kind < 0.6 else np.s_[: rng.integers(1, 9)]
+                    change = rng.normal() * 10.0 ** rng.integers(-3, 2)
+                    store[name][some] += np.array(change).astype(store[name].dtype)
+            store.commit()
+            steps._writing.base_after = 0 if rng.random() < 0.1 else None
+            archived(steps)
+            truth[store.sequence] = contents(store)
+    found = opened(place)
+    require_recorded(found, truth)
+    assert found.verify().ok and len(found) == len(truth) and sum(info.lossy for info in found.log()) > 10

@@ -96,7 +96,7 @@ WAYS: dict[str, Way] = {
 
 def steps(folder: Path, quick: bool) -> Cell:
     """Seconds of each step and of each checkpoint, by way."""
-    rounds, warm = (3, 2) if quick else (300, 20)
+    rounds, warm = (3, 2) if quick else (100, 10)
     trainings = {name: Training() for name in WAYS}
     begun = {name: way(folder, trainings[name]) for name, way in WAYS.items()}
     cell: Cell = {name: {"step": [], "checkpoint": []} for name in WAYS}

@@ -34,7 +34,7 @@ from pmstore._errors import (
 from pmstore._values.array import Array, Layout, chunks, layout, live_array, order_of, read_layout
 from pmstore._values.dtypes import require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
-from pmstore._values.values import decode, encode, has_containers, type_name
+from pmstore._values.values import PLAIN, decode, encode, has_containers, type_name
 
 if TYPE_CHECKING:
     from pmstore._display import Row
@@ -234,7 +234,7 @@ class Catalog:
                 if entry is not None and entry.kind == LIST and value.is_stored_as(self, self.list_id(entry)):
                     return  # the statement store["l"] += [...]
             raise TypeError("a persistent list can't be assigned: create another and extend it, or store list(it)")
-        if is_tensor(value):
+        if type(value) not in PLAIN and is_tensor(value):
             array = array_of_tensor(value)
             with self.lock:
                 self._set_array(key, name, array)

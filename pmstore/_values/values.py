@@ -27,13 +27,15 @@ from pmstore._errors import CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.tensors import is_tensor
 
-__all__ = ["DEPTH", "decode", "encode", "has_containers", "type_name"]
+__all__ = ["DEPTH", "PLAIN", "decode", "encode", "has_containers", "type_name"]
 
 DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
 
 _BIG_INT, _COMPLEX, _TUPLE, _SCALAR, _ARRAY = 1, 2, 3, 4, 5
 _ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _CONTAINERS = frozenset({list, tuple, dict})
+PLAIN = _ATOMS | _CONTAINERS
+"""Python's own types of values."""
 _TWO_DOUBLES = struct.Struct("<2d")
 _TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")  # the possible starts of msgpack's own extension
 

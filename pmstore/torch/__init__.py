@@ -5,6 +5,11 @@ in place is a change of the store, and the next commit takes it. `GradLog` logs 
 and replays them after a crash; `BatchSampler` and `Seeded` keep the position in the data.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ModuleNotFoundError("pmstore.torch needs torch: pip install 'pmstore[torch]'", name="torch") from error
+
 from pmstore.torch._gradlog import GradLog
 from pmstore.torch._persist import Persisted, persist
 from pmstore.torch._sampler import BatchSampler, Seeded

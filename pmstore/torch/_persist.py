@@ -187,10 +187,9 @@ class Persisted:
 
     def _settle(self) -> None:
         """After a rollback, also of an abandoned transaction: what was created since the last commit is gone."""
-        catalog = self.store._catalog
-        if self._rollbacks == catalog.rollbacks or self._ended:
+        count = self.store._catalog.rollbacks
+        if self._rollbacks == count or self._ended:
             return
-        self._rollbacks = catalog.rollbacks
         if MODULE not in self._in[TRAINING]:
             self._ended = (
                 "the transaction in which persist stored the module was rolled back, so that the store does not have "
@@ -200,6 +199,7 @@ class Persisted:
         self._tensors.rebind()
         self._encoded = {}
         self._give()
+        self._rollbacks = count
 
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""

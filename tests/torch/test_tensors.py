@@ -198,6 +198,12 @@ def test_those_without_torch_do_not_import_it() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
+def test_without_torch_the_extra_is_named() -> None:
+    code = "import sys; sys.modules['torch'] = None\nimport pmstore\npmstore.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pmstore.torch needs torch: pip install 'pmstore[torch]'" in done.stderr
+
+
 # ---- tensors that can't be written
 
 

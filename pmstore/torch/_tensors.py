@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.mapping import NameMapping
@@ -40,10 +39,12 @@ class ReadOnlyTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        _refuse_writing(func, args, kwargs)
+        written, view = _effects(func)
+        if written:
+            _refuse_writing(func, written, args, kwargs)
         with torch._C._DisableTorchDispatch():
             result = func(*args, **kwargs)
-        return pytree.tree_map_only(torch.Tensor, _guarded, result) if _is_view(func) else result
+        return _guarded(result) if view else result
 
     def numpy(self, *, force: bool = False) -> Array:
         """The elements as an array that can't be written, without a copy."""
@@ -82,15 +83,18 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return torch.Tensor.as_subclass(tensor, torch.Tensor)
 
 
-def _guarded(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor._make_subclass(ReadOnlyTensor, tensor) if type(tensor) is torch.Tensor else tensor
+def _guarded(result: Any) -> Any:
+    """A tensor, or several, that can't be written."""
+    if type(result) is torch.Tensor:
+        return torch.Tensor._make_subclass(ReadOnlyTensor, result)
+    return type(result)(map(_guarded, result)) if type(result) in (list, tuple) else result
 
 
-def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = kwargs.get(argument.name, args[number] if number < len(args) else None)
+def _refuse_writing(
+    func: Any, written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    for number, name in written:
+        value = kwargs.get(name, args[number] if number < len(args) else None)
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, ReadOnlyTensor):
                 raise ReadOnlyStoreError(
@@ -100,11 +104,17 @@ def _refuse_writing(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 @functools.cache
-def _is_view(func: Any) -> bool:
-    """Whether the results of an operation may share memory with its arguments."""
-    if "unsafe_split" in func._schema.name:  # it does, and does not say so
-        return True
-    return any(result.alias_info is not None for result in func._schema.returns)
+def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
+    """Number and name of the arguments that an operation writes to, and whether its results may share memory with
+    arguments."""
+    schema = func._schema
+    written = tuple(
+        (number, argument.name)
+        for number, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    hidden = "unsafe_split" in schema.name  # it shares memory, and does not say so
+    return written, hidden or any(result.alias_info is not None for result in schema.returns)
 
 
 def tensor_of(array: Array) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,11 +191,10 @@ def test_a_fortran_array_keeps_its_order(store: pmstore.Store) -> None:
     assert found.stride() == (1, 2) and found.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_those_without_torch_do_not_import_it() -> None:
+def test_those_without_torch_do_not_import_it(tmp_path: Path) -> None:
     code = "import sys, pmstore.archive, numpy as np; store = pmstore.open(sys.argv[1]); store['w'] = np.ones(3)\n"
     code += "try:\n    store['x'] = object()\nexcept TypeError:\n    print('torch' in sys.modules)"
-    path = "/dev/shm/pmstore-without-torch.pm"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "store.pm"], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 
 

@@ -91,7 +91,7 @@ def file_system(directory: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of all that is measured, as far as it is installed."""
+    """The installed versions of all libraries that are measured."""
     found = {}
     for name in ("pmstore", "numpy", "lmdb", "ZODB", "zarr", "h5py", "safetensors", "joblib", "scikit-learn"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -114,7 +114,7 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def compiled(name: str, sources: list[Path], *flags: str) -> Path:
-    """What a C compiler makes of these sources, in build/bench, compiled again when one of them has changed."""
+    """The library or program made of these C sources, in build/bench; compiled again when a source has changed."""
     target = BUILD / name
     known = [*sources, HERE / "baseline.h", CSRC / "base" / "hash.h"]
     if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime for source in known):
@@ -234,7 +234,7 @@ def baseline_of(medium: str, directory: Path, size: int) -> MemoryBaseline | Dis
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Without the garbage collector in between, as timeit does it."""
+    """Switch the garbage collector off inside the block, as timeit does."""
     gc.collect()
     gc.disable()
     try:
@@ -252,7 +252,7 @@ def paired(
     most: int = 1000,
     warm_up: int = 3,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of both, taken in turn, for about so many seconds, after a warm-up."""
+    """Seconds of the baseline and of the other function, which take turns after a warm-up."""
     with no_collection():
         for _ in range(warm_up):
             baseline(), what()
@@ -269,7 +269,7 @@ def ratio(what: list[float], baseline: list[float]) -> float:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least this share (0 to 1) of all doesn't exceed."""
+    """The smallest value that at least this share (0 to 1) of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -282,7 +282,7 @@ def seconds(value: float) -> str:
 
 
 def save(path: Path | None, name: str, raw: dict[str, Any]) -> None:
-    """Keeps raw numbers beside the machine that gave them."""
+    """Keep raw numbers, with the machine that they were measured on."""
     if path:
         known = {"benchmark": name, "machine": machine(), "versions": versions(), "seconds": "rounded to ns"}
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The competitors of pmstore: each keeps one array in files, is told to make it durable, and is read back afterwards.
+"""The competitors of pmstore: each keeps one array in files, makes it durable when it is asked to, and reads it back.
 
-A competitor gets its array when it is made, and holds it as `array`. What is measured changes `array` and calls `put`,
-or calls `put_rows`, which changes rows and makes them durable. `read` opens the files anew, after `close`.
+A competitor gets its array when it is made, and holds it as `array`. A measurement changes `array` and
+calls `put`, or calls `put_rows`, which changes rows and makes them durable. After `close`, `read` opens the files anew.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Competitor:
         """Finish, unmeasured, what the call left to the kernel, so that it does not slow the next baseline down."""
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
 
     def read(self) -> Array:
-        """What they hold."""
+        """Read the array from the files."""
         raise NotImplementedError
 
     def shaped(self, data: Any) -> Array:

@@ -62,7 +62,7 @@ def short(value: float) -> str:
 
 
 def costs(raw: Raw) -> Any:
-    """One panel per workload and medium: who costs how many times the baseline."""
+    """One panel per workload and medium: the cost of each subject as a multiple of the baseline."""
     media = [medium for medium in MEDIA_TITLES if any(c["medium"] == medium for c in raw["commit"]["cells"])]
     rows = {}
     for medium in media:
@@ -305,7 +305,7 @@ def opening_panel(cell: Raw, axis: Any) -> None:
 
 
 def draw(raw: Raw, folder: Path) -> list[str]:
-    """Draws what was measured. Gives the names of the pictures."""
+    """Draw the pictures for which there are results. Returns their names."""
     drawn = []
     for name, needs, make in (
         ("costs", "commit", costs),

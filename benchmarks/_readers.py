@@ -1,4 +1,4 @@
-"""Stores that one process writes and others read: what each of them is called, and the processes.
+"""Stores that one process writes and others read, and the processes that do this.
 
 A subject (`Beside`) is a competitor whose files can be read while they are written; its `reader` reads them in another
 process. Every element of the array that is written is the number of the commit, so that a mixture can be noticed.
@@ -43,7 +43,7 @@ class Reader:
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Go to the newest commit, where that is a step that a reading does without."""
+        """Go to the newest commit, if reading does not do that by itself."""
 
     def first_element(self) -> float:
         """The first element, of the newest commit."""
@@ -54,7 +54,7 @@ class Reader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         raise NotImplementedError
 
 
@@ -138,7 +138,7 @@ BESIDE: list[Beside] = [PmstoreBeside, LMDBBeside, SWMRBeside]
 
 
 def made(kind: Beside, directory: Path, medium: str, size: int) -> Competitor:
-    """One of them with an array of so many bytes, in a new directory."""
+    """A subject with an array of so many bytes, in a new directory."""
     directory.mkdir()
     return kind(directory, medium, np.zeros(size // 8))
 
@@ -196,7 +196,7 @@ def _work(connection: Connection, stop: mmap.mmap) -> None:
 
 
 class Workers:
-    """Several of them, which a byte of shared memory stops."""
+    """Several workers, which a byte of shared memory stops."""
 
     def __init__(self, count: int) -> None:
         self.stop = mmap.mmap(-1, mmap.PAGESIZE)
@@ -205,7 +205,7 @@ class Workers:
         self.renew()
 
     def renew(self) -> None:
-        """Other ones."""
+        """Replace the processes by new ones."""
         self.end()
         self.all = [Worker(self.stop) for _ in range(self.count)]
 
@@ -237,7 +237,7 @@ class Workers:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[Workers]:
-    """Processes, ended afterwards. They are forked: make them before anything is opened."""
+    """Workers that are ended after the block. They are forks: start them before any store is opened."""
     made = Workers(count)
     try:
         yield made
@@ -300,7 +300,7 @@ def _one(reader: Reader, whole: bool) -> list[float]:
 def writing(
     connection: Connection, stop: mmap.mmap, kind: Beside, directory: Path, medium: str, size: int
 ) -> dict[str, Any]:
-    """Commits back to back. count: so many; seconds: for so long."""
+    """Commit back to back: `count` times, or for so many seconds."""
     subject, count = made(kind, directory, medium, size), 0
     connection.send("begun")
     begun = perf_counter()

@@ -1,4 +1,4 @@
-"""pmstore as its users drive it, in the shape of a competitor; libpmemobj, which a C program drives."""
+"""pmstore with the interface of a competitor, used as programs use it; libpmemobj, which a C program uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PMSTORE = Guarantee("transactions", "no", "the last commit", "the last commit")
 
 
 class Missing(Exception):
-    """Something that is to be measured isn't there; the text says what to do."""
+    """A library or program that is to be measured is missing; the text says what to install."""
 
 
 class Pmstore(Competitor):
@@ -115,7 +115,7 @@ PMEMOBJ_GUARANTEES = {"libpmemobj, tx_add_range": PMEMOBJ, "libpmemobj, reserve 
 
 
 def pmemobj_program() -> Path:
-    """The driver in C, compiled. Missing: what to install."""
+    """The compiled C program that uses libpmemobj. Raises Missing, which says what to install."""
     if not any((Path(folder) / "libpmemobj.h").exists() for folder in ("/usr/include", "/usr/local/include")):
         raise Missing(
             "no libpmemobj.h. Install it: apt-get install libpmemobj-dev (Fedora: dnf install libpmemobj-devel)"

@@ -1,4 +1,4 @@
-"""What was asked of commits, recovery, opening and readers, beside what was measured: medians of ratios of one run."""
+"""The targets of commits, recovery, opening and readers, and the measured values: medians of the ratios of one run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def at_most(medium: str, what: str, value: float | None, limit: float) -> Target
 
 
 def ahead(raw: Raw, medium: str, workload: str, who: str, competitor: str) -> Target:
-    """Cheaper than a competitor, each by its ratio to the baseline it was paired with."""
+    """The target that pmstore is cheaper than a competitor, each as a multiple of the baseline it was paired with."""
     mine, other = find(raw, medium, workload, who), find(raw, medium, workload, competitor)
     what = f"{workload}, {who}: ahead of {competitor}"
     if not mine or not other:
@@ -198,7 +198,7 @@ def of_readers(raw: Raw, medium: str) -> Iterator[Target]:
 
 
 def targets(raw: Raw) -> list[Target]:
-    """All of them. raw: name of a benchmark -> what it kept."""
+    """All targets of commits, latency and recovery. raw: name of a benchmark -> its raw results."""
     found = []
     for medium in ("memory", "disk"):
         found += [*of_commits(raw, medium), *of_latency(raw, medium), *of_opening(raw, medium)]
@@ -209,7 +209,7 @@ AGGREGATE_WAYS = ("plain files", "whole files", "aggregate")
 
 
 def aggregate_targets(raw: Raw) -> list[Target]:
-    """Those of bench_aggregate.py."""
+    """The targets of bench_aggregate.py."""
     found = []
     for cell in raw["aggregate"]["cells"]:
         number, medium = cell["shards"], cell["medium"]
@@ -231,7 +231,7 @@ def archive_ratio(one: list[float], other: list[float]) -> float:
 
 
 def archive_targets(raw: Raw) -> list[Target]:
-    """Those of bench_archive.py."""
+    """The targets of bench_archive.py."""
     found = []
     for cell in raw["archive"]["cells"]:
         medium, fits, commits, read = cell["medium"], cell["fits"], cell["commits"], cell["reading"]
@@ -253,5 +253,5 @@ def archive_targets(raw: Raw) -> list[Target]:
 
 
 def reader_targets(raw: Raw) -> list[Target]:
-    """Those of bench_readers.py."""
+    """The targets of bench_readers.py."""
     return [target for medium in ("memory", "disk") for target in of_readers(raw, medium)]

@@ -45,7 +45,7 @@ WARM_UP = 12  # pmstore learns within a few commits how an array changes
 
 
 class Different(Exception):
-    """What was read back isn't what was written."""
+    """The files do not hold what was written."""
 
 
 def whole(kind: type[Competitor], directory: Path, medium: str, size: int, limits: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def whole(kind: type[Competitor], directory: Path, medium: str, size: int, limit
 def some_rows(
     kind: type[Competitor], directory: Path, medium: str, changed: int, limits: dict[str, Any]
 ) -> dict[str, Any]:
-    """Random rows of an array change, others each time."""
+    """Random rows of an array change, other rows each time."""
     random = np.random.default_rng(1)
     size = ROWS * ROW_BYTES if medium == "memory" else changed * ROW_BYTES
     baseline, expected = baseline_of(medium, directory, size), np.zeros((ROWS, COLUMNS))
@@ -121,7 +121,7 @@ def some_rows(
 
 
 def workloads(kind: type[Competitor], medium: str, quick: bool) -> Iterator[tuple[str, int]]:
-    """Names and sizes (bytes, or rows) of what is measured of it."""
+    """Names and sizes (bytes, or rows) of the workloads that are measured with this subject."""
     if medium not in kind.media:
         return
     if kind.whole:

@@ -46,7 +46,7 @@ def rate(tally: Tally) -> float:
 
 
 def with_check(budget: int) -> float:
-    """The same with a check in Python, through the public face."""
+    """The same with a check in Python, through the public interface."""
 
     def check(store: pmstore.Store) -> None:
         assert "n" not in store or store["centres"].shape == (10, 784)

@@ -1,4 +1,4 @@
-"""What it saves to derive an array instead of storing it, and what it costs: the state of a full-covariance mixture.
+"""The cost and the gain of deriving an array instead of storing it: the state of a full-covariance mixture.
 
 Means, covariances and precisions_cholesky of 10 components in 784 dimensions, all changed in each iteration. The last
 is computed from the covariances by scikit-learn's function, and is as large as they are. Stores take turns:
@@ -8,7 +8,7 @@ is computed from the covariances by scikit-learn's function, and is as large as 
     derived, set    the loop tells the store each value: `set`, which hashes the covariances
     kept            the same with policy="store": the value is written, too
 
-Then each is left as a kill leaves it, and opened again: until both large arrays were read once.
+Then each store is left as a kill leaves it. The time of a recovery ends when both large arrays were read once.
 
     python benchmarks/bench_derived.py            on /dev/shm and in build/
     python benchmarks/bench_derived.py --quick    128 dimensions

@@ -1,4 +1,4 @@
-"""What a store costs a KMeans: the share of a fit that commits take, and what going on after a kill takes.
+"""The cost of a store for a KMeans: the share of a fit that commits take, and the time to resume after a kill.
 
 The data are synthetic: random mixtures of twenty random images, in MNIST's shape unless told otherwise. Both fits,
 scikit-learn's and the one in a store, do the same iterations and are compared bit for bit.
@@ -72,7 +72,7 @@ class Clock:
 
 
 def images(rows: int, columns: int, seed: int) -> Any:
-    """Synthetic images: mixtures of 20 images, so that clusters are none too clear and a fit takes its time."""
+    """Synthetic images: mixtures of 20 images. The clusters are not clear, so that a fit takes many iterations."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows, 20)) @ rng.normal(0, 40, (20, columns))
     return np.clip(X, 0, 255, out=X)

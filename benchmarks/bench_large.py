@@ -182,7 +182,7 @@ def limited(directory: Path, size: int) -> dict[str, float]:
 
 
 def names(medium: str, directory: Path, count: int) -> dict[str, float]:
-    """So many small values under names of their own."""
+    """Many small values, each with a name of its own."""
     out: dict[str, float] = {"names": count}
     path = directory / "store.pm"
     s = pmstore.open(path, "w", media=medium)
@@ -231,7 +231,7 @@ def alive(medium: str, directory: Path, count: int) -> dict[str, float]:
 
 
 def growth(medium: str, directory: Path, size: int) -> dict[str, float]:
-    """The file grows by new arrays while another thread writes to one: how fast, and what the writer loses."""
+    """The file grows by new arrays while another thread writes to one: the speed of growth, and of the writer."""
     with pmstore.open(directory / "store.pm", "w", media=medium) as s:
         array = s.create_array("used", MIB // 8)
         s.commit()
@@ -257,7 +257,7 @@ def growth(medium: str, directory: Path, size: int) -> dict[str, float]:
 
 
 def beside(medium: str, directory: Path, size: int) -> dict[str, float]:
-    """What a thread that computes in Python keeps of its speed while another commits."""
+    """The speed of a thread that computes in Python while another thread commits."""
     with pmstore.open(directory / "store.pm", "w", media=medium) as s:
         array = s.create_array("x", size // 8)
         s.commit()

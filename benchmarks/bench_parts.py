@@ -65,7 +65,7 @@ Part = Callable[[], float]
 
 
 def memory_parts(directory: Path, size: int, written: int, image: int) -> dict[str, Part]:
-    """Functions that time one part once each."""
+    """A function for each part, which measures it once."""
     here = library()
     log, place = MemoryBaseline(directory, written), MemoryBaseline(directory, image or 64)
     source, again = padded(written // 8 + 1), padded(image // 8 + 1)
@@ -86,7 +86,7 @@ def memory_parts(directory: Path, size: int, written: int, image: int) -> dict[s
 
 
 def disk_parts(directory: Path, size: int, written: int, image: int) -> dict[str, Part]:
-    """The same for a disk; what writes and what syncs are one part here, and are told apart by their own clock."""
+    """The same for a disk. One function writes and syncs; each of the two has a clock of its own."""
     here = library()
     baseline, place = DiskBaseline(directory, written), directory / "image"
     source, again = padded(written // 8 + 1), padded(image // 8 + 1)

@@ -1,4 +1,4 @@
-"""Readers beside a process that writes: what they cost its commits, what a reading costs, when they learn of a commit.
+"""Readers beside a process that writes: their cost for its commits, the cost of reading, the delay of a wake-up.
 
 Commits are measured in blocks that take turns, without readers and with three reader processes, so that the drift of
 the machine cancels. Readers use processors, which the writer lacks if there are too few. Therefore there is a control:
@@ -381,7 +381,7 @@ def woken(times: list[float]) -> str:
 
 
 def installed(skipped: list[dict[str, str]]) -> list[Beside]:
-    """Those that can be imported."""
+    """The subjects whose libraries can be imported."""
     present = []
     for kind in BESIDE:
         try:

@@ -69,7 +69,7 @@ def crashed(path: Path, medium: str, store_bytes: int, log_bytes: int) -> tuple[
 
 
 def forget(path: Path) -> None:
-    """Out of the page cache."""
+    """Drop the file from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

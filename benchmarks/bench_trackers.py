@@ -29,7 +29,7 @@ Step = Callable[[], float]
 
 @contextlib.contextmanager
 def stores(directory: Path, names: tuple[str, ...]) -> Iterator[dict[str, pmstore.Store]]:
-    """A store for each tracker; "learned" is left alone. Those that don't work here are missing."""
+    """A store for each tracker that works here; "learned" is the store's own choice."""
     opened: dict[str, pmstore.Store] = {}
     with contextlib.ExitStack() as stack:
         for name in names:

@@ -1,11 +1,11 @@
-"""Commits on file systems with a journal: what bench_commit.py and bench_latency.py measure, on loop devices.
+"""Commits on file systems with a journal: the workloads of bench_commit.py and bench_latency.py, on loop devices.
 
     sudo python benchmarks/file_systems.py            the table; every measurement in build/bench/results
     sudo python benchmarks/file_systems.py --docs     and puts both into benchmarks/
 
 Each file system is made in a file of the disk, mounted, measured and deleted. A loop device adds costs of its own, to
-the baseline as much as to pmstore: so the baseline is on the same file system, in the same run. Beside them is the disk
-itself.
+the baseline as much as to pmstore: so the baseline is on the same file system, in the same run. The disk itself is
+measured as well.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Turns the raw results of the benchmarks into tables, a comparison with what was asked for, and pictures.
+"""Turns the raw results of the benchmarks into tables, a comparison with the targets, and pictures.
 
     python benchmarks/report.py                  report.md and the pictures, beside the raw results
     python benchmarks/report.py --docs           and fills the marked places of the documents, and keeps pictures
                                                  and raw results in benchmarks/
 
-A marked place is what stands between <!-- bench:NAME --> and <!-- /bench:NAME -->.
+A marked place is the text between <!-- bench:NAME --> and <!-- /bench:NAME -->.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PICTURES = {
 
 
 class Report(NamedTuple):
-    """One set of benchmarks and what is told of it.
+    """One set of benchmarks, and the tables and pictures that are made of it.
 
     made_by : what makes its results. drawing : module that draws its pictures. shown : sections that are printed.
     """
@@ -414,7 +414,7 @@ def archive_reading(raw: Raw) -> str:
 
 
 def summary(raw: Raw) -> str:
-    """For the first page: pmstore and the cheapest competitor that keeps as much."""
+    """For the README: pmstore and the cheapest competitor with the same guarantees."""
     rows = []
     for workload in ("8 B", "62,720 B", "1 MiB", "49 MB", "1 row"):
         cells = [
@@ -511,12 +511,12 @@ BENCHMARKS = Report("Benchmarks", "make bench", RESULTS, SECTIONS, PICTURES, "_p
 
 
 def sections(raw: Raw, report: Report = BENCHMARKS) -> dict[str, str]:
-    """Name of a marked place -> what is to stand there, as far as it was measured."""
+    """Name of a marked place -> its text, for all places whose results were measured."""
     return {name: make(raw) for name, (needs, _, make) in report.sections.items() if not needs or needs in raw}
 
 
 def fill(text: str, parts_of_it: dict[str, str]) -> str:
-    """A document with its marked places filled; those that nothing is known for stay as they are."""
+    """A document with its marked places filled. Places without results stay as they are."""
 
     def filled(match: re.Match[str]) -> str:
         name = match[1]
@@ -574,7 +574,7 @@ def publish(report: Report, results: Path, docs: bool) -> None:
 
 
 def command_line(description: str | None, results: Path) -> argparse.Namespace:
-    """Options of whatever writes a report."""
+    """The options of a program that writes a report."""
     command = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("--results", type=Path, default=results, help="default: %(default)s")
     command.add_argument("--docs", action="store_true", help="fill the documents, keep pictures and raw results")

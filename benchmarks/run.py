@@ -1,6 +1,6 @@
 """Runs the benchmarks one after the other, keeps their raw results, and writes the report: `make bench`.
 
-What stops is reported and makes the exit status 1; the others run all the same.
+A benchmark that fails is reported and makes the exit status 1. The others run all the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = (
 
 
 def command(name: str, options: argparse.Namespace) -> list[str]:
-    """What runs one of them."""
+    """The command that runs one benchmark."""
     program = [sys.executable, str(HERE / f"bench_{name}.py")]
     if name == "kmeans":
         small = ["--rows", "7000", "--repeats", "2"] if options.quick else []
@@ -72,7 +72,7 @@ def run_each(commands: dict[str, list[str]], kept: dict[str, Path]) -> NoReturn:
 
 
 def main() -> None:
-    """Run them."""
+    """Run the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a few minutes: to see that it runs")

@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="crash states that a crash test judges on each medium (2000; of files 1000)",
+        help="crash states that a crash test evaluates on each medium (2000; of files 1000)",
     )
     group.addoption(
         "--crash-seed", type=int, default=1, metavar="N", help="seed of the random choices of crash tests (1)"
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Checks the options."""
     budget = config.getoption("crash_budget")
     if budget is not None and budget < 1:
-        raise pytest.UsageError("--crash-budget is how many crash states a test judges on each medium, at least 1")
+        raise pytest.UsageError("--crash-budget is how many crash states a test evaluates on each medium, at least 1")
     if config.getoption("crash_seed") < 0:
         raise pytest.UsageError("--crash-seed is a number from 0")
     configs.append(config)

@@ -102,7 +102,7 @@ static void describe(const execution *x, const char *when)
 }
 
 /* True if the store is taken for sound. */
-static bool judge(execution *x, pm_store *store, const char *when)
+static bool evaluate(execution *x, pm_store *store, const char *when)
 {
     size_t problems;
     fuzz_walk(store, &found, true);
@@ -156,7 +156,7 @@ static bool read_only(execution *x)
 {
     pm_store *store;
     if (open_work(x, PM_OPEN_READ_ONLY, false, &store) != PM_OK) return false;
-    bool valid = judge(x, store, "for reading");
+    bool valid = evaluate(x, store, "for reading");
     pm_close(store, 0);
     return valid;
 }
@@ -229,7 +229,7 @@ static void execute(execution *x)
     }
     uint64_t sequence = found.sequence;
     x->opened = true;
-    x->strict = judge(x, store, "for writing");
+    x->strict = evaluate(x, store, "for writing");
     if (readable && !x->strict) fuzz_fail("sound for reading, damaged for writing");
     if (readable && sequence != found.sequence)
         fuzz_fail("for reading it is commit %llu, for writing commit %llu", (unsigned long long)sequence,

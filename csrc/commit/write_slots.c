@@ -30,7 +30,7 @@ static void take_sample(pm_double_buffer *pair, const uint8_t *live)
     for (unsigned i = 0; i < PM_DOUBLE_BUFFER_SAMPLES; i++) memcpy(pair->sample[i], live + sample_at(pair, i), PM_LINE);
 }
 
-/* True if most of an extent differs from the committed image, judging by a few lines. */
+/* True if most of an extent differs from the committed image, evaluating by a few lines. */
 static bool mostly_changed(const pm_region *region, const pm_double_buffer *pair)
 {
     uint64_t place = pair->slot[pair->mapped];

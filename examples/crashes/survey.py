@@ -1,7 +1,7 @@
 """Files after crashes, saved in various ways: the tables and findings of docs/what-crashes-leave.md.
 
-python examples/crashes/survey.py NAME…     judges these savers of save.py and prints the findings
-python examples/crashes/survey.py --write   judges all of them and writes the generated part of the document
+python examples/crashes/survey.py NAME…     evaluates these savers of save.py and prints the findings
+python examples/crashes/survey.py --write   evaluates all of them and writes the generated part of the document
 
 Each saver's program runs once and is recorded. Then the states that its crashes may leave are built and read, in both
 models of a file system. --budget: distinct states for each saver and model (default 800).
@@ -27,8 +27,8 @@ from save import SAVERS, Saver, WrongDataError
 
 from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._files.describe import describe_failure, describe_tally
+from pmstore.testing._files.evaluator import Evaluator
 from pmstore.testing._files.explore import Options, Tally, explore, shrink
-from pmstore.testing._files.judge import Judge
 from pmstore.testing._files.model import Model
 from pmstore.testing._files.record import record
 
@@ -114,8 +114,8 @@ def survey(name: str, filesystem: str, budget: int) -> Result:
         first.setdefault(word, counts.total())
         counts[word] += 1
 
-    with Judge(count) as judge:
-        tally, _ = explore(model, judge, options)
+    with Evaluator(count) as evaluate:
+        tally, _ = explore(model, evaluate, options)
     examples = []
     for words in (NOT_WHOLE, ("acknowledged lost",)):
         numbers = [first[word] for word in words if word in first]
@@ -137,13 +137,13 @@ def example(saver: Saver, model: Model, options: Options, words: tuple[str, ...]
         word, text = outcome(saver, image, said)
         return f"{word}: {text}" if word in words else None
 
-    with Judge(is_it) as judge:
-        _, found = explore(model, judge, options)
+    with Evaluator(is_it) as evaluate:
+        _, found = explore(model, evaluate, options)
     if found is None:
         raise RuntimeError("the second search was not like the first")
-    with Judge(fails) as judge:
-        text = judge(model.image(found.state.point, found.state.lost), model.said(found.state.point))
-        return describe_failure(model, shrink(model, judge, found._replace(text=text or "")))
+    with Evaluator(fails) as evaluate:
+        text = evaluate(model.image(found.state.point, found.state.lost), model.said(found.state.point))
+        return describe_failure(model, shrink(model, evaluate, found._replace(text=text or "")))
 
 
 def cells(result: Result) -> tuple[str, str]:
@@ -162,7 +162,9 @@ def table(results: dict[str, dict[str, Result]]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
-        states = " + ".join(f"{found[m].tally.judged}{' (all)' if found[m].tally.exhaustive else ''}" for m in MODELS)
+        states = " + ".join(
+            f"{found[m].tally.evaluated}{' (all)' if found[m].tally.exhaustive else ''}" for m in MODELS
+        )
         lines.append(f"| `{name}` | {' | '.join(' | '.join(cells(found[m])) for m in MODELS)} | {states} |")
     return lines
 

@@ -72,8 +72,8 @@ class Steps(Fit):
         super().start()
         one, state, X, random_state = self.estimator, self.state, self.X, self.random_state
         squared_norms = _sklearn.row_norms(X, squared=True)
-        judged_by = random_state.randint(0, X.shape[0], one._init_size)
-        judges, their_weights = X[judged_by], self.weights[judged_by]
+        evaluated_by = random_state.randint(0, X.shape[0], one._init_size)
+        evaluates, their_weights = X[evaluated_by], self.weights[evaluated_by]
         best = math.inf
         for i in range(one._n_init):
             if one.verbose:
@@ -86,7 +86,7 @@ class Steps(Fit):
                 init_size=one._init_size,
                 sample_weight=self.weights,
             )
-            _, inertia = _sklearn.labels_inertia(judges, their_weights, centers, n_threads=self.threads)
+            _, inertia = _sklearn.labels_inertia(evaluates, their_weights, centers, n_threads=self.threads)
             if one.verbose:
                 print(f"Inertia for init {i + 1}/{one._n_init}: {inertia}")
             if inertia < best or not i:

@@ -1,5 +1,5 @@
-"""Crash tests: record a program's operations on a store, build the states that a crash could leave, recover and judge
-them.
+"""Crash tests: record a program's operations on a store, build the states that a crash could leave, recover and
+evaluate them.
 
 >>> import pmstore.testing
 >>> def conserved(store):

@@ -33,7 +33,7 @@ REPLAY_STATUS = """\
 exit status:
   0  nothing is wrong with this state any more
   1  it is still wrong
-  2  it can't be judged
+  2  it can't be evaluated
 """
 
 OPEN_STATUS = """\
@@ -77,7 +77,7 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
         files.add_arguments(run)
     else:
         _add_run(inner)
-    replay = _add(inner, "replay", _replay, "judge a crash that was found before, again", REPLAY_STATUS)
+    replay = _add(inner, "replay", _replay, "evaluate a crash that was found before, again", REPLAY_STATUS)
     replay.add_argument("file", metavar="FILE", help="a failure file, such as .pmstore-crash/test_bank.test_it.crash")
     replay.add_argument("--check", metavar="CHECK", help="instead of the check that the file names")
     look = _add(inner, "open", _open, "show the store as a crash at some moment would leave it", OPEN_STATUS)
@@ -129,7 +129,7 @@ def _add_run(commands: Any) -> None:
         metavar="DIR",
         help="of any program's files, without a store: the options are others, which --files DIR --help shows",
     )
-    run.add_argument("--budget", type=int, metavar="N", help="crash states to judge on each medium (2000)")
+    run.add_argument("--budget", type=int, metavar="N", help="crash states to evaluate on each medium (2000)")
     run.add_argument("--seed", type=int, metavar="N", help="of the random choices (1)")
     run.add_argument(
         "--media", metavar="MEDIA", help="memory, file, or both with a comma (both; with --store, the store's)"
@@ -364,12 +364,12 @@ def _replay(chosen: argparse.Namespace) -> int:
         try:
             check = failure.check.load()
         except CrashTestError as error:
-            note = f"{error}; judged by recovery alone"
+            note = f"{error}; evaluated by recovery alone"
     elif failure.checked:
-        note = "its check is no function that can be imported; judged by recovery alone. --check names another one"
+        note = "its check is no function that can be imported; evaluated by recovery alone. --check names another one"
     with Sandbox() as sandbox:
         runner = None if check is None else CheckRunner(check, failure.recording.medium, sandbox)
-        verdict = failure.judge(runner)
+        verdict = failure.evaluate(runner)
         if verdict is not None:
             found = Found(failure.schedule, verdict)
             print("\n".join(describe(failure.recording, found, failure.options, sandbox, runner)))
@@ -377,7 +377,7 @@ def _replay(chosen: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     if verdict is not None:
         again = [line for line in failure.message.splitlines() if line.startswith(AGAIN)]
-        print("  it is the recorded run that was judged: what a changed workload does, only a new run shows")
+        print("  it is the recorded run that was evaluated: what a changed workload does, only a new run shows")
         print(*again, sep="\n", end="\n" if again else "")
         return FOUND
     if note:

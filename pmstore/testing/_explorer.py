@@ -135,8 +135,8 @@ class CrashExplorer:
             raises AssertionError, or any other exception, if something is wrong. Without it, the explorer verifies only
             that the store is at a whole commit, that no acknowledged commit is lost, and that nothing is damaged.
         budget : int, optional
-            The number of crash states to judge on each medium; by default that of pytest's ``--crash-budget``, which is
-            2000.
+            The number of crash states to evaluate on each medium; by default that of pytest's ``--crash-budget``, which
+            is 2000.
         seed : int, optional
             The seed of all random choices; by default that of ``--crash-seed``, which is 1.
         media : sequence of {"memory", "file"}
@@ -150,7 +150,7 @@ class CrashExplorer:
         kinds : iterable of str, optional
             Only these kinds of states.
         progress : callable, optional
-            Called with the number of states judged, and the total. By default, a terminal shows the progress.
+            Called with the number of states evaluated, and the total. By default, a terminal shows the progress.
 
         Returns
         -------
@@ -310,9 +310,9 @@ class CrashExplorer:
     def _reported(self, chosen: Plan, tallies: dict[str, Tally], count: int) -> CrashReport:
         __tracebackhide__ = True
         report = CrashReport(tallies, count, chosen.check is not None, chosen.options.seed)
-        if not report.judged:
+        if not report.evaluated:
             kinds = f"kinds={','.join(sorted(chosen.options.kinds))} has none here" if chosen.options.kinds else "none"
-            raise CrashTestError(f"no crash was judged: {kinds} within a budget of {chosen.options.budget}")
+            raise CrashTestError(f"no crash was evaluated: {kinds} within a budget of {chosen.options.budget}")
         session.keep_report(str(report))
         return report
 
@@ -449,9 +449,9 @@ class CrashExplorer:
     ) -> None:
         __tracebackhide__ = True
 
-        def judge(schedule: Schedule) -> Verdict | None:
+        def evaluate(schedule: Schedule) -> Verdict | None:
             try:
-                return engine.judge(recording, schedule, chosen.options, runner)
+                return engine.evaluate(recording, schedule, chosen.options, runner)
             except CrashTestError:  # a schedule that this recording doesn't have
                 return None
 
@@ -460,12 +460,12 @@ class CrashExplorer:
         if found.verdict.problem == "check":
             event = recording.ends().get(found.verdict.sequence or 0)
             whole = [Schedule(event, "all")] if event is not None else []
-        found = shrink(found, judge, whole)
-        again = judge(found.schedule)  # for the check's exception
+        found = shrink(found, evaluate, whole)
+        again = evaluate(found.schedule)  # for the check's exception
         file = (self._directory or session.directory()) / f"{self.name}{SUFFIX}"
         text = describe(recording, found, chosen.options, sandbox, runner)
         if again is None:
-            text.append("  note: judged once more, this state passed: the check is not deterministic")
+            text.append("  note: evaluated once more, this state passed: the check is not deterministic")
         covered = [f"  {line}" for line in str(report).splitlines()]
         place = None if chosen.check is None else place_of(chosen.check)
         checked = found.verdict.problem == "check"

@@ -114,4 +114,4 @@ def checks(directory: Path, said: str) -> None:
 def test_a_crash_at_any_moment(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch, filesystem: str) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     report = CrashFiles(tmp_path / "files").run(makes, checks, filesystem=filesystem, stale=3, budget=200)
-    assert report.tally.judged > 30
+    assert report.tally.evaluated > 30

@@ -116,11 +116,11 @@ def test_a_crash_with_a_lossy_codec(
 ) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     report = CrashFiles(tmp_path / "files").run(lossy, checks_lossy, filesystem=filesystem, budget=60)
-    assert report.tally.judged > 30
+    assert report.tally.evaluated > 30
 
 
 @pytest.mark.parametrize("filesystem", ["posix", "ext4"])
 def test_a_crash_at_any_moment(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch, filesystem: str) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     report = CrashFiles(tmp_path / "files").run(drains, checks, filesystem=filesystem, budget=120)
-    assert report.tally.judged > 60
+    assert report.tally.evaluated > 60

@@ -314,7 +314,7 @@ def test_a_crash_leaves_no_object_or_a_whole_one(
 ) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     report = CrashFiles(tmp_path / "files").run(saves, whole, filesystem=filesystem, stale=7, budget=300)
-    assert report.tally.exhaustive and report.tally.judged > 20
+    assert report.tally.exhaustive and report.tally.evaluated > 20
 
 
 def test_files_of_living_writers_stay(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Crashes, explored: at every event, with any of what was not ordered lost, inside recovery, and after it.
 
-PMSTORE_CRASH_BUDGET sets how many crash states a test judges; PMSTORE_CRASH_SEED the random choices.
+PMSTORE_CRASH_BUDGET sets how many crash states a test evaluates; PMSTORE_CRASH_SEED the random choices.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def test_I1_with_many_megabytes(medium: Medium, workload: Workload) -> None:
     if workload is wide and medium.name == "file":
         pytest.skip("its space map is the same, and every state takes seconds")
     recording = record(medium.directory / "store.pm", medium.name, workload)
-    # Crashes in and after recoveries are hundreds of these states: .ci/run, which has a larger budget, judges them.
+    # Crashes in and after recoveries are hundreds of these states: .ci/run, which has a larger budget, evaluates them.
     options = {"budget": max(8, BUDGET // 100), "depth": int(BUDGET > 1000), "kinds": NOT_STALE}
     tally, found = explored(recording, **options)
     assert found is None, found
-    assert tally.judged
+    assert tally.evaluated
 
 
 def test_I1_memory_whose_caches_are_durable(medium: Medium) -> None:
@@ -115,13 +115,13 @@ def test_I9_slots_over_several_lives(medium: Medium) -> None:
 def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> None:
     tally, found = explored_creation(medium.directory / "new.pm", medium.name, budget=300)
     assert found is None, found
-    assert tally.judged >= 100
+    assert tally.evaluated >= 100
 
 
 def test_I3_a_crash_while_a_new_number_is_written_leaves_one_of_the_two(medium: Medium) -> None:
     tally, found = explored_renumbering(medium.directory / "store.pm", medium.name, budget=BUDGET // 2)
     assert found is None, found
-    assert tally.judged >= 50
+    assert tally.evaluated >= 50
 
 
 @pytest.mark.parametrize("workload", [arrays, reuse, flips], ids=lambda workload: workload.__name__)
@@ -270,7 +270,7 @@ def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, 
     """Found by the explorer: a crash tore copy B, and another one, inside recovery, then tore copy A."""
     recording = record_torn_header(medium.directory / "header.pm", medium.name, damaged)
     tally, found = explored(recording, budget=20_000, depth=2)
-    assert found is None and (tally.exhaustive or tally.judged > 80) and tally.nested > 300, found
+    assert found is None and (tally.exhaustive or tally.evaluated > 80) and tally.nested > 300, found
     events = [recording.event(number) for number in range(len(recording))]
     written = [event.offset for event in events if event.data and event.offset in (0, 4096)]
     assert written == [damaged, 4096 - damaged]

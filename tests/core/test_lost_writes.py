@@ -109,7 +109,7 @@ class Lives:
                 yield f"{size} bytes for {at:#x} went to {to:#x}", bytes(image)
 
 
-def judge(path: Path, medium: str, mode: str, state: Snapshot) -> str:
+def evaluate(path: Path, medium: str, mode: str, state: Snapshot) -> str:
     """What became of the file: "error", "found" or "harmless"; AssertionError if older data are passed over."""
     try:
         with pmstore.open(path, mode, media=medium) as store:
@@ -136,7 +136,7 @@ def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crash
         for mode in ("r", "r+"):
             path.write_bytes(image)
             try:
-                counts[judge(path, medium.name, mode, lives.state)] += 1
+                counts[evaluate(path, medium.name, mode, lives.state)] += 1
             except AssertionError as error:
                 wrong.append(f"{what}, mode {mode}: {error}")
     assert not wrong, f"{len(wrong)}, {counts}: {wrong[:5]}"

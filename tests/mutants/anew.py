@@ -113,15 +113,15 @@ MUTANTS = [mutant._replace(parts=("anew",)) for mutant in NOTICED]
 def anew(directory: Path) -> None:
     with mock.patch("pmstore.testing._base.session.directory", lambda: directory / "kept"):
         test_compact.crash(CrashFiles(directory / "crash", budget=60))
-    judges: tuple[Callable[..., None], ...] = (
+    evaluates: tuple[Callable[..., None], ...] = (
         test_compact.test_what_fails_leaves_the_store,
         test_salvage.test_contents_of_an_earlier_commit,
         test_rename.test_the_copy_of_a_damaged_array_is_refused,
         test_notes.test_a_commit_says_what_its_transaction_was_given,
         test_notes.test_the_innermost_that_begins_last_is_committed,
     )
-    for judge in judges:
-        judge(opener(directory / judge.__name__))
+    for evaluate in evaluates:
+        evaluate(opener(directory / evaluate.__name__))
     with pytest.MonkeyPatch.context() as patch:
         test_rename.test_an_interrupt_between_two_names(opener(directory / "interrupt"), patch)
 

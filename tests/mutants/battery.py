@@ -36,7 +36,7 @@ from tests.core.test_trackers import committed
 from tests.mutants.anew import anew
 from tests.mutants.archives import archives
 from tests.mutants.beside import beside
-from tests.mutants.damage import Judged, Noticed, damage
+from tests.mutants.damage import Evaluated, Noticed, damage
 from tests.store import test_abandoned, test_interrupts
 from tests.support import crashes, crashes_new, crashes_slots
 from tests.support.snapshots import snapshot
@@ -117,11 +117,11 @@ def crash(record: Callable[[], Recording | None]) -> None:
     if recording is None:
         return
     tally, found = explore(recording, Options(budget=BUDGET, seed=1, depth=DEPTH))
-    Judged.states += tally.judged
+    Evaluated.states += tally.evaluated
     look(found)
     if recording.medium == "memory":  # memory has few states; a sample of all kinds would leave too few
         tally, found = explore(recording, Options(budget=3 * BUDGET, seed=1, kinds=("torn",)))
-        Judged.states += tally.judged
+        Evaluated.states += tally.evaluated
         look(found)
 
 
@@ -138,7 +138,7 @@ def large(directory: Path) -> None:
         recording = crashes.record(path, "memory", workload)
         path.unlink()
         tally, found = explore(recording, Options(budget=16, seed=1, kinds=crashes.NOT_STALE))
-        Judged.states += tally.judged
+        Evaluated.states += tally.evaluated
         look(found)
 
 
@@ -292,13 +292,13 @@ def creation_names(directory: Path, medium: str) -> None:
 
 def explore_creation(path: Path, medium: str) -> Found | None:
     tally, found = crashes_new.explored_creation(path, medium, budget=BUDGET)
-    Judged.states += tally.judged
+    Evaluated.states += tally.evaluated
     return found
 
 
 def explore_renumbering(path: Path, medium: str) -> Found | None:
     tally, found = crashes_new.explored_renumbering(path, medium, budget=BUDGET)
-    Judged.states += tally.judged
+    Evaluated.states += tally.evaluated
     return found
 
 
@@ -331,7 +331,7 @@ def faults(directory: Path) -> None:
                 path.write_bytes(base)
                 if not faulty(path, medium, (operations, at, code, lasting)):
                     break
-    for judge in (
+    for evaluate in (
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="sync"),
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="async"),
         partial(test_shared_blocks.test_I13_a_slot_is_not_written_while_a_run_waits_for_it, number=2, then="rollback"),
@@ -342,7 +342,7 @@ def faults(directory: Path) -> None:
         test_shared_blocks.test_I11_nothing_is_committed_before_a_rollback_that_lacked_space,
     ):
         (directory / "store.pm").unlink(missing_ok=True)
-        judge(directory)
+        evaluate(directory)
 
 
 def fault_steps(store: pmstore.Store, state: dict[str, Any], step: int) -> None:
@@ -403,7 +403,7 @@ def faulty(path: Path, medium: str, fault: tuple[int, int, int, bool]) -> bool:
             refuses(store, fault)
         store._drop(discard=True)
     tally, found = explore(recorder.recording, Options(budget=60, seed=1, depth=min(1, DEPTH)))
-    Judged.states += tally.judged
+    Evaluated.states += tally.evaluated
     look(found)
     with pmstore.open(path, media=medium) as store:
         now = snapshot(store)
@@ -489,7 +489,7 @@ def forks(directory: Path) -> None:
     def opener(name: str = "store.pm", mode: Any = "a") -> pmstore.Store:
         return pmstore.open(directory / name, mode)
 
-    for judge in (
+    for evaluate in (
         test_forks.test_I18_a_child_sees_no_commit_of_its_parent,
         partial(test_forks.test_I18_what_was_deleted_keeps_its_space_while_a_child_lives, how="os.fork"),
         partial(test_forks.test_I18_after_the_parent_has_closed_the_store, mode="a"),
@@ -499,7 +499,7 @@ def forks(directory: Path) -> None:
     ):
         (directory / "store.pm").unlink(missing_ok=True)
         with test_forks.ended_children() as child:
-            judge(open_store=opener, child=child)
+            evaluate(open_store=opener, child=child)
 
 
 # ---- the process
@@ -576,7 +576,7 @@ def main(arguments: list[str]) -> None:
         json.dumps(
             {
                 "caught": None if caught is None else caught._asdict(),
-                "states": Judged.states,
+                "states": Evaluated.states,
                 "seconds": round(time.perf_counter() - started, 2),
             }
         )

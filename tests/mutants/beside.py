@@ -180,12 +180,12 @@ def beside(directory: Path) -> None:
             assert_snapshots_are_commits(recording, directory / "played.pm", seed, 10)
             assert_hashes_are_of_a_commit(recording, directory / "played.pm", seed, 10)
             test_backup.assert_backups_are_commits(recording, directory / "played.pm", seed)
-        for judge in (
+        for evaluate in (
             test_large_contents_that_a_record_in_the_log_changes,
             test_I20_hashes_and_digests_tell_what_changed,
             test_contents_in_another_slot_have_the_same_hashes_and_another_digest,
         ):
-            judge(Medium(medium, directory))
+            evaluate(Medium(medium, directory))
             (directory / "store.pm").unlink()
-    for judge in (test_backup.test_a_damaged_store_has_no_backup, test_backup.test_contents_that_come_back):
-        judge(opener(directory / judge.__name__))
+    for evaluate in (test_backup.test_a_damaged_store_has_no_backup, test_backup.test_contents_that_come_back):
+        evaluate(opener(directory / evaluate.__name__))

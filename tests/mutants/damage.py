@@ -26,8 +26,8 @@ class Noticed(Exception):
         self.nested = nested
 
 
-class Judged:
-    """The number of states that were judged until now."""
+class Evaluated:
+    """The number of states that were evaluated until now."""
 
     states = 0
 
@@ -41,8 +41,8 @@ def damage(directory: Path) -> None:
             images = damaged_images(directory, medium, clean)
             states = next(images)
             for image in images:
-                Judged.states += 1
-                judge_damaged(directory / "damaged.pm", medium, image, states)
+                Evaluated.states += 1
+                evaluate_damaged(directory / "damaged.pm", medium, image, states)
 
 
 def last_record_damaged(path: Path, medium: str) -> None:
@@ -183,7 +183,7 @@ def lost_writes(image: bytes, images: list[bytes], rng: random.Random) -> Iterat
 VALUES = ("text", "values")
 
 
-def judge_damaged(path: Path, medium: str, image: bytes, states: list[dict[str, Any]]) -> None:
+def evaluate_damaged(path: Path, medium: str, image: bytes, states: list[dict[str, Any]]) -> None:
     path.write_bytes(image)
     for mode in ("r", "r+"):
         try:

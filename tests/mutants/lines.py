@@ -273,7 +273,7 @@ def of_battery(parts: Sequence[str], name: str, limit: float) -> Verdict:
     return Verdict(f"{caught['part']}: {caught['kind']}", caught["text"][:200]) if caught else PASSES
 
 
-def judged(change: Change, name: str, cover: Cover, limit: float) -> Outcome:
+def evaluated(change: Change, name: str, cover: Cover, limit: float) -> Outcome:
     """Tries one mutant on the tests that reach its function, then on the parts of the battery that do, then, for C,
     on the tests again, under sanitizers. limit: seconds for each.
     """
@@ -305,7 +305,7 @@ def run(sampled: Sequence[Change], jobs: int, limit: float, known: dict[str, Out
     def one(change: Change) -> Outcome:
         if equivalent(change):
             return Outcome(key(change), change.file, "", "equivalent", 0.0)
-        outcome = known.get(key(change)) or judged(change, names[key(change)], cover, limit)
+        outcome = known.get(key(change)) or evaluated(change, names[key(change)], cover, limit)
         if key(change) not in known:
             with keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(outcome) + "\n")

@@ -66,7 +66,7 @@ def noticed_before() -> dict[str, str]:
     )
 
 
-def judge(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str] = ()) -> Outcome:
+def evaluate(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[str] = ()) -> Outcome:
     """Run one mutant through the battery, or through parts of it; the first may be "--quick"."""
     started = time.perf_counter()
     status, line = _run(folder, mutant, *(parts or mutant.parts))
@@ -93,15 +93,15 @@ def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False) -> list[Outco
     first = noticed_before()
     outcomes = []
 
-    def judged(mutant: Mutant) -> Outcome:
+    def evaluated(mutant: Mutant) -> Outcome:
         every = mutant.parts or PARTS
         hint = [first[mutant.name]] if mutant.name in first else []
-        return judge(
+        return evaluate(
             folder, mutant, kinds and mutant in MUTANTS, [*hint, *(part for part in every if part not in hint)]
         )
 
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(judged, mutants):
+        for outcome in pool.map(evaluated, mutants):
             outcomes.append(outcome)
             print(
                 f"{outcome.mutant.name:46} {outcome.by or 'nothing noticed it':28} {outcome.states:6} states "

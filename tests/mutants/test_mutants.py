@@ -64,5 +64,5 @@ def test_mutants_are_noticed_and_controls_are_not() -> None:
     by_name = {mutant.name: mutant for mutant in (*MUTANTS, *CONTROLS)}
     assert build(generated([*MUTANTS, *CONTROLS])) == BUILD
     for name, part in SOME.items():
-        assert score.judge(BUILD, by_name[name], parts=(part,)).by, name
-    assert score.judge(BUILD, by_name[CONTROL], parts=("--quick", "crash", "model")).by == ""
+        assert score.evaluate(BUILD, by_name[name], parts=(part,)).by, name
+    assert score.evaluate(BUILD, by_name[CONTROL], parts=("--quick", "crash", "model")).by == ""

@@ -8,7 +8,7 @@ mounted and recovered.
     file_systems.py  making, mounting and checking each file system
     workloads.py     programs that use a store, and write their acknowledgements to the trace
     record.py        a workload on a file system on the device
-    judge.py         an image mounted and recovered, compared with the acknowledged states
+    evaluate.py         an image mounted and recovered, compared with the acknowledged states
     run.py           cuts of all workloads on all file systems, counted; `python -m tests.power`
 
 docs/power.md defines a cut, and has the results.

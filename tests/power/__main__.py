@@ -12,8 +12,8 @@ from pathlib import Path
 
 from . import run, system
 from .cuts import Cut
+from .evaluate import evaluate
 from .file_systems import BY_NAME, missing
-from .judge import judge
 
 HEADS = (
     "file system",
@@ -132,7 +132,7 @@ def replay(text: str) -> bool:
     with system.scratch() as scratch:
         recorded, image = run.replay(Path(folder), cut, scratch)
         (scratch / "left").mkdir()
-        verdict = judge(recorded, cut, image, scratch / "left")
+        verdict = evaluate(recorded, cut, image, scratch / "left")
     print(f"{recorded.workload} on {recorded.system}, {cut}: states {recorded.bounds(cut.at)} are allowed")
     print(f"refused: {verdict.refused or 'no'}\nlost by the file system: {verdict.lost or 'nothing'}")
     print(f"failure: {verdict.failure or 'none'}\nstate: {verdict.found}")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .cuts import Cut, plan, state
+from .evaluate import Disk, evaluate
 from .file_systems import BY_NAME
-from .judge import Disk, judge
 from .record import Recorded, WorkloadFailed, keep, record
 from .system import PR_SET_PDEATHSIG, ROOT, libc, scratch
 from .workloads import WORKLOADS
@@ -79,7 +79,7 @@ class Tally:
 
 
 def perform(task: Task) -> Tally:
-    """Record, cut, judge; in a process of its own, which removes its temporary files."""
+    """Record, cut, evaluate; in a process of its own, which removes its temporary files."""
     tally = Tally()
     if task.lies:
         os.environ["PMSTORE_LIES"] = task.lies
@@ -110,7 +110,7 @@ def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cu
         if cut == inside:
             _nest(task, tally, recorded, cut, image, life)
             disk.become(cut)
-        verdict = judge(recorded, cut, image, point)
+        verdict = evaluate(recorded, cut, image, point)
         tally.cuts += 1
         tally.open += bool(state(recorded.recording, cut.at, task.honest).open)
         if verdict.refused:

@@ -127,7 +127,7 @@ def assert_survives(recording: Recording, **options: Any) -> None:
     """Every crash leaves a whole commit."""
     tally, found = explored(recording, **options)
     assert found is None, f"{recording.medium}, seed {SEED}: {found}"
-    assert tally.judged >= min(options.get("budget", BUDGET), 100) // 2
+    assert tally.evaluated >= min(options.get("budget", BUDGET), 100) // 2
 
 
 # ---- workloads

@@ -225,7 +225,7 @@ class Killer:
             self._calls = self._board[CALLS]
             self._time = min(self._time or self._board[TIME], self._board[TIME])
         self._learn()
-        self._judge(rng.random() < 0.5)
+        self._evaluate(rng.random() < 0.5)
 
     def _run(self, kind: str, death: Death) -> None:
         self._board.clear()
@@ -245,7 +245,7 @@ class Killer:
         self._first = max(self._first, self._board[ACKNOWLEDGED])
         self._last = max(self._last, self._board[BEGUN])
 
-    def _judge(self, leave: bool) -> None:
+    def _evaluate(self, leave: bool) -> None:
         """leave: verify a copy, and leave the recovery to the next process."""
         first, last = self._first, self._last
         if not self.path.exists():

@@ -88,7 +88,7 @@ def test_a_rename_without_fsync(files: CrashFiles) -> None:
 
 def test_a_rename_with_fsync_of_the_file(files: CrashFiles) -> None:
     report = files.run(replaces("file"), whole, budget=300)
-    assert report.tally.judged == 300 and not report.tally.exhaustive
+    assert report.tally.evaluated == 300 and not report.tally.exhaustive
     with pytest.raises(CrashFailure, match=r"missing: fsync of the directory before the program says 'saved \d'"):
         files.run(replaces("file"), acknowledged)
 
@@ -116,7 +116,7 @@ def test_overwriting_in_place(files: CrashFiles) -> None:
     assert "missing: a moment at which old and new change places" in str(caught.value)
 
 
-def test_everything_is_judged_where_it_is_little(files: CrashFiles) -> None:
+def test_everything_is_evaluated_where_it_is_little(files: CrashFiles) -> None:
     def program(directory: Path) -> None:
         (directory / "f").write_bytes(b"new" * 400)
         sync(directory / "f")
@@ -131,7 +131,7 @@ def test_everything_is_judged_where_it_is_little(files: CrashFiles) -> None:
     assert report.tally.exhaustive and "all that the model allows" in str(report)
     # Nothing, the empty file, and the file with any of its three sectors.
     assert len(seen) == 1 + 2**3
-    assert report.tally.judged == 1 + 1 + 2**3  # "no file" and "an empty file" look alike to the check
+    assert report.tally.evaluated == 1 + 1 + 2**3  # "no file" and "an empty file" look alike to the check
 
 
 def test_the_same_seed_finds_the_same(files: CrashFiles) -> None:
@@ -161,7 +161,7 @@ def test_replay(files: CrashFiles) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"budget": 0}, "a budget of 0 judges no state"),
+        ({"budget": 0}, "a budget of 0 evaluates no state"),
         ({"filesystem": "fat"}, "filesystem is one of posix, ext4"),
         ({"sector": 100}, "sector is 512 or 4096"),
     ],
@@ -366,7 +366,7 @@ CHECK = """
 
 @pytest.fixture
 def command(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """command(sync, *options): judges save.py with check.py, in the test's directory."""
+    """command(sync, *options): evaluates save.py with check.py, in the test's directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: Path(".pmstore-crash"))
     (tmp_path / "files").mkdir()

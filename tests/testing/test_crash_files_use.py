@@ -272,11 +272,11 @@ def test_replays(files: CrashFiles, tmp_path: Path, capsys: pytest.CaptureFixtur
         replay_files(elsewhere)
 
 
-def test_a_replay_without_a_check_judges_nothing(files: CrashFiles, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_without_a_check_evaluates_nothing(files: CrashFiles, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CrashFailure, match=r"replay: crash_files.replay\('") as caught:
         files.run(saves, lambda directory, said: whole(directory, said))
     assert replay_files(Path(caught.value.path or "")) == 2
-    assert "nothing was judged" in capsys.readouterr().err
+    assert "nothing was evaluated" in capsys.readouterr().err
 
 
 def test_free_places(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_ended_while_recording(
 
 
 @pytest.mark.parametrize("number, jobs", [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
-def test_interrupted_while_judging(tmp_path: Path, tracing: None, number: signal.Signals, jobs: int) -> None:
+def test_interrupted_while_evaluating(tmp_path: Path, tracing: None, number: signal.Signals, jobs: int) -> None:
     """The check that runs is ended too, and what was done is told."""
     fifth = f"open('count', 'a').write('x') and os.path.getsize('count') > 4 and exec({PAUSES!r})"
     run = Run(tmp_path, "open('files/run', 'w').write('x' * 9999)", "--jobs", str(jobs), check=fifth)

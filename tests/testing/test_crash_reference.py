@@ -20,7 +20,7 @@ from tests.testing.test_crash_model import Step, recorded
 
 PAGE = 4096
 LINE = 64
-MOST_STATES = 1000  # at a crash point: the explorer judges all of no more (EXHAUSTIVE in engine.py)
+MOST_STATES = 1000  # at a crash point: the explorer evaluates all of no more (EXHAUSTIVE in engine.py)
 
 States = dict[tuple[int, int], set[bytes]]  # what crashes leave, by bounds: acknowledged, started
 

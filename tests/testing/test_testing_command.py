@@ -78,7 +78,7 @@ def crash(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str
 def test_run_a_sound_workload(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = crash(capsys, "run", "--check", "bank.py:conserved", "--budget", 100, "bank.py:good")
     assert (status, err) == (0, "")
-    assert out.startswith("explored the crashes of 1 commit, judged by recovery and the check, seed 1\n  memory: ")
+    assert out.startswith("explored the crashes of 1 commit, evaluated by recovery and the check, seed 1\n  memory: ")
 
 
 @pytest.mark.parametrize("check", ["bank.py:conserved", "bank:conserved"])
@@ -93,7 +93,7 @@ def test_run_and_replay(here: Path, capsys: pytest.CaptureFixture[str], check: s
     assert (status, err) == (1, "")
     *told, note = again.splitlines()
     assert told == out.splitlines()[: len(told)]
-    assert note == "  it is the recorded run that was judged: what a changed workload does, only a new run shows"
+    assert note == "  it is the recorded run that was evaluated: what a changed workload does, only a new run shows"
 
 
 def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("run", "--check", "no-such-command {store}", "bank.py:good"), "no-such-command can't be run: No such file"),
         (
             ("run", "--kinds", "torn", "--budget", "3", "bank.py:good"),
-            "no crash was judged: kinds=torn has none here within a budget of 3",
+            "no crash was evaluated: kinds=torn has none here within a budget of 3",
         ),
         (
             ("run", "--check", "python check.py", "bank.py:good"),
@@ -293,7 +293,7 @@ def test_a_failure_file_holds_what_is_needed(failure: Path) -> None:
     assert loaded.options.budget == 2000
     assert loaded.check is not None
     assert loaded.check.load()
-    assert loaded.judge() is None  # the core finds nothing wrong
+    assert loaded.evaluate() is None  # the core finds nothing wrong
     assert loaded.image() == failure.with_suffix(".pm").read_bytes()
     with pmstore.open(failure.with_suffix(".pm"), "r") as store:
         assert dict(store) == {"a": 70}
@@ -355,7 +355,7 @@ def test_replay_without_its_check(failure: Path, capsys: pytest.CaptureFixture[s
     status, out, err = crash(capsys, "replay", failure)
     assert status == 2
     assert "it was found by the check, and said:" in out
-    assert "its check is no function that can be imported; judged by recovery alone" in err
+    assert "its check is no function that can be imported; evaluated by recovery alone" in err
     status, out, _ = crash(capsys, "replay", "--check", "bank.py:conserved", failure)
     assert status == 1
     assert "money is lost" in out

@@ -71,14 +71,14 @@ def test_damage_is_found_or_harmless(medium: Medium, closed: bool) -> None:
     report = explore_damage(image, medium=medium.name, budget=BUDGET, older=other)
     assert set(report.by_kind) >= set(KINDS) - {"longer"}  # of which there are only a few
     assert set(report.outcomes) == {"not opened", "reported", "harmless"}
-    assert min(report.outcomes.values()) > report.judged // 20
+    assert min(report.outcomes.values()) > report.evaluated // 20
 
 
 def test_a_lost_write_is_found(medium: Medium) -> None:
     """A sector or page that is as it was one life before."""
     image, older = made(medium.directory / "store.pm", medium.name, True)
     report = explore_damage(image, medium=medium.name, older=older, kinds=["stale"])
-    assert report.exhaustive and report.judged > 40
+    assert report.exhaustive and report.evaluated > 40
 
 
 # ---- kinds of damage
@@ -155,7 +155,7 @@ def test_damage_that_nobody_notices(small: Path, failures: Path, monkeypatch: py
         explore_damage(small, medium="file", only=damage)
     monkeypatch.undo()
     report = explore_damage(small, medium="file", only=damage)
-    assert report.judged == 1 and report.outcomes["harmless"] == 0
+    assert report.evaluated == 1 and report.outcomes["harmless"] == 0
 
 
 def test_a_process_that_dies_of_it(small: Path) -> None:

@@ -302,25 +302,25 @@ def test_a_crash_is_shrunk_in_every_way() -> None:
     """Fewer cells, more of them kept, nothing stale, no second crash, an earlier moment."""
     verdict = Verdict("mixed", "", 1, 1, 1)
 
-    def judge(schedule: Schedule) -> Verdict | None:
+    def evaluate(schedule: Schedule) -> Verdict | None:
         lost = [cell for cell in schedule.cells if cell.offset == 640 and cell.kept < 3]
         return verdict if lost and schedule.event >= 90 else None
 
     lost = tuple(Cell(64 * i, 0, 5, 4) for i in range(20))
     first = Schedule(100, "random", lost, 9, Schedule(5, "all"))
-    found = shrink(Found(first, verdict), judge)
+    found = shrink(Found(first, verdict), evaluate)
     assert found.schedule == Schedule(90, "lost-one", (Cell(640, 2, 0, 4),), 0, None)
 
 
 def test_a_second_crash_that_is_needed_stays() -> None:
     verdict = Verdict("open", "", None, 1, 1)
 
-    def judge(schedule: Schedule) -> Verdict | None:
+    def evaluate(schedule: Schedule) -> Verdict | None:
         inner = schedule.then
         return verdict if inner is not None and any(cell.offset == 64 for cell in inner.cells) else None
 
     first = Schedule(100, "random", CELLS, 0, Schedule(50, "random", CELLS))
-    found = shrink(Found(first, verdict), judge).schedule
+    found = shrink(Found(first, verdict), evaluate).schedule
     assert found.then is not None
     assert [cell.offset for cell in found.then.cells] == [64]
     assert found.cells == ()
@@ -336,11 +336,11 @@ def test_tries_are_bounded() -> None:
     verdict = Verdict("mixed", "", 1, 1, 1)
     tries = []
 
-    def judge(schedule: Schedule) -> Verdict | None:
+    def evaluate(schedule: Schedule) -> Verdict | None:
         tries.append(schedule)
         return verdict if len(schedule.cells) % 2 else None
 
-    shrink(Found(Schedule(9, "random", CELLS), verdict), judge, tries=9)
+    shrink(Found(Schedule(9, "random", CELLS), verdict), evaluate, tries=9)
     assert len(tries) == 9
 
 
@@ -351,15 +351,15 @@ def test_reports_say_what_was_covered() -> None:
     def tally(**fields: Any) -> Tally:
         return Tally(**{**dict.fromkeys(Tally._fields, 0), **fields})
 
-    small = tally(points=3, judged=20, distinct=18, possible=1.3, exhaustive=True, seconds=0.01, by_kind={"all": 20})
-    large = tally(points=3, judged=2000, distinct=1800, nested=400, possible=40.2, seconds=0.5)
+    small = tally(points=3, evaluated=20, distinct=18, possible=1.3, exhaustive=True, seconds=0.01, by_kind={"all": 20})
+    large = tally(points=3, evaluated=2000, distinct=1800, nested=400, possible=40.2, seconds=0.5)
     large = large._replace(by_kind={"random": 1500, "all": 500})
     report: CrashReport = Report({"memory": large, "file": small}, 4, True, 7)
-    assert (report.points, report.judged, report.distinct, report.nested) == (6, 2020, 1818, 400)
+    assert (report.points, report.evaluated, report.distinct, report.nested) == (6, 2020, 1818, 400)
     assert not report.exhaustive
     assert report.by_kind == {"random": 1500, "all": 520}
     assert str(report).splitlines() == [
-        "explored the crashes of 4 commits, judged by recovery and the check, seed 7",
+        "explored the crashes of 4 commits, evaluated by recovery and the check, seed 7",
         "  memory: 2,000 states at 3 moments, 1,800 distinct, and 400 more in or after recovery; sampled: of about "
         "10^40; 4,000 a second",
         "  file:   20 states at 3 moments, 18 distinct; exhaustive: these are all; 2,000 a second",
@@ -376,7 +376,7 @@ def test_reports_say_what_was_covered() -> None:
     class Small(Tally):
         left_out = 17
 
-    few = str(Report({"memory": Small(*large._replace(points=37, judged=80, nested=0))}))
+    few = str(Report({"memory": Small(*large._replace(points=37, evaluated=80, nested=0))}))
     assert "80 states at 20 moments" in few
     assert "; the budget left out 17 of 37 moments;" in few
     assert Report({"file": small}).exhaustive

@@ -1,4 +1,4 @@
-"""pmstore.testing: workloads are recorded, crashed, judged, and what is found is told in the user's terms."""
+"""pmstore.testing: workloads are recorded, crashed, evaluated, and what is found is told in the user's terms."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_sound_workload_passes(explorer: CrashExplorer) -> None:
     report = explorer.run(transfer, check=conserved, budget=300)
     assert set(report.media) == {"memory", "file"}
     assert report.commits == 1
-    assert report.judged >= report.distinct > 0
-    assert sum(report.by_kind.values()) == report.judged
+    assert report.evaluated >= report.distinct > 0
+    assert sum(report.by_kind.values()) == report.evaluated
     assert not list(Path(explorer._directory or "").glob("*.crash"))
 
 
-def test_without_a_check_recovery_is_judged(explorer: CrashExplorer) -> None:
+def test_without_a_check_recovery_is_evaluated(explorer: CrashExplorer) -> None:
     assert "no check was given" in str(explorer.run(careless, budget=50))
 
 
@@ -263,7 +263,7 @@ def test_a_check_that_is_not_deterministic_is_noted(explorer: CrashExplorer) -> 
 
     text = str(fails(explorer, careless, check=check, media="file"))
     assert "the fourth call" in text
-    assert "note: judged once more, this state passed: the check is not deterministic" in text
+    assert "note: evaluated once more, this state passed: the check is not deterministic" in text
 
 
 # ---- bad input
@@ -272,7 +272,7 @@ def test_a_check_that_is_not_deterministic_is_noted(explorer: CrashExplorer) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": 0}, "budget is how many crash states to judge on each medium, at least 1, not 0"),
+        ({"budget": 0}, "budget is how many crash states to evaluate on each medium, at least 1, not 0"),
         ({"budget": -1}, "at least 1, not -1"),
         ({"budget": 1.5}, "budget is a whole number, not 1.5"),
         ({"budget": True}, "budget is a whole number, not True"),
@@ -399,8 +399,8 @@ def test_a_check_that_is_taken_for_a_life(explorer: CrashExplorer) -> None:
     explorer.run(careless, killed, lambda store: store.close(), budget=10)
 
 
-def test_a_run_that_judges_nothing(explorer: CrashExplorer) -> None:
-    with pytest.raises(CrashTestError, match="no crash was judged: kinds=torn has none here within a budget of 3"):
+def test_a_run_that_evaluates_nothing(explorer: CrashExplorer) -> None:
+    with pytest.raises(CrashTestError, match="no crash was evaluated: kinds=torn has none here within a budget of 3"):
         explorer.run(careless, kinds="torn", budget=3)
 
 

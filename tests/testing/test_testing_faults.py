@@ -66,11 +66,11 @@ def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
     budget = BUDGET and (BUDGET // 3 if workload.__name__ in ("growth", "overflow", "slots", "cooled") else BUDGET)
     limit = 2_800_000 if workload is overflow else None
     report = explore_faults(workload, medium=medium.name, budget=budget, max_size=limit)
-    assert report.judged == (report.possible if budget is None else min(budget, report.possible))
-    assert report.crashes > report.judged
+    assert report.evaluated == (report.possible if budget is None else min(budget, report.possible))
+    assert report.crashes > report.evaluated
     if medium.name == "file":
         assert report.possible > 200
-        assert report.outcomes["refused"] or report.judged < 30  # few may all be harmless
+        assert report.outcomes["refused"] or report.evaluated < 30  # few may all be harmless
 
 
 def test_arrays_of_a_workload_that_failed_keep_no_space() -> None:
@@ -102,7 +102,7 @@ def test_all_ways_of_failing_are_tried() -> None:
     seen: list[tuple[int, int]] = []
     report = explore_faults(some, medium="memory", progress=lambda done, total: seen.append((done, total)))
     assert report.exhaustive and "these are all" in str(report)
-    assert seen == [(i, report.judged) for i in range(report.judged)]
+    assert seen == [(i, report.evaluated) for i in range(report.evaluated)]
     assert set(MANNERS) == {"write", "sync", "grow", "map"}
 
 
@@ -283,7 +283,7 @@ def test_a_descriptor_in_garbage_does_not_leak() -> None:
             gc.collect()
         some(store)
 
-    assert explore_faults(leaving_garbage, medium="file", budget=6).judged == 6
+    assert explore_faults(leaving_garbage, medium="file", budget=6).evaluated == 6
 
 
 def test_the_check_is_asked_about_what_is_left() -> None:
@@ -360,10 +360,10 @@ def test_not_inside_another_recording(medium: Medium) -> None:
 def test_the_explorer_does_both(tmp_path: Path) -> None:
     with CrashExplorer("both", directory=tmp_path / "failures") as explorer:
         reports = explorer.faults(some, budget=4)
-        assert {medium: report.judged for medium, report in reports.items()} == {"memory": 4, "file": 4}
+        assert {medium: report.evaluated for medium, report in reports.items()} == {"memory": 4, "file": 4}
         with pmstore.open(tmp_path / "store.pm") as store:
             some(store)
-        assert explorer.damage(tmp_path / "store.pm", budget=20).judged == 20
+        assert explorer.damage(tmp_path / "store.pm", budget=20).evaluated == 20
         with pytest.raises(CrashTestError, match="media is any of"):
             explorer.faults(some, media="tape")
 

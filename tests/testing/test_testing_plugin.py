@@ -298,7 +298,7 @@ def test_reports_are_shown_when_asked_for_only(pytester: pytest.Pytester) -> Non
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--crash-budget=0", "*--crash-budget is how many crash states a test judges on each medium, at least 1*"),
+        ("--crash-budget=0", "*--crash-budget is how many crash states a test evaluates on each medium, at least 1*"),
         ("--crash-budget=-5", "*--crash-budget is how many*"),
         ("--crash-budget=many", "*invalid int value: 'many'*"),
         ("--crash-seed=-1", "*--crash-seed is a number from 0*"),

@@ -41,7 +41,7 @@ def _config() -> Any:
 
 
 def budget() -> int:
-    """The number of crash states to judge on each medium, unless a call sets it."""
+    """The number of crash states to evaluate on each medium, unless a call sets it."""
     config = _config()
     given = None if config is None else config.getoption("crash_budget")
     return BUDGET if given is None else int(given)

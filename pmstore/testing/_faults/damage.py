@@ -105,7 +105,7 @@ class DamageReport:
     ----------
     medium : str
         "memory" or "file".
-    judged, possible : int
+    evaluated, possible : int
         The number of pieces of damage that were tried, and the number of all: one of each kind for every sector, and
         the ends of the file.
     by_kind : dict of str to int
@@ -119,7 +119,7 @@ class DamageReport:
     """
 
     medium: str
-    judged: int
+    evaluated: int
     possible: int
     by_kind: Mapping[str, int] = field(default_factory=dict)
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -129,13 +129,13 @@ class DamageReport:
     @property
     def exhaustive(self) -> bool:
         """Whether every sector was damaged in every way."""
-        return self.judged == self.possible
+        return self.evaluated == self.possible
 
     def __str__(self) -> str:
         how = "all" if self.exhaustive else "chosen"
-        rate = self.judged / self.seconds if self.seconds > 0 else 0.0
+        rate = self.evaluated / self.seconds if self.seconds > 0 else 0.0
         return (
-            f"damage at rest on {self.medium}: {count_text(self.judged, 'case')} of {self.possible:,} ({how}, seed "
+            f"damage at rest on {self.medium}: {count_text(self.evaluated, 'case')} of {self.possible:,} ({how}, seed "
             f"{self.seed}), {rate:,.0f} a second\n"
             f"  of the kinds {tallied(self.by_kind)}\n  what became of them: {tallied(self.outcomes)}"
         )
@@ -164,7 +164,7 @@ def cases(image: bytes, older: bytes, seed: int) -> list[Damage]:
     return [one for one in out if one.changes(image, older)]
 
 
-class _Judge:
+class _Evaluator:
     """The contents of the undamaged file, and the test whether a damaged one is taken for it."""
 
     def __init__(self, image: bytes, medium: str, check: Check | None, states: Mapping[int, int]) -> None:
@@ -235,7 +235,7 @@ class _Judge:
 
 
 class _Answer(NamedTuple):
-    done: int  # cases that were judged
+    done: int  # cases that were evaluated
     outcomes: Counter[str]
     wrong: str  # the problem of the last case; "" if there is none
 
@@ -346,7 +346,7 @@ def explore_damage(
     if not wanted or not wanted <= set(KINDS):
         raise CrashTestError(f"kinds is any of {', '.join(KINDS)}, not {sorted(wanted) or 'none'}")
     image = _image(source)
-    judge = _Judge(image, medium, check, states or {})
+    evaluate = _Evaluator(image, medium, check, states or {})
     begun = time.perf_counter()
     try:
         every = [case for case in cases(image, older or b"", seed) if case.kind in wanted]
@@ -358,7 +358,7 @@ def explore_damage(
             outcomes: Counter[str] = Counter()
             for number, damage in enumerate(chosen):
                 begin(number)
-                outcome, wrong = judge(damage.apply(image, older or b""))
+                outcome, wrong = evaluate(damage.apply(image, older or b""))
                 outcomes[outcome] += 1
                 if wrong:
                     return _Answer(number + 1, outcomes, wrong)
@@ -366,7 +366,7 @@ def explore_damage(
 
         answer = _in_fork(work, lambda done: progress(done, len(chosen)) if progress is not None else None)
     finally:
-        judge.close()
+        evaluate.close()
     if answer.wrong:
         damage = chosen[answer.done - 1]
         raise _failure(damage, damage.apply(image, older or b""), answer.wrong, medium, seed)

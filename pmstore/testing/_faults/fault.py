@@ -62,7 +62,7 @@ class FaultReport:
     ----------
     medium : str
         "memory" or "file".
-    judged, possible : int
+    evaluated, possible : int
         The number of failing calls that were tried, and the number of all.
     by_operation : dict of str to int
         The number of each operation among those tried.
@@ -71,7 +71,7 @@ class FaultReport:
         and continued), "refused" (the store refused to continue), "not opened", "closed" (the workload closed the store
         at its end).
     crashes : int
-        The number of crash states of the failed runs that were judged.
+        The number of crash states of the failed runs that were evaluated.
     commits : int
         The number of commits that the workload makes without faults.
     seed : int
@@ -80,7 +80,7 @@ class FaultReport:
     """
 
     medium: str
-    judged: int
+    evaluated: int
     possible: int
     by_operation: Mapping[str, int] = field(default_factory=dict)
     outcomes: Mapping[str, int] = field(default_factory=dict)
@@ -92,12 +92,12 @@ class FaultReport:
     @property
     def exhaustive(self) -> bool:
         """Whether every call failed in every way."""
-        return self.judged == self.possible
+        return self.evaluated == self.possible
 
     def __str__(self) -> str:
         how = "these are all" if self.exhaustive else f"chosen by seed {self.seed}"
         return (
-            f"failing calls of {count_text(self.commits, 'commit')} on {self.medium}: {self.judged:,} of "
+            f"failing calls of {count_text(self.commits, 'commit')} on {self.medium}: {self.evaluated:,} of "
             f"{self.possible:,}, {how}\n"
             f"  of the operations {tallied(self.by_operation)}\n  what became of them: {tallied(self.outcomes)}\n"
             f"  and {count_text(self.crashes, 'crash state')} after them"

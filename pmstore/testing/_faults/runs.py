@@ -29,7 +29,7 @@ __all__ = ["Life", "Runs"]
 
 Life = Callable[[pmstore.Store], Any]
 
-CRASHES = 24  # crash states that are judged after each fault
+CRASHES = 24  # crash states that are evaluated after each fault
 PROBE = "pmstore.testing/probe"
 _COMMITS = {method.__code__ for method in (_core.Core.commit, _core.Core.commit_only)}
 
@@ -225,11 +225,11 @@ class Runs:
                         "the same each time"
                     )
                 trace.fail(0, 0, 0)  # the disk works again
-                outcome = self._judge_life(life, fault, recorder)
+                outcome = self._evaluate_life(life, fault, recorder)
                 if life.store is not None:
                     hooks.kill(life.store)
                 # The next run is recorded too: it sees the data that a failed sync left in the page cache only.
-                left = self._judge_file(recorder)
+                left = self._evaluate_file(recorder)
             except Wrong as wrong:
                 raise self._failure(fault, where, wrong) from (life.error if life is not None else None)
             finally:
@@ -243,7 +243,7 @@ class Runs:
             said = None if self._runner is None else self._runner(*left)
             if said is not None:
                 raise Wrong(f"after reopening the check said: {said}")
-            self._judge_crashes(recorder.recording)
+            self._evaluate_crashes(recorder.recording)
         except Wrong as wrong:
             raise self._failure(fault, where, wrong) from life.error
         return outcome
@@ -263,7 +263,7 @@ class Runs:
             f"  again: the same call of explore_faults, with {again}"
         )
 
-    def _judge_life(self, life: _Life, fault: Fault, recorder: Recorder) -> str:
+    def _evaluate_life(self, life: _Life, fault: Fault, recorder: Recorder) -> str:
         """Compare the results that the workload saw with the store's present state."""
         store, error = life.store, life.error
         noticed = _kinds(life.told) != self._ends[life.number].told
@@ -278,23 +278,23 @@ class Runs:
             )
         if store.closed:
             if error is None and not noticed:
-                self._judge_end(life, _marks(recorder).acknowledged, None)
+                self._evaluate_end(life, _marks(recorder).acknowledged, None)
             return "closed"
         core = hooks.core_of(store)
         try:
             core.stats()
         except pmstore.FailedStoreError:
-            self._judge_refusal(store, fault, recorder)
+            self._evaluate_refusal(store, fault, recorder)
             return "refused"
         if fault.operation == "sync" and fault.error != "EINTR":  # a sync that was interrupted has dropped nothing
             raise Wrong("the store went on, though after a failed sync nothing is known of what was written (D7)")
         if not noticed:
-            self._judge_end(life, core.sequence, core.state_hash())
+            self._evaluate_end(life, core.sequence, core.state_hash())
             return "unnoticed"
-        self._judge_going_on(life, store, fault, recorder)
+        self._evaluate_going_on(life, store, fault, recorder)
         return "went on"
 
-    def _judge_end(self, life: _Life, sequence: int, hash: int | None) -> None:
+    def _evaluate_end(self, life: _Life, sequence: int, hash: int | None) -> None:
         end = self._ends[life.number]
         if (sequence, hash) != (end.sequence, end.hash):
             raise Wrong(
@@ -302,7 +302,7 @@ class Runs:
                 + (f", and not at commit {end.sequence}" if sequence != end.sequence else " with other contents")
             )
 
-    def _judge_refusal(self, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
+    def _evaluate_refusal(self, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
         calls: tuple[Callable[[], Any], ...] = (store.commit, lambda: store.create_array(PROBE, 9), lambda: list(store))
         for call in calls:
             try:
@@ -326,7 +326,7 @@ class Runs:
         if not any(hash in marks.hashes.get(k, ()) for k in range(marks.acknowledged, marks.started + 1)):
             raise Wrong(f"a rollback did not take the arrays back to commit {marks.acknowledged} (I11)")
 
-    def _judge_going_on(self, life: _Life, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
+    def _evaluate_going_on(self, life: _Life, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
         core = hooks.core_of(store)
         acknowledged = _marks(recorder).acknowledged
         clean = Marks(self._recording).hashes
@@ -346,7 +346,7 @@ class Runs:
                 hooks.number_lists_anew(store)  # as in the run that this one is compared with
                 self._lives[life.number](store)
                 if not store.closed:
-                    self._judge_end(life, core.sequence, core.state_hash())
+                    self._evaluate_end(life, core.sequence, core.state_hash())
             else:
                 store[PROBE] = np.ones(2000)
                 store.commit()
@@ -355,7 +355,7 @@ class Runs:
 
     # ---- the file after the run
 
-    def _judge_file(self, recorder: Recorder) -> tuple[bytes, int, int]:
+    def _evaluate_file(self, recorder: Recorder) -> tuple[bytes, int, int]:
         """The file in the next run. Returns the file, and the bounds on its commit, for a check."""
         recording = Recording(self._medium, self._base, *recorder.trace.raw())
         marks = Marks(recording)
@@ -394,12 +394,12 @@ class Runs:
         if not report.ok:
             raise Wrong(f"the reopened store is damaged: {report}")
 
-    def _judge_crashes(self, recording: Recording) -> None:
-        """Judge crashes since the fault, where the recording begins to differ from that of the run without one."""
+    def _evaluate_crashes(self, recording: Recording) -> None:
+        """Evaluate crashes since the fault, where the recording begins to differ from that of the run without one."""
         tail = beginning_at(recording, first_difference(recording, self._recording))
         options = Options(budget=CRASHES, seed=self._seed, depth=0)
         tally, found = engine.explore(tail, options, self._runner)
-        self.crashes += tally.judged
+        self.crashes += tally.evaluated
         if found is not None:
             verdict = found.verdict
             raise Wrong(

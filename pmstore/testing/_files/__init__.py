@@ -1,1 +1,1 @@
-"""Crashes of any program's files: recorded, modelled, explored, judged and kept."""
+"""Crashes of any program's files: recorded, modelled, explored, evaluated and kept."""

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.describe import describe_event, describe_failure
+from pmstore.testing._files.evaluator import Check, CommandCheck, FunctionCheck
 from pmstore.testing._files.explore import FILESYSTEMS, SECTORS, Options
-from pmstore.testing._files.judge import Check, CommandCheck, FunctionCheck
 from pmstore.testing._files.keep import Kept, load_kept, require_free
 from pmstore.testing._files.record import record
-from pmstore.testing._files.run import judge_again, judge_recording
+from pmstore.testing._files.run import evaluate_again, evaluate_recording
 from pmstore.testing._store.failure import CheckPlace
 
 __all__ = ["add_arguments", "refuse_open", "replay_files", "run_files"]
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--filesystem", choices=FILESYSTEMS, default="posix", help="what to rely on: POSIX alone (default), or ext4")
     add("--sector", type=int, choices=SECTORS, default=512, help="bytes that a disk writes whole (default 512)")
     add("--stale", metavar="SEED", type=int, default=0, help="space never written holds anything, instead of zeros")
-    add("--budget", metavar="N", type=int, default=1000, help="distinct crash states to judge (default 1000)")
+    add("--budget", metavar="N", type=int, default=1000, help="distinct crash states to evaluate (default 1000)")
     add("--seed", metavar="N", type=int, default=1, help="of the sampling (default 1)")
     add(
         "--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="checks at once (default: one per processor)"
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", metavar="SECONDS", type=float, default=TIMEOUT, help="of one check (default 60)")
     add("--allow-threads", action="store_true", help="explore the order that threads had in this run")
     add("--keep", metavar="PATH", help="where a failure is kept (default .pmstore-crash/…)")
-    add("--list", action="store_true", help="print what was recorded, and judge nothing")
+    add("--list", action="store_true", help="print what was recorded, and evaluate nothing")
     for option in ONLY_STORES:
         add(option, action=OnlyStores, nargs="?", help=argparse.SUPPRESS)
     add("program", nargs=argparse.REMAINDER, help="-- and the command that saves; {dir} stands for DIR")
@@ -97,7 +97,7 @@ def run_files(chosen: argparse.Namespace) -> int:
                 print(f"{number:5} {describe_event(event)}")
             return PASSED
         try:
-            report = judge_recording(
+            report = evaluate_recording(
                 recording,
                 check,
                 options,
@@ -138,14 +138,14 @@ def replay_files(path: Path, check: str | None = None, timeout: float = TIMEOUT)
     kept = load_kept(path)
     folder = path if path.is_dir() else path.parent
     try:
-        judging, name = _check_of(kept, check, timeout)
+        evaluating, name = _check_of(kept, check, timeout)
     except CrashTestError as error:
         print(describe_failure(kept.model, kept.found))
         print(f"  image: {folder / 'image'}")
-        print(f"pmstore: nothing was judged: {error}", file=sys.stderr)
+        print(f"pmstore: nothing was evaluated: {error}", file=sys.stderr)
         return UNUSABLE
     with _terminated():
-        failure = judge_again(path, judging)
+        failure = evaluate_again(path, evaluating)
     if failure is not None:
         print(f"it still fails: {failure}")
         return FAILED

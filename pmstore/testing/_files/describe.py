@@ -181,10 +181,10 @@ def _said(data: bytes) -> str:
 
 
 def describe_tally(tally: Tally) -> str:
-    """One sentence about the number of states that were judged."""
+    """One sentence about the number of states that were evaluated."""
     possible = f"{round(10**tally.possible)}" if tally.possible < 6 else f"about 10^{tally.possible:.0f}"
-    judged = count_text(tally.judged, "distinct crash state")
+    evaluated = count_text(tally.evaluated, "distinct crash state")
     where = f"at {count_text(tally.points, 'point')}"
     if tally.exhaustive:
-        return f"{judged} judged {where}: all that the model allows ({possible} before equal ones are counted as one)"
-    return f"{judged} judged {where}, a sample of at most {possible} that the model allows"
+        return f"{evaluated} tried {where}: all that the model allows ({possible} before equal ones are counted as one)"
+    return f"{evaluated} tried {where}, a sample of at most {possible} that the model allows"

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from pmstore.testing._base.errors import CrashTestError
-from pmstore.testing._files.judge import Judge
+from pmstore.testing._files.evaluator import Evaluator
 from pmstore.testing._files.model import Image, Lost, Model
 
 __all__ = ["FILESYSTEMS", "SECTORS", "Found", "Options", "State", "Tally", "explore", "prove_check", "shrink"]
@@ -22,7 +22,7 @@ __all__ = ["FILESYSTEMS", "SECTORS", "Found", "Options", "State", "Tally", "expl
 FILESYSTEMS = ("posix", "ext4")
 SECTORS = (512, 4096)
 ENOUGH = 400  # successive states that were all known: the kind is exhausted
-MOST_SHRINKING = 500  # states that are judged to shrink a failure
+MOST_SHRINKING = 500  # states that are evaluated to shrink a failure
 MOST_EARLIER = 150  # earlier points that are tried
 
 
@@ -34,7 +34,7 @@ class Options(NamedTuple):
     stale: int = 0
     """0: space that was never written reads as zeros; otherwise the seed of its contents."""
     budget: int = 1000
-    """The number of distinct states to judge."""
+    """The number of distinct states to evaluate."""
     seed: int = 1
     jobs: int = 1
 
@@ -49,9 +49,9 @@ class Options(NamedTuple):
         if self.sector not in SECTORS:
             raise CrashTestError(f"sector is 512 or 4096 bytes, not {self.sector}")
         if self.budget < 1:
-            raise CrashTestError(f"a budget of {self.budget} judges no state: give at least 1, or leave it out")
+            raise CrashTestError(f"a budget of {self.budget} evaluates no state: give at least 1, or leave it out")
         if self.jobs < 1:
-            raise CrashTestError(f"{self.jobs} checks at once judge no state: give at least 1")
+            raise CrashTestError(f"{self.jobs} checks at once evaluate no state: give at least 1")
         if self.stale < 0 or self.seed < 0:
             raise CrashTestError("stale and seed are numbers from 0")
         return self
@@ -73,10 +73,10 @@ class Found(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The number of states that were judged."""
+    """The number of states that were evaluated."""
 
     points: int
-    judged: int
+    evaluated: int
     exhaustive: bool
     possible: float
     """log10 of the number of states in the model, before equal ones are counted once; if not exhaustive, of an upper
@@ -116,7 +116,7 @@ class Search:
         return total
 
     def _small(self) -> bool:
-        """Whether all states can be built. Many are equal, so there may be more of them than are to be judged."""
+        """Whether all states can be built. Many are equal, so there may be more of them than are to be evaluated."""
         most = max(2000, 8 * self.options.budget)
         count = 0
         for point in range(self.model.points):
@@ -256,17 +256,17 @@ class Search:
 
 
 def explore(
-    model: Model, judge: Judge, options: Options, progress: Callable[[int, int], None] | None = None
+    model: Model, evaluate: Evaluator, options: Options, progress: Callable[[int, int], None] | None = None
 ) -> tuple[Tally, Found | None]:
-    """Judges states until one fails, none is left, or the budget is spent. The same seed gives the same states."""
+    """Evaluates states until one fails, none is left, or the budget is spent. The same seed gives the same states."""
     start = time.perf_counter()
     search = Search(model, options)
-    judged = 0
+    evaluated = 0
     found: Found | None = None
     with contextlib.ExitStack() as cleanup:
         pool = ThreadPoolExecutor(options.jobs)
         cleanup.callback(pool.shutdown, cancel_futures=True)
-        cleanup.push(lambda kind, *rest: judge.stop() if kind is not None else None)
+        cleanup.push(lambda kind, *rest: evaluate.stop() if kind is not None else None)
         running: deque[tuple[State, Future[str | None] | str | None]] = deque()
         states = search.states()
         more = True
@@ -278,23 +278,25 @@ def explore(
                     break
                 state, image = item
                 said = model.said(state.point)
-                running.append((state, pool.submit(judge, image, said) if options.jobs > 1 else judge(image, said)))
+                running.append(
+                    (state, pool.submit(evaluate, image, said) if options.jobs > 1 else evaluate(image, said))
+                )
             if not running:
                 break
             state, answer = running.popleft()
             text = answer.result() if isinstance(answer, Future) else answer
-            judged += 1
+            evaluated += 1
             if progress is not None:
-                progress(judged, options.budget)
+                progress(evaluated, options.budget)
             if text is not None:
                 found = Found(state, text)
                 break
     seconds = time.perf_counter() - start
     exhaustive = search.exhaustive and found is None
-    return Tally(model.points, judged, exhaustive, search.possible, search.by_kind, seconds), found
+    return Tally(model.points, evaluated, exhaustive, search.possible, search.by_kind, seconds), found
 
 
-def prove_check(model: Model, judge: Judge) -> str | None:
+def prove_check(model: Model, evaluate: Evaluator) -> str | None:
     """Tries the check on the finished run, and returns a remark if it may be too lenient.
 
     Raises
@@ -302,16 +304,16 @@ def prove_check(model: Model, judge: Judge) -> str | None:
     CrashTestError
         Without any crash, the check does not accept the files that the program left, or those from before it ran.
     """
-    text = judge(model.image(model.points - 1), model.recording.said)
+    text = evaluate(model.image(model.points - 1), model.recording.said)
     if text is not None:
         raise CrashTestError(f"the check fails on the finished files, without any crash: {text}. Fix the check first")
-    text = judge(model.image(0), b"")
+    text = evaluate(model.image(0), b"")
     if text is not None:
         raise CrashTestError(
             f"the check refuses the directory as it was before the program ran: {text}. A crash may leave it like "
             "that: accept it (`if not path.exists(): return`), or put a version 0 there first"
         )
-    if model.recording.said and judge(model.image(0), model.recording.said) is None:
+    if model.recording.said and evaluate(model.image(0), model.recording.said) is None:
         return (
             "the check passes even if everything that was printed as saved is gone: use what was said "
             "({said} in --check) if that must not happen"
@@ -322,7 +324,7 @@ def prove_check(model: Model, judge: Judge) -> str | None:
 # ---- shrinking
 
 
-def shrink(model: Model, judge: Judge, found: Found) -> Found:
+def shrink(model: Model, evaluate: Evaluator, found: Found) -> Found:
     """The same failure with as few lost pieces, and as early, as can be found."""
     left = MOST_SHRINKING
     known: dict[tuple[int, Lost], str | None] = {}
@@ -333,7 +335,7 @@ def shrink(model: Model, judge: Judge, found: Found) -> Found:
             if left <= 0:
                 return None
             left -= 1
-            known[point, lost] = judge(model.image(point, lost), model.said(point))
+            known[point, lost] = evaluate(model.image(point, lost), model.said(point))
         return known[point, lost]
 
     point, lost, text = found.state.point, found.state.lost, found.text

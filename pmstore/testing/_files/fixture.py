@@ -11,10 +11,10 @@ from typing import Any
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._files.apart import ApartCheck
+from pmstore.testing._files.evaluator import Check, FunctionCheck
 from pmstore.testing._files.explore import Options
-from pmstore.testing._files.judge import Check, FunctionCheck
 from pmstore.testing._files.record import record
-from pmstore.testing._files.run import FilesReport, judge_again, judge_recording
+from pmstore.testing._files.run import FilesReport, evaluate_again, evaluate_recording
 from pmstore.testing._store.failure import place_of
 
 __all__ = ["CrashFiles"]
@@ -48,7 +48,7 @@ class CrashFiles:
         allow_threads: bool = False,
         fork: bool = True,
     ) -> FilesReport:
-        """Runs a program once and judges the states that its crashes leave.
+        """Runs a program once and evaluates the states that its crashes leave.
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class CrashFiles:
         stale : int
             0: space that was never written reads as zeros. Otherwise: the seed of its contents.
         budget, seed : int, optional
-            The number of distinct states to judge, and the seed of the sampling if there are more states.
+            The number of distinct states to evaluate, and the seed of the sampling if there are more states.
         allow_threads : bool
             Allow threads or processes that change the files at the same time; the order of this run is explored.
         fork : bool
@@ -77,7 +77,7 @@ class CrashFiles:
         Returns
         -------
         FilesReport
-            The number of states that were judged; it can be printed.
+            The number of states that were evaluated; it can be printed.
 
         Raises
         ------
@@ -96,13 +96,13 @@ class CrashFiles:
                 self.budget if budget is None else budget,
                 self.seed if seed is None else seed,
             ).verified()
-            judging = _apart(check, fork)
+            evaluating = _apart(check, fork)
             recording = record(self._command(program), self.dir, allow_threads=allow_threads)
             place = place_of(check)
             again = session.test_line(options.budget, options.seed)
-            report = judge_recording(
+            report = evaluate_recording(
                 recording,
-                judging,
+                evaluating,
                 options,
                 lines=lambda folder: [
                     f"replay: python -m pmstore crash replay {shlex.quote(os.fspath(folder))}"
@@ -144,7 +144,7 @@ class CrashFiles:
         """
         __tracebackhide__ = True
         try:
-            failure = judge_again(Path(path), _apart(check, fork))
+            failure = evaluate_again(Path(path), _apart(check, fork))
         except CrashTestError as error:
             raise error.with_traceback(None) from None
         if failure is not None:

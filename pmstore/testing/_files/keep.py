@@ -16,8 +16,8 @@ import msgpack
 
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._files.evaluator import write_image
 from pmstore.testing._files.explore import Found, Options, State
-from pmstore.testing._files.judge import write_image
 from pmstore.testing._files.model import Model
 from pmstore.testing._files.recording import MAGIC, Recording, load, save
 

@@ -13,13 +13,13 @@ from pmstore._display import count_text
 from pmstore.testing._base import progress as _progress
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._files.describe import describe_failure, describe_tally
+from pmstore.testing._files.evaluator import Check, Evaluator
 from pmstore.testing._files.explore import Found, Options, Tally, explore, prove_check, shrink
-from pmstore.testing._files.judge import Check, Judge
 from pmstore.testing._files.keep import REPLAY, keep, load_kept
 from pmstore.testing._files.model import Model
 from pmstore.testing._files.recording import Recording
 
-__all__ = ["FilesReport", "judge_again", "judge_recording"]
+__all__ = ["FilesReport", "evaluate_again", "evaluate_recording"]
 
 
 class FilesReport(NamedTuple):
@@ -30,7 +30,7 @@ class FilesReport(NamedTuple):
     recording : Recording
         The operations of the program.
     tally : Tally
-        The number of crash states that were judged, and whether these were all.
+        The number of crash states that were evaluated, and whether these were all.
     remark : str or None
         A doubt about the check.
     """
@@ -44,7 +44,7 @@ class FilesReport(NamedTuple):
         return f"{text}\nremark: {self.remark}" if self.remark else text
 
 
-def judge_recording(
+def evaluate_recording(
     recording: Recording,
     check: Check,
     options: Options,
@@ -76,15 +76,15 @@ def judge_recording(
     shown = _progress.terminal("crash states")
     progress = _progress.Counted(shown)
     with contextlib.ExitStack() as cleanup:
-        judge = cleanup.enter_context(Judge(check))
+        evaluate = cleanup.enter_context(Evaluator(check))
         if shown is not None:
             cleanup.callback(shown.close)
-        remark = prove_check(model, judge)
+        remark = prove_check(model, evaluate)
         try:
-            tally, found = explore(model, judge, options, progress)
+            tally, found = explore(model, evaluate, options, progress)
             if found is None:
                 return FilesReport(recording, tally, remark)
-            found = shrink(model, judge, found)
+            found = shrink(model, evaluate, found)
         except (KeyboardInterrupt, SystemExit):
             state = "none failed so far" if found is None else f"the last one failed: {found.text}"
             if shown is not None:
@@ -93,7 +93,7 @@ def judge_recording(
             raise
     text = (
         f"{describe_failure(model, found)}\n"
-        f"  found: state {tally.judged}, of kind {found.state.kind!r}, in the {options.filesystem} model"
+        f"  found: state {tally.evaluated}, of kind {found.state.kind!r}, in the {options.filesystem} model"
     )
     try:
         folder = keep(model, found, options, target, check_text, place)
@@ -107,12 +107,12 @@ def judge_recording(
     )
 
 
-def judge_again(path: Path, check: Check) -> CrashFailure | None:
+def evaluate_again(path: Path, check: Check) -> CrashFailure | None:
     """Calls a check for a failure that was kept, and returns its complaint, or None."""
     kept = load_kept(path)
     state = kept.found.state
-    with Judge(check) as judge:
-        text = judge(kept.model.image(state.point, state.lost), kept.model.said(state.point))
+    with Evaluator(check) as evaluate:
+        text = evaluate(kept.model.image(state.point, state.lost), kept.model.said(state.point))
     if text is None:
         return None
     folder = path if path.is_dir() else path.parent

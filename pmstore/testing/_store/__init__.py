@@ -1,1 +1,1 @@
-"""Crashes of stores: recorded, explored, judged, shrunk, described and kept."""
+"""Crashes of stores: recorded, explored, evaluated, shrunk, described and kept."""

@@ -18,8 +18,8 @@ class CrashReport:
     Attributes
     ----------
     media : dict of str to Tally
-        For each medium: points (moments to crash at), judged and distinct states, nested (crashes inside recovery, and
-        after it), possible (log10 of the number of all states), exhaustive, seconds, by_kind.
+        For each medium: points (moments to crash at), evaluated and distinct states, nested (crashes inside recovery,
+        and after it), possible (log10 of the number of all states), exhaustive, seconds, by_kind.
     commits : int
         The number of commits that the workload made on each medium.
     checked : bool
@@ -45,9 +45,9 @@ class CrashReport:
         return sum(tally.points for tally in self.media.values())
 
     @property
-    def judged(self) -> int:
-        """The number of states that were recovered and judged, over all media."""
-        return sum(tally.judged for tally in self.media.values())
+    def evaluated(self) -> int:
+        """The number of states that were recovered and evaluated, over all media."""
+        return sum(tally.evaluated for tally in self.media.values())
 
     @property
     def distinct(self) -> int:
@@ -56,12 +56,12 @@ class CrashReport:
 
     @property
     def nested(self) -> int:
-        """The number of states of a second crash, inside recovery or after it, among those judged."""
+        """The number of states of a second crash, inside recovery or after it, among those evaluated."""
         return sum(tally.nested for tally in self.media.values())
 
     @property
     def exhaustive(self) -> bool:
-        """Whether every state of the model was judged, on every medium."""
+        """Whether every state of the model was evaluated, on every medium."""
         return bool(self.media) and all(tally.exhaustive for tally in self.media.values())
 
     @property
@@ -79,8 +79,10 @@ class CrashReport:
         return kinds
 
     def __str__(self) -> str:
-        judges = "recovery and the check" if self.checked else "recovery (no check was given)"
-        lines = [f"explored the crashes of {count_text(self.commits, 'commit')}, judged by {judges}, seed {self.seed}"]
+        evaluates = "recovery and the check" if self.checked else "recovery (no check was given)"
+        lines = [
+            f"explored the crashes of {count_text(self.commits, 'commit')}, evaluated by {evaluates}, seed {self.seed}"
+        ]
         lines += [
             f"  {medium + ':':<8}{_tally_text(tally, medium == self.failed)}" for medium, tally in self.media.items()
         ]
@@ -110,12 +112,12 @@ def _tally_text(tally: Tally, failed: bool) -> str:
         how = f"sampled: of about 10^{tally.possible:.0f}"
     else:
         how = f"sampled: of more than 10^{MOST_DIGITS}"
-    rate = tally.judged / tally.seconds if tally.seconds > 0 else 0.0
+    rate = tally.evaluated / tally.seconds if tally.seconds > 0 else 0.0
     nested = f", and {tally.nested:,} more in or after recovery" if tally.nested else ""
     # After a stop, the number of states that the budget would have left out is unknown.
     left = 0 if failed else tally.left_out
     omitted = f"; the budget left out {left:,} of {count_text(tally.points, 'moment')}" if left else ""
     return (
-        f"{count_text(tally.judged, 'state')} at {count_text(tally.points - left, 'moment')}, {tally.distinct:,} "
+        f"{count_text(tally.evaluated, 'state')} at {count_text(tally.points - left, 'moment')}, {tally.distinct:,} "
         f"distinct{nested}; {how}{omitted}; {rate:,.0f} a second"
     )

@@ -17,7 +17,7 @@ from pmstore.testing._base.fork import fork
 from pmstore.testing._pmexplorer import ffi, lib
 from pmstore.testing._store.recording import Recording
 
-__all__ = ["KINDS", "Cell", "Found", "Options", "Schedule", "Tally", "Verdict", "cells", "explore", "image", "judge"]
+__all__ = ["KINDS", "Cell", "Found", "Options", "Schedule", "Tally", "Verdict", "cells", "explore", "image", "evaluate"]
 
 KINDS = ("prefix", "nothing", "all", "lost-one", "kept-one", "pair", "torn", "random", "exhaustive", "stale")
 PROBLEMS = ("fine", "open", "sequence", "mixed", "unsound", "reader", "write", "check")
@@ -85,8 +85,8 @@ class Schedule(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How to explore. budget: states to judge. depth: crashes inside recovery, and after it, within one another (0-3).
-    sector: of a disk, 512 or 4096 bytes. eadr: memory whose caches are durable too. kinds: those of KINDS to judge,
+    """How to explore. budget: states to evaluate. depth: crashes in recovery, and after it, within one another (0-3).
+    sector: of a disk, 512 or 4096 bytes. eadr: memory whose caches are durable too. kinds: those of KINDS to evaluate,
     None for all. workers: threads.
     """
 
@@ -121,15 +121,15 @@ class Found(NamedTuple):
 class Tally(NamedTuple):
     """How much was covered.
 
-    points: crash points. judged: states built. distinct: of them, recovered and compared. pruned: not recovered, as
+    points: crash points. evaluated: states built. distinct: of them, recovered and compared. pruned: not recovered, as
     they differ from one that was only in what recovery writes over unseen; the rest equal one of them. nested:
     states of crashes in and after recovery. possible: decimal digits of the number of states that the model allows.
-    exhaustive: all of them were judged. by_kind: judged states. left_out: crash points at which the budget, being too
-    small, left nothing to judge but what a commit leaves.
+    exhaustive: all of them were evaluated. by_kind: evaluated states. left_out: crash points at which the budget, too
+    small, left nothing to evaluate but what a commit leaves.
     """
 
     points: int
-    judged: int
+    evaluated: int
     distinct: int
     nested: int
     possible: float
@@ -230,10 +230,10 @@ class _Calls:
             return 0
         return self.refused is None
 
-    def _on_progress(self, user: Any, judged: int, budget: int) -> int:
+    def _on_progress(self, user: Any, evaluated: int, budget: int) -> int:
         try:
             if self._progress is not None:
-                self._progress(judged, budget)
+                self._progress(evaluated, budget)
         except BaseException as error:
             self.raised = error
         return self.raised is None
@@ -263,7 +263,7 @@ class _Part(NamedTuple):
     """What one worker has to say."""
 
     points: int
-    judged: int
+    evaluated: int
     distinct: int
     nested: int
     pruned: int
@@ -368,12 +368,12 @@ def explore(
     *,
     raw: bool = False,
 ) -> tuple[Tally, Found | None]:
-    """Judge states that a crash could leave, until the budget is spent or one is wrong.
+    """Evaluate states that a crash could leave, until the budget is spent or one is wrong.
 
     check: gets image, acknowledged and started of each state that the core finds no fault with, and returns None, or a
-    sentence that says what is wrong. progress: gets how many were judged, of how many. raw: states are not recovered,
-    only handed to check. The same options give the same states. Workers but the first are forks of this process, and
-    so is what check changes there.
+    sentence that says what is wrong. progress: gets how many were evaluated, of how many. raw: states are not
+    recovered, only handed to check. The same options give the same states. Workers but the first are forks of this
+    process, and so is what check changes there.
 
     Raises CrashTestError for options that make no sense, and what check or progress raise.
     """
@@ -385,7 +385,7 @@ def explore(
     kinds = {kind: sum(part.by_kind[i] for part in parts) for i, kind in enumerate(KINDS)}
     tally = Tally(
         parts[0].points,
-        sum(part.judged for part in parts),
+        sum(part.evaluated for part in parts),
         sum(part.distinct for part in parts),
         sum(part.nested for part in parts),
         parts[0].possible,
@@ -417,8 +417,8 @@ def _levels(schedule: Schedule) -> Iterator[tuple[Any, int]]:
     del kept
 
 
-def judge(recording: Recording, schedule: Schedule, options: Options, check: Check | None = None) -> Verdict | None:
-    """Judge one state: None if it is right. The check is asked about crashes of the recording, not of recoveries."""
+def evaluate(recording: Recording, schedule: Schedule, options: Options, check: Check | None = None) -> Verdict | None:
+    """Evaluate one state: None if it is right. The check is asked about crashes of the recording, not of recoveries."""
     native = _native(recording, options)
     calls = _Calls(check, None)
     result = ffi.gc(ffi.new("pm_crash_result *"), lib.pm_crash_result_free)

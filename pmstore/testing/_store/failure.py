@@ -1,4 +1,4 @@
-"""Failure files: a crash that was found, with everything needed to judge it again; and the crash image beside it."""
+"""Failure files: a crash that was found, with everything needed to evaluate it again; and the crash image beside it."""
 
 from __future__ import annotations
 
@@ -172,9 +172,9 @@ class Failure(NamedTuple):
         """The bytes of the store's file after the crash."""
         return engine.image(self.recording, self.schedule, self.options)
 
-    def judge(self, check: Callable[[bytes, int, int], str | None] | None = None) -> Verdict | None:
-        """The problem of the state, judged anew; None if there is none any more."""
-        return engine.judge(self.recording, self.schedule, self.options, check)
+    def evaluate(self, check: Callable[[bytes, int, int], str | None] | None = None) -> Verdict | None:
+        """The problem of the state, evaluated anew; None if there is none any more."""
+        return engine.evaluate(self.recording, self.schedule, self.options, check)
 
 
 def save(failure: Failure, file: Path) -> Path:

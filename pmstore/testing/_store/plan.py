@@ -39,7 +39,7 @@ def plan(
     require_check(check)
     budget = session.budget() if budget is None else _whole("budget", budget)
     if budget < 1:
-        raise CrashTestError(f"budget is how many crash states to judge on each medium, at least 1, not {budget}")
+        raise CrashTestError(f"budget is how many crash states to evaluate on each medium, at least 1, not {budget}")
     seed = session.seed() if seed is None else _whole("seed", seed)
     if not 0 <= seed < 1 << 64:
         raise CrashTestError(f"seed is a number from 0 to 2**64 - 1, not {seed}")

@@ -14,16 +14,16 @@ __all__ = ["MOST_TRIES", "ddmin", "shrink"]
 MOST_TRIES = 600
 EARLIER = 48  # events, the largest distance to an earlier moment that is tried
 
-Judge = Callable[[Schedule], "Verdict | None"]
+Evaluator = Callable[[Schedule], "Verdict | None"]
 
 
 class _Search:
     """Tries schedules, and keeps the simplest one that fails in the same way."""
 
-    def __init__(self, found: Found, judge: Judge, tries: int) -> None:
+    def __init__(self, found: Found, evaluate: Evaluator, tries: int) -> None:
         self.best, self.verdict = found
         self._problem = found.verdict.problem
-        self._judge = judge
+        self._evaluate = evaluate
         self._left = tries
         self._tried: dict[Schedule, bool] = {found.schedule: True}
 
@@ -35,7 +35,7 @@ class _Search:
         if self._left <= 0:
             return False
         self._left -= 1
-        verdict = self._judge(schedule)
+        verdict = self._evaluate(schedule)
         failed = verdict is not None and verdict.problem == self._problem
         self._tried[schedule] = failed
         if failed and verdict is not None:
@@ -43,21 +43,21 @@ class _Search:
         return failed
 
 
-def shrink(found: Found, judge: Judge, clearest: Sequence[Schedule] = (), tries: int = MOST_TRIES) -> Found:
+def shrink(found: Found, evaluate: Evaluator, clearest: Sequence[Schedule] = (), tries: int = MOST_TRIES) -> Found:
     """The simplest crash that has the same problem.
 
     Parameters
     ----------
     found : Found
         A schedule and its verdict.
-    judge : callable
+    evaluate : callable
         Returns the verdict of another schedule of the same recording, or None if it passes.
     clearest : sequence of Schedule
         Schedules that are tried first; if one of them fails, it is simple enough.
     tries : int
-        The maximum number of calls of `judge`.
+        The maximum number of calls of `evaluate`.
     """
-    search = _Search(found, judge, tries)
+    search = _Search(found, evaluate, tries)
     for schedule in clearest:
         if search.fails(schedule):
             return Found(search.best, search.verdict)

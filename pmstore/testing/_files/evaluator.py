@@ -20,7 +20,7 @@ from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.model import Image
 
-__all__ = ["Check", "CommandCheck", "FunctionCheck", "Judge", "write_image"]
+__all__ = ["Check", "CommandCheck", "FunctionCheck", "Evaluator", "write_image"]
 
 Check = Callable[[Path, bytes], str | None]
 """Called with a crash image as a directory, which it may change, and the program's output. Returns the problem."""
@@ -141,7 +141,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-class Judge:
+class Evaluator:
     """Calls the check for images. A context manager: it owns the directories that the images are written to."""
 
     def __init__(self, check: Check, keep_name: str = "files") -> None:
@@ -152,7 +152,7 @@ class Judge:
         self.threads = threading.local()
         self.count = 0
 
-    def __enter__(self) -> Judge:
+    def __enter__(self) -> Evaluator:
         return self
 
     def __exit__(

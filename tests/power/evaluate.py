@@ -57,7 +57,7 @@ class Disk:
                 os.pwrite(file.fileno(), contents, offset)
 
 
-def judge(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
+def evaluate(recorded: Recorded, cut: Cut, image: Path, point: Path) -> Verdict:
     """Mount an image at a point, and recover the store. Without a journal the file system's check comes first."""
     system = BY_NAME[recorded.system]
     refused = ""

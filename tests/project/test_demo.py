@@ -7,6 +7,7 @@ import gzip
 import importlib.util
 import os
 import random
+import re
 import runpy
 import signal
 import struct
@@ -180,6 +181,20 @@ def test_archive_fit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "25 versions, the newest says 'round 24'" in done.stdout and "the same bits as" in done.stdout
     assert (tmp_path / "folder" / "centres.png").stat().st_size > 5000 and not (tmp_path / "run.pm").exists()
+
+
+def test_finetune_history(tmp_path: Path) -> None:
+    pytest.importorskip("numcodecs")
+    done = run("folder", script="finetune_history.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    line = r"(\w+): 100 versions in the space of ([0-9.]+).*\n  accuracy ([0-9.]+) % → ([0-9.]+) %"
+    found = re.findall(line, done.stdout)
+    sizes = {name: float(size) for name, size, _, _ in found}
+    begins, ends = zip(*[(float(begin), float(end)) for _, _, begin, end in found])
+    assert sizes["zstd"] > 5 * sizes["LCDelta"] > 5
+    assert begins[0] == begins[1] < 50, "the first version is lossless, and knows half of the digits"
+    assert min(ends) > 90 and abs(ends[0] - ends[1]) < 2
+    assert (tmp_path / "folder" / "finetune.png").stat().st_size > 5000
 
 
 @pytest.mark.long

@@ -270,12 +270,7 @@ static pm_status lock_space(pm_snapshot *snapshot)
     if (fd < 0) return pm_fail_errno("cannot open the file of a store again");
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET,
                          .l_start = pm_region_fork_reader_byte(snapshot->sequence), .l_len = 1};
-    if (fcntl(fd, F_OFD_SETLK, &lock)) {
-        pm_status status = pm_fail_errno("cannot lock the space of a constant array");
-        close(fd);
-        return status;
-    }
-    if (!mapping_keeps_lock(snapshot->fd, fd, lock.l_start)) {
+    if (fcntl(fd, F_OFD_SETLK, &lock) || !mapping_keeps_lock(snapshot->fd, fd, lock.l_start)) {
         close(fd);
         return pm_fail(PM_STALE, "mappings of this file system do not keep locks");
     }

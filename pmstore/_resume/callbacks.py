@@ -63,4 +63,3 @@ class Callbacks:
     def _end_run(self) -> None:
         if self._run is not None and self._run is not self._root:
             self._run.call_on_fit_task_end(estimator=self._estimator)
-        self._run = None

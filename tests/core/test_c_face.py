@@ -11,6 +11,7 @@ from pmstore._core import META_MAX, Core, Entry
 
 KEY_MAX = 768
 PAGE = 4096
+ONE_PAGE = 4000  # an extent of one page, with its hash
 
 
 @pytest.fixture
@@ -89,3 +90,37 @@ def test_an_extent_has_one_owner(core: Core) -> None:
         core.put(b"another", owned)
     with pytest.raises(pmstore.InternalError, match="an extent of no bytes"):
         core.alloc(0)
+
+
+def test_an_extent_keeps_its_length(core: Core) -> None:
+    row = next(iter(core.scan(b"")))
+    with pytest.raises(pmstore.InternalError, match="an extent keeps its length"):
+        core.put(row.key, row.entry._replace(length=row.entry.length - 1))
+    assert core.get(row.key) == row.entry
+
+
+@pytest.fixture
+def full(open_store: Callable[..., pmstore.Store]) -> Iterator[tuple[Core, list[int]]]:
+    """A store whose last free page is taken, and the pages that were taken by hand: ascending."""
+    core = open_store(max_size=8 << 20)._catalog.core
+    core.put(b"k", Entry(0, 0, 1, 0, b""))
+    taken = []
+    with pytest.raises(pmstore.OutOfSpaceError):
+        while True:
+            taken.append(core.alloc(ONE_PAGE))
+    yield core, sorted(taken)
+
+
+def test_in_a_full_store_an_entry_takes_what_a_page_of_the_catalog_has_left(full: tuple[Core, list[int]]) -> None:
+    core, _ = full
+    for meta in (b"longer", b"shorter"[:3], bytes(META_MAX)):
+        core.put(b"k", Entry(0, 0, 1, 0, meta))
+        assert core.get(b"k") == Entry(0, 0, 1, 0, meta)
+
+
+def test_the_page_before_a_larger_extent_is_found_again(full: tuple[Core, list[int]]) -> None:
+    core, taken = full
+    single, first = taken[10], next(at for at in taken[20:] if at + PAGE in taken)
+    for offset in (single, first, first + PAGE):
+        core.free(offset, ONE_PAGE)
+    assert core.alloc(PAGE) == first and core.alloc(ONE_PAGE) == single

@@ -469,6 +469,23 @@ def test_after_a_fork_others_are_still_told_who_has_the_store(open_store, medium
         assert pipe.read().strip() == str(os.getpid())
 
 
+def test_I18_a_child_sees_the_arrays_of_a_snapshot(medium: Medium, child: Callable[..., Child]) -> None:
+    """Whether they are copies, as most, or, if they never change, mappings of the store's file."""
+    path = str(medium.directory / "s.pm")
+    values = np.arange(float(LARGE))
+    with pmstore.open(path, "w", media=medium.name) as store:
+        store["changes"] = values
+        store.create_array("constant", LARGE, fill_value=3, writeable=False)
+        store.commit()
+        with pmstore.open(path, "r") as reader:
+            changes, constant = reader["changes"], reader["constant"]
+            seen = child(lambda: np.array_equal(changes, values) and bool((constant == 3).all()))
+            assert seen.looks() == "True"
+            store.clear()
+            store.commit()
+            assert seen.looks() == "True"
+
+
 def test_without_a_way_to_keep_space_a_child_gets_copies(open_store, child) -> None:
     """No descriptor is left for the lock that children keep."""
     import resource

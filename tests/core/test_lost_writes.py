@@ -444,3 +444,21 @@ def test_home_that_knows_more_than_the_log_is_found(medium: Medium) -> None:
     with pmstore.open(path, "r", media=medium.name) as store:
         assert store.sequence == sequence - 1
         assert [problem.name for problem in store.check()] == ["x"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_either_copy_of_the_header_may_be_an_old_one(medium: Medium, lost: int) -> None:
+    """The newest copy counts, also where the write of the other one was lost."""
+    path = medium.directory / "s.pm"
+    for n in range(3):
+        old = path.read_bytes()[lost * PAGE :][:PAGE] if n else b""
+        with pmstore.open(path, media=medium.name) as store:
+            store["n"] = n
+    with open(path, "r+b") as file:
+        file.seek(lost * PAGE)
+        assert file.read(PAGE) != old
+        file.seek(lost * PAGE)
+        file.write(old)
+    for mode in ("r", "r+"):
+        with pmstore.open(path, mode, media=medium.name) as store:  # type: ignore[call-overload]
+            assert store["n"] == 2 and store.check().ok

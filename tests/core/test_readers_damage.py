@@ -144,3 +144,14 @@ def test_I20_readers_of_a_process_that_dies_adopt_its_last_commits(tmp_path: Pat
         with locked(path, WRITER_BYTE), pmstore.open(path, "r") as new:  # it has not recovered the store yet
             assert (new.sequence, new["n"]) == (marked + 1, 2)
             assert old.read("n") == 2 and old.refresh() == marked + 1 and old["n"] == 2
+
+
+def test_every_snapshot_can_be_disturbed(store: pmstore.Store) -> None:
+    """What the tests above rely on: a function is called before each read."""
+    calls: list[int] = []
+    with pmstore.open(store.path, "r") as reader:
+        store["n"] = 1
+        store.commit()
+        with before_each_read(lambda: calls.append(1)):
+            reader.refresh()
+    assert calls

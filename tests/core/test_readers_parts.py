@@ -65,6 +65,8 @@ def test_I20_a_file_that_is_cut_short(path: str, medium: Medium) -> None:
             os.truncate(path, left * PAGE)
             with pytest.raises(pmstore.CorruptStoreError, match="truncated"):
                 store.read("array")
+            with pytest.raises(pmstore.CorruptStoreError, match="truncated"):
+                store.read(("array", np.s_[left * PAGE + 5 : left * PAGE + 90]))
         os.truncate(path, size)
 
 

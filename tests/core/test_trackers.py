@@ -242,6 +242,17 @@ def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker
         assert_committed(store)
 
 
+def test_I10_what_was_found_is_not_forgotten_when_the_store_grows(open_store: Open, tracker: str) -> None:
+    """To look what is pending finds changes, and the notes about them move when the file grows."""
+    store = open_store()
+    w = settled(store)
+    w[17] = w[200] = -5
+    assert store._catalog.core.pending()
+    store["large"] = np.zeros(20 << 20, "u1")
+    store.commit()
+    assert_committed(store)
+
+
 def test_I10_a_failed_commit_then_a_rollback(open_store: Open, tracker: str) -> None:
     store = open_store(max_size=13 << 20)
     w = settled(store, shape=(LARGE, 512))

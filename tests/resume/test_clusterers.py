@@ -188,6 +188,13 @@ def test_mini_batches_are_scikit_learns(
     assert_same(again.partial_fit(X[:50]), reference)
 
 
+def test_mini_batches_without_a_store_are_scikit_learns() -> None:
+    parameters = {"n_clusters": 8, "batch_size": 50, "random_state": 3}
+    reference = theirs.MiniBatchKMeans(**parameters).fit(DIGITS[:300], sample_weight=WEIGHTS)
+    fit = MiniBatchKMeans(**parameters, store=None).fit(DIGITS[:300], sample_weight=WEIGHTS)
+    assert_same(fit, reference)
+
+
 def test_mini_batches_go_on_with_the_callers_generator(path: Path) -> None:
     one, other = np.random.RandomState(7), np.random.RandomState(7)
     parameters = {"n_clusters": 4, "batch_size": 64}

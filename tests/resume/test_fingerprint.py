@@ -97,6 +97,12 @@ def test_equal_parameters_are_the_same(one: Any, other: Any) -> None:
     assert describe_parameters({"p": one}) == describe_parameters({"p": other})
 
 
+def test_generators_are_described_as_by_older_versions() -> None:
+    """The description stands in the stores of fits that are not finished."""
+    assert describe_parameters({"p": np.random.default_rng(0)}) == {"parameter p": "Generator bf33c53e2fd3064d"}
+    assert describe_parameters({"p": np.random.RandomState(0)}) == {"parameter p": "RandomState cacbbf7a434fb771"}
+
+
 def test_what_nobody_can_tell_apart_is_refused() -> None:
     with pytest.raises(TypeError, match="a fingerprint can.t describe a builtins.object"):
         describe_parameters({"p": [object()]})

@@ -119,6 +119,9 @@ def test_an_array_with_two_slots(open_store):
         assert count_names(store._catalog) == 0, i
     w[3] = 0
     assert count_names(store._catalog) == 1
+    core = store._catalog.core
+    extents = {row.entry.offset for row in core.scan(b"") if row.entry.length == w.nbytes}
+    assert {row.entry.offset for row in core.pending()} == extents, "it is named as the catalog names it"
 
 
 @one_medium

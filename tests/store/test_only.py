@@ -269,6 +269,7 @@ def test_debugging_names_the_violation(open_store: Open, monkeypatch: pytest.Mon
         w[3] = 10
         f[20, 5] = 10
         store["w"] = w * 1.0 + 1  # the store's own doing is no breach
+        store["small"] = np.arange(5.0)
     assert_committed(store)
     with store.transaction(only=[w[3]]):
         pass

@@ -155,3 +155,24 @@ def test_every_snapshot_can_be_disturbed(store: pmstore.Store) -> None:
         with before_each_read(lambda: calls.append(1)):
             reader.refresh()
     assert calls
+
+
+@pytest.mark.parametrize("read", range(6))
+def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pmstore.Store, read: int) -> None:
+    """The reader begins anew: the commit was durable before, so it may not be missing."""
+    reads = iter(range(100))
+
+    def empty() -> None:
+        if next(reads) == read:
+            store._catalog.core.checkpoint()
+            store["m"] = "over the old record"
+            store.commit()
+
+    store["n"] = 0
+    store.commit()
+    with pmstore.open(store.path, "r") as reader:
+        store["n"] = 1
+        store.commit()
+        with before_each_read(empty):
+            reader.refresh()
+        assert reader["n"] == 1

@@ -137,6 +137,15 @@ def test_values_on_bad_blocks_are_errors_and_the_rest_can_be_used(disk: BadDisk,
     in_child(use)
 
 
+def test_a_part_of_an_array_that_begins_in_a_bad_block(disk: BadDisk) -> None:
+    path = spoiled(disk, "large")
+    first = 5 * PAGE // 8  # element of the bad block
+    with pmstore.open(path, "r") as store:
+        for part in (np.s_[first + 1 : first + 9], np.s_[first + 1 : 7 * PAGE // 8], np.s_[first - 9 : first + 1]):
+            refused(lambda part=part: store.read(("large", part)), "cannot read contents")  # type: ignore[misc]
+        np.testing.assert_array_equal(store.read(("large", np.s_[:first])), np.arange(float(first)))
+
+
 def test_an_array_whose_hashes_are_on_a_bad_block_can_be_deleted(disk: BadDisk) -> None:
     path = spoiled(disk, "table")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pmstore.torch._full import Names
-from pmstore.torch._layout import Setting
+from pmstore.torch._layout import Layout, Setting, settings_of
 
-__all__ = ["count", "fingerprint_of", "inner", "kept", "supported"]
+__all__ = ["check_groups", "count", "fingerprint_of", "inner", "kept", "skips", "supported", "unscale"]
 
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
@@ -37,6 +38,37 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
+def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+    """Raise ValueError if the optimizer has other parameters or kinds of settings than a layout was made for."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if len(parameters) != len(layout.parameters) or any(map(operator.is_not, parameters, layout.parameters)):
+        raise ValueError(
+            f"the optimizer has {len(parameters)} parameters, which are not the {len(layout.parameters)} that it had "
+            "when the log was made: make the GradLog after add_param_group()"
+        )
+    for one in set(layout.settings).symmetric_difference(settings_of(optimizer)):
+        if one.key in optimizer.defaults:  # others are those of schedulers
+            raise ValueError(
+                f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
+                f"was made, and is {optimizer.param_groups[one.group].get(one.key)!r} now: make the GradLog after that"
+            )
+
+
+def skips(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a gradient scaler has told a fused optimizer to skip this step."""
+    found: torch.Tensor | None = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def unscale(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor]) -> None:
+    """Do what a gradient scaler has left to a fused optimizer, so that the gradients are those that it steps with."""
+    scale: torch.Tensor | None = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        for gradient in gradients:
+            gradient.div_(scale.to(gradient.device))
+        optimizer.grad_scale = None
+
+
 def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
     """All objects whose state is kept. Raises TypeError or ValueError for what can't be."""
     taken = [key for key in keep if key in own]
@@ -44,6 +76,8 @@ def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"keep has {taken[0]!r}, which is a parameter of GradLog: give the object another name")
     found = {key: one for key, one in {**own, **keep}.items() if one is not None}
     for key, one in found.items():
+        if key == "scheduler" and isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError("a ReduceLROnPlateau is stepped by the loop, with a metric: it belongs into keep={…}")
         if not all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict")):
             raise TypeError(f"{key!r} is to have state_dict() and load_state_dict(), and is a {type(one).__name__}")
     return found

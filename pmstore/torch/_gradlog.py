@@ -16,12 +16,13 @@ from pmstore._errors import ClosedStoreError, FingerprintMismatchError, Transact
 from pmstore._resume.fingerprint import differences
 from pmstore._resume.fit_group import FitGroup
 from pmstore._store.store import Store
-from pmstore.torch._checks import count, fingerprint_of, inner, kept, supported
+from pmstore.torch._checks import check_groups, count, fingerprint_of, inner, kept, skips, supported, unscale
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
 from pmstore.torch._log import Log
 from pmstore.torch._ranks import Follower, Ranks
 from pmstore.torch._rest import generators, plain, restore, set_generators
+from pmstore.torch._sampler import BatchSampler
 from pmstore.torch._topk import Compression
 
 __all__ = ["GradLog"]
@@ -160,14 +161,17 @@ class GradLog:
                 self._fit, names, optimizer, layout, self._compression, *every, mtbf=float(mtbf), max_iter=max_iter
             )
         self._begun = self._quiet = False  # quiet: the hook lets steps pass, which are those of a replay
-        self._driving = self._captured = False
+        self._captured = self._stepping = False  # the gradients were taken; and the optimizer has not returned since
         self._seen: tuple[Any, int] | None = None  # a gradient that was logged, and its version
         self._before = self._stepped_at = 0.0
         before = _following.get(optimizer, lambda: None)()
         if before is not None:
             before._stop()
         _following[optimizer] = weakref.ref(self)
-        self._hook: Any = optimizer.register_step_pre_hook(self._before_step)
+        self._hooks: list[Any] = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
 
     @property
     def iteration(self) -> int:
@@ -235,11 +239,12 @@ class GradLog:
         ClosedStoreError
             The store was closed. The optimizer was not stepped.
         ValueError
-            No parameter has a gradient, or none since the last step, or one is not finite. The optimizer was not
-            stepped.
+            No parameter has a gradient, or none since the last step, or one is not finite; the optimizer has got other
+            parameters or settings, such as by add_param_group(), since the log was made; or the epoch of `data` has
+            fewer batches left. The optimizer was not stepped.
         TransactionError
-            The optimizer was stepped by other code (see `record`), a transaction of the store is going on, or resume()
-            was not called and the store has a training.
+            The optimizer was stepped by other code (see `record`) or interrupted in its step, a transaction of the
+            store is going on, or resume() was not called and the store has a training.
         OutOfSpaceError, StoreIOError
             The commit failed. The optimizer was stepped, and the iteration is done. The next commit has all that this
             one should have had.
@@ -247,18 +252,14 @@ class GradLog:
         self._check_begun()
         if self._captured:
             raise TransactionError("optimizer.step() was called, and step() calls it: call step() only, or record()")
-        self._driving = True
-        try:
-            if self._scaler is None:
-                self._optimizer.step()
-            else:
-                self._scaler.step(self._optimizer)
-                self._scaler.update()
-        except BaseException:
-            self._captured = False
-            raise
-        finally:
-            self._driving = False
+        loss = float(loss)
+        if isinstance(self._data, BatchSampler):
+            self._data._check(batches)
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
         if self._scheduler is not None:
             self._scheduler.step()
         return self._done(loss, batches)
@@ -272,6 +273,7 @@ class GradLog:
         self._check_begun()
         if not self._captured and self._scaler is None:
             raise ValueError("record() is called after optimizer.step(), which was not called since the last time")
+        loss = float(loss)
         return self._done(loss, batches)
 
     def flush(self) -> None:
@@ -292,7 +294,7 @@ class GradLog:
 
     def close(self) -> None:
         """Stop logging, after a `flush` if there is something to commit. The optimizer can be stepped freely again."""
-        if self._hook is None:
+        if not self._hooks:
             return
         try:
             if self._begun and not self._captured and not (self._fit and self._fit.store.closed):
@@ -301,9 +303,9 @@ class GradLog:
             self._stop()
 
     def _stop(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         if isinstance(self._side, Log):
             self._side.close()
 
@@ -334,6 +336,8 @@ class GradLog:
         self._check_begun()
         if self._captured:
             raise TransactionError("the optimizer was stepped again, without GradLog.step() or record() in between")
+        if skips(optimizer):
+            return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._capture(optimizer)
@@ -347,6 +351,9 @@ class GradLog:
         """Write the gradients and the settings into the row of this iteration."""
         found = [(number, one.grad) for number, one in enumerate(self._layout.parameters) if one.grad is not None]
         self._check_gradients(found)
+        check_groups(optimizer, self._layout)
+        unscale(optimizer, [one for _, one in found])
+        self._captured = self._stepping = True
         rows, row = self._side.row()
         rows.present[row] = 0
         rows.present[row, [number for number, _ in found]] = 1
@@ -358,8 +365,11 @@ class GradLog:
             torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
         last = found[-1][1]
         self._seen = weakref.ref(last), last._version
-        self._captured = True
         self._stepped_at = time.perf_counter()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Torch calls this at the end of the optimizer's step()."""
+        self._stepping = False
 
     def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
         if not found:
@@ -372,7 +382,12 @@ class GradLog:
         for number, gradient in found:
             if gradient.layout is not torch.strided:
                 raise TypeError(f"the gradient of {self._names.stepped[number][0]} is sparse: use sparse=False")
-            if self._finite and not math.isfinite(float(gradient.sum())) and not bool(gradient.isfinite().all()):
+            if gradient.dtype != self._layout.dtypes[number]:
+                raise TypeError(
+                    f"the gradient of {self._names.stepped[number][0]} is of {gradient.dtype}, and the parameter "
+                    f"was of {self._layout.dtypes[number]} when the log was made: convert the model before"
+                )
+            if self._finite and not bool(gradient.sum().isfinite()) and not bool(gradient.isfinite().all()):
                 raise ValueError(
                     f"the gradient of {self._names.stepped[number][0]} has NaN or infinite elements, and was not used; "
                     "GradLog(…, finite=False) lets the optimizer have it"
@@ -380,17 +395,18 @@ class GradLog:
 
     def _done(self, loss: float, batches: int) -> int:
         """An iteration is done: count it, and commit if the batch is full."""
+        if self._data is not None:
+            self._data.advance(batches)
         stepping = time.perf_counter() - self._stepped_at
         if not self._captured:  # a scaler has skipped the step
             rows, row = self._side.row()
             rows.stepped[row] = 0
             stepping = 0.0
-        self._captured = False
-        if self._data is not None:
-            self._data.advance(batches)
         began, self._before = self._before, time.perf_counter()
-        figures = {"objective": float(loss), "lr": float(self._optimizer.param_groups[0]["lr"])}
-        if self._side.add(figures, self._before - began, stepping):
+        figures = {"objective": loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
+        full = self._side.add(figures, self._before - began, stepping)
+        self._captured = False
+        if full:
             self._write()
         return self.iteration
 
@@ -482,7 +498,7 @@ class GradLog:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._ranks.rank)
 
     def _check_open(self) -> None:
-        if self._hook is None:
+        if not self._hooks:
             raise ClosedStoreError("the log is closed: make a new GradLog")
         if self._fit is not None and self._fit.store.closed:
             raise ClosedStoreError(f"{self._fit.store.path} is closed, and nothing would be logged: open it again")
@@ -491,6 +507,11 @@ class GradLog:
 
     def _check_begun(self) -> None:
         self._check_open()
+        if self._stepping:
+            raise TransactionError(
+                "the optimizer was interrupted in the middle of a step, so that the parameters are those of no "
+                "iteration: make a new GradLog, and call resume()"
+            )
         if self._begun:
             return
         if self._fit is not None and self._fit.fingerprint is not None:

@@ -7,7 +7,8 @@ A row has four parts::
     settings     float64 each  the numbers in the optimizer's groups: learning rates, betas, weight decay, …
     gradients    all of them ("dense"), or the kept values and their indices ("topk"), parameter by parameter
 
-A gradient has the strides of its parameter, so that replay runs the same loops over the same memory order.
+A gradient has the strides of its parameter, so that replay runs the same loops over the same memory order. If the
+parameter's memory has gaps, the gradient has the strides that torch gives it, which has none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _MOST_INT32 = 2**31 - 1
 
 
 class Setting(NamedTuple):
-    """One number of an optimizer's group. place: its index in a tuple, or -1. kind: "int", "float", "bool"."""
+    """One number of an optimizer's group. place: its index in a tuple or list, or -1. kind: "number", "bool" or
+    "tensor"."""
 
     group: int
     key: str
@@ -41,11 +43,11 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
             value = group[key]
             if key == "params":
                 continue
-            for place, one in enumerate(value) if isinstance(value, tuple) else [(-1, value)]:
+            for place, one in enumerate(value) if isinstance(value, (tuple, list)) else [(-1, value)]:
                 if isinstance(one, torch.Tensor) and one.numel() == 1:
                     found.append(Setting(number, key, place, "tensor"))
                 elif isinstance(one, (bool, int, float)):
-                    found.append(Setting(number, key, place, type(one).__name__))
+                    found.append(Setting(number, key, place, "bool" if isinstance(one, bool) else "number"))
     return found
 
 
@@ -58,18 +60,19 @@ def numbers_of(optimizer: torch.optim.Optimizer, settings: Sequence[Setting]) ->
 
 def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], numbers: Sequence[float]) -> None:
     """Give the settings these values."""
-    kinds = {"int": int, "float": float, "bool": bool}
     for one, number in zip(settings, numbers, strict=True):
         group = optimizer.param_groups[one.group]
         old = group[one.key] if one.place < 0 else group[one.key][one.place]
+        # A number that is 0 or 1 when the log is made may be a fraction later.
+        new = bool(number) if one.kind == "bool" else int(number) if type(old) is int and number % 1 == 0 else number
         if one.kind == "tensor":
             old.fill_(number)
         elif one.place < 0:
-            group[one.key] = kinds[one.kind](number)
+            group[one.key] = new
         else:
             values = list(group[one.key])
-            values[one.place] = kinds[one.kind](number)
-            group[one.key] = tuple(values)
+            values[one.place] = new
+            group[one.key] = type(group[one.key])(values)
 
 
 class Part(NamedTuple):
@@ -99,6 +102,9 @@ class Layout:
         self, parameters: Sequence[torch.nn.Parameter], settings: Sequence[Setting], ratio: float | None
     ) -> None:
         self.parameters, self.settings, self.ratio = list(parameters), list(settings), ratio
+        self.dtypes = [one.dtype for one in self.parameters]
+        # A parameter that is a slice of a larger tensor has gaps in its memory. Gradients have none.
+        self.strides = [torch.empty_like(one, device="meta").stride() for one in self.parameters]
         self._present = 8
         self._numbers = _up(self._present + len(self.parameters), 8)
         at = self._numbers + 8 * len(self.settings)
@@ -153,10 +159,11 @@ class Rows:
         )
 
     def gradient(self, row: int, number: int) -> torch.Tensor:
-        """A view of a dense gradient, with the shape and the strides of its parameter."""
-        parameter = self._layout.parameters[number]
+        """A view of a dense gradient, with the shape and the strides of its parameter, but without gaps."""
         values = self._values[number][row]
-        return values.as_strided(parameter.shape, parameter.stride(), values.storage_offset())
+        return values.as_strided(
+            self._layout.parameters[number].shape, self._layout.strides[number], values.storage_offset()
+        )
 
     def kept(self, row: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the kept values and of their indices in the memory order of the parameter."""

@@ -107,12 +107,15 @@ class BatchSampler:
 
         Raises ValueError if the epoch has not so many.
         """
+        self._check(batches)
+        self.position += batches
+
+    def _check(self, batches: int) -> None:
         if not 0 <= batches <= self._batches - self.position:
             raise ValueError(
                 f"{batches} batches are done, but epoch {self.epoch} has {self._batches - self.position} left of "
                 f"{self._batches}: step() takes the number of batches since the last step"
             )
-        self.position += batches
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, position and what the order depends on."""

@@ -60,7 +60,7 @@ class Compression:
 
 def put_kept(gradient: torch.Tensor, parameter: torch.Tensor, chosen: torch.Tensor, kept: torch.Tensor) -> None:
     """Make a gradient zero but for the kept elements; chosen: their indices in the memory order of the parameter."""
-    if gradient.stride() == parameter.stride():
+    if gradient.stride() == parameter.stride() == torch.empty_like(parameter, device="meta").stride():
         in_memory_order(gradient.zero_())[chosen] = kept
     else:
         sparse = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)

@@ -1,0 +1,194 @@
+"""GradLog and what a program changes while it trains: settings, groups, gradients, parameters (I30)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+from pmstore.torch import BatchSampler, GradLog
+from tests.torch.training import equal
+
+OPTIM = torch.optim
+Change = Callable[[nn.Module, torch.optim.Optimizer, int], None]
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def run(path: Path, make: Any, until: int, before: Change | None, after: Change | None, **options: Any) -> Any:
+    """Train, and commit each third iteration only. before, after: what the loop does then to step()."""
+    torch.manual_seed(0)
+    net, optimizer, objects = make()
+    scaler = objects.get("scaler")
+    with pmstore.open(path) as store:
+        log = GradLog(net, optimizer, store, batch=3, full_every=99, **objects, **options)
+        for done in range(log.resume(), until):
+            optimizer.zero_grad()
+            loss = net(torch.randn(5, 4)).abs().square().mean()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            if before is not None:
+                before(net, optimizer, done)
+            log.step(loss.item())
+            if after is not None:
+                after(net, optimizer, done)
+    return net.state_dict(), optimizer.state_dict()["state"]
+
+
+def same_bits(
+    folder: Path, make: Any, *, before: Change | None = None, after: Change | None = None, **options: Any
+) -> bool:
+    whole = run(folder / "whole.pm", make, 12, before, after, **options)
+    run(folder / "parts.pm", make, 8, before, after, **options)
+    return equal(whole, run(folder / "parts.pm", make, 12, before, after, **options))
+
+
+def plain(optimizer: Any, net: Callable[[], nn.Module] = small) -> Any:
+    def make() -> Any:
+        made = net()
+        return made, optimizer(made.parameters()), {}
+
+    return make
+
+
+@pytest.mark.parametrize("key", ["weight_decay", "momentum", "dampening"])
+def test_I30_a_setting_that_was_a_whole_number_becomes_a_fraction(key: str, tmp_path: Path) -> None:
+    def change(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+        optimizer.param_groups[0][key] = 0.25 if done >= 4 else 0
+        optimizer.param_groups[0]["momentum"] = optimizer.param_groups[0]["momentum"] or 0.5
+
+    assert same_bits(tmp_path, plain(lambda some: OPTIM.SGD(some, lr=1)), before=change)
+
+
+def test_I30_settings_in_a_list(tmp_path: Path) -> None:
+    def change(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+        optimizer.param_groups[0]["betas"] = [0.5 + done / 100, 0.9]
+
+    def make() -> Any:
+        net = small()
+        optimizer = OPTIM.Adam(net.parameters(), 0.1)
+        optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+        return net, optimizer, {}
+
+    assert same_bits(tmp_path, make, before=change)
+
+
+class Gaps(nn.Module):
+    """Parameters that are slices of larger tensors, without dimensions, and without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(4, 8)[:, :4])
+        self.b = nn.Parameter(torch.randn(4, 3).t()[:, :2])
+        self.c, self.d, self.e = (nn.Parameter(torch.ones(shape)) for shape in ((9,), (), (0, 3)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.a)[:, :3] @ self.b + self.c.sum() * self.d + self.e.sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "topk", "ratio": 1.0}])
+def test_I30_parameters_with_gaps_in_their_memory(options: dict[str, Any], tmp_path: Path) -> None:
+    assert same_bits(tmp_path, plain(lambda some: OPTIM.Adam(some, 0.1), Gaps), **options)
+
+
+def test_I30_complex_parameters(tmp_path: Path) -> None:
+    def make() -> Any:
+        net = nn.Linear(4, 2, dtype=torch.complex64)
+        net.register_forward_pre_hook(lambda _, given: given[0].to(torch.complex64))
+        return net, OPTIM.Adam(net.parameters(), 0.1), {}
+
+    assert same_bits(tmp_path, make)
+
+
+@pytest.mark.parametrize("kind", [OPTIM.AdamW, OPTIM.SGD])
+def test_I30_a_fused_optimizer_that_unscales_gradients_itself(kind: Any, tmp_path: Path) -> None:
+    def make() -> Any:
+        net = small()
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+        return net, kind(net.parameters(), lr=0.01, fused=True), {"scaler": scaler}
+
+    def overflow(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+        if done in (3, 6):
+            next(net.parameters()).grad[0, 0] = float("inf")  # type: ignore[index]
+
+    assert same_bits(tmp_path, make, before=overflow)
+
+
+def test_other_groups_and_types_are_refused(tmp_path: Path) -> None:
+    net = small()
+    optimizer = OPTIM.Adam(net[0].parameters(), 0.1)  # type: ignore[index]
+    group = optimizer.param_groups[0]
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store) as log:
+        log.resume()
+        OPTIM.lr_scheduler.ConstantLR(optimizer)  # gives the groups further settings
+        before = {key: one.clone() for key, one in net.state_dict().items()}
+        net(torch.ones(1, 4)).sum().backward()
+        for key, value in {"lr": torch.tensor(0.1), "foreach": True, "betas": None}.items():
+            old, group[key] = group[key], value
+            with pytest.raises(ValueError, match=f"'{key}' of the optimizer's group 0"):
+                log.step()
+            group[key] = old
+        with pytest.raises(ValueError, match="converted"):
+            log.step(torch.ones(3))  # type: ignore[arg-type]
+        optimizer.add_param_group({"params": net[2].parameters()})  # type: ignore[index]
+        with pytest.raises(ValueError, match="add_param_group"):
+            log.step()
+        assert equal(before, net.state_dict())
+        del optimizer.param_groups[1]
+        assert log.step() == 1
+        with pytest.raises(TypeError, match="ReduceLROnPlateau.*keep"):
+            GradLog(net, optimizer, store, name="b", scheduler=OPTIM.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def test_gradients_of_another_dtype_are_refused(tmp_path: Path) -> None:
+    net = small()
+    optimizer = OPTIM.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store) as log:
+        log.resume()
+        net.double()
+        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
+        with pytest.raises(TypeError, match="float64.*float32.*convert the model before"):
+            log.step()
+
+
+def test_a_step_is_refused_before_the_optimizer_if_the_epoch_is_over(tmp_path: Path) -> None:
+    net = small()
+    optimizer = OPTIM.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        log = GradLog(net, optimizer, store, data=BatchSampler(8, 4), batch=1)
+        log.resume()
+        before = {key: one.clone() for key, one in net.state_dict().items()}
+        net(torch.ones(1, 4)).sum().backward()
+        with pytest.raises(ValueError, match="3 batches are done"):
+            log.step(batches=3)
+        assert equal(before, net.state_dict())
+        assert log.step(batches=2) == log.durable == 1
+
+
+def test_I30_nothing_follows_a_step_that_was_interrupted(tmp_path: Path) -> None:
+    net = small()
+    optimizer = OPTIM.SGD(net.parameters(), 0.1)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        with GradLog(net, optimizer, store, batch=2) as log:
+            log.resume()
+            net(torch.ones(1, 4)).sum().backward()
+            log.step()
+            hook = optimizer.register_step_pre_hook(interrupt)
+            net(torch.ones(1, 4)).sum().backward()
+            with pytest.raises(KeyboardInterrupt):
+                log.step()
+            hook.remove()
+            for call in (log.step, log.record, log.flush, log.finish, optimizer.step):
+                with pytest.raises(pmstore.TransactionError, match="interrupted.*new GradLog"):
+                    call()
+        assert GradLog(net, optimizer, store).resume() == 0

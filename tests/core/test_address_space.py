@@ -87,6 +87,26 @@ def test_a_store_outgrows_the_addresses_that_it_kept(medium: Medium) -> None:
     assert in_fork(child) == "fine"
 
 
+FIRST = """
+import sys
+import pmstore
+from tests.core.test_address_space import MIB, limit_addresses
+path, medium = sys.argv[1:]
+limit_addresses(700 * MIB)
+with pmstore.open(path, media=medium) as store:
+    for i in range(4):
+        store.create_array(f"a{i}", 3 * MIB, fill_value=i)
+        store.commit()
+print("fine")
+"""
+
+
+@pytest.mark.no_sanitizer
+def test_the_first_store_of_a_process_outgrows_them_too(medium: Medium) -> None:
+    done = python("-c", FIRST, medium.directory / "s", medium.name)
+    assert done.stdout == "fine\n", done.stdout + done.stderr
+
+
 TAKEN = """
 import ctypes, mmap, resource, sys
 from pathlib import Path
@@ -190,6 +210,29 @@ def test_a_store_that_could_not_be_closed_syncs_in_the_background_again(tmp_path
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert len(os.listdir("/proc/self/task")) == threads and w[0] == 1
         store.close()
+        return "fine"
+
+    assert in_fork(child) == "fine"
+
+
+@pytest.mark.no_sanitizer
+def test_a_store_without_memory_for_late_syncs_goes_on_as_before(tmp_path: Path) -> None:
+    """Whatever lacks: a further mapping of the file, or a stack for the thread."""
+
+    def child() -> str:
+        store = pmstore.open(tmp_path / "s", media="file")
+        w = store.create_array("w", 20_000, fill_value=0)
+        for more in range(0, 64 * MIB, 16 << 10):
+            limit_addresses(more)
+            try:
+                store._catalog.core.commit_async(1.0)
+                break
+            except (MemoryError, pmstore.StoreIOError):
+                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            w[:9] += 1
+            store.commit()
+            assert store.check().ok
+        assert w[0] > 0
         return "fine"
 
     assert in_fork(child) == "fine"

@@ -124,3 +124,17 @@ def test_the_page_before_a_larger_extent_is_found_again(full: tuple[Core, list[i
     for offset in (single, first, first + PAGE):
         core.free(offset, ONE_PAGE)
     assert core.alloc(PAGE) == first and core.alloc(ONE_PAGE) == single
+
+
+def test_space_under_an_array_is_found_when_the_array_is_gone(open_store: Callable[..., pmstore.Store]) -> None:
+    store = open_store(max_size=8 << 20)
+    core = store._catalog.core
+    array = store.create_array("w", ONE_PAGE // 8)
+    store.commit()
+    del store["w"]
+    store.commit()
+    with pytest.raises(pmstore.OutOfSpaceError):
+        while True:
+            core.alloc(ONE_PAGE)
+    del array
+    core.alloc(ONE_PAGE)

@@ -72,6 +72,20 @@ def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_
         assert kinds.index(lib.PM_EVENT_SYNC_RANGE) == 2  # after the commit's beginning and a single write
 
 
+def test_stats_count_every_ordering_point(medium: Medium, open_store: OpenStore) -> None:
+    store = open_store(media=f"trace:{medium.name}")
+    store["n"] = 0
+    before = store.stats()
+    store._catalog.core.trace.clear()
+    store["n"] = 1
+    store.commit()
+    store._catalog.core.checkpoint()
+    after, kinds = store.stats(), [event.kind for event in events_of(store)]
+    assert after.fences - before.fences == kinds.count(lib.PM_EVENT_FENCE)
+    assert after.syncs - before.syncs == kinds.count(lib.PM_EVENT_SYNC) + kinds.count(lib.PM_EVENT_SYNC_RANGE)
+    assert medium.name == "file" or after.fences > before.fences + 1
+
+
 def test_what_follows_an_array_in_its_last_page_is_not_logged(medium: Medium, open_store: OpenStore) -> None:
     """So that 62,720 bytes with their hashes, and the record's header, are sixteen pages."""
     store = open_store(media=f"trace:{medium.name}")

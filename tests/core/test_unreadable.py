@@ -301,6 +301,27 @@ def test_what_a_commit_compares_by_itself_is_read_before(disk: BadDisk) -> None:
     in_child(use)
 
 
+def test_the_trackers_test_touches_no_bad_block(disk: BadDisk) -> None:
+    """It maps the first pages of the region, which may be catalog pages that nobody has asked for."""
+    behind = disk.behind / "store.pm"
+    with pmstore.open(behind, "x", media="file") as store:
+        for i in range(200):
+            store[f"many/{i:03}"] = "x" * 300
+        store["z"] = np.zeros(LARGE // 8)
+        catalog = 5  # of the first names
+    disk.spoil("store.pm", catalog)
+
+    def use() -> None:
+        with pmstore.open(disk.mount / "store.pm", "r+", media="file") as store:
+            refused(lambda: store["many/000"])
+            z = store["z"]
+            z[0] = -1.0
+            store.commit()
+            assert store.stats().tracker == "compare" and z[0] == -1
+
+    in_child(use)
+
+
 def test_free_space_on_a_bad_block_is_written_before_it_is_used(disk: BadDisk) -> None:
     make(disk.behind / "store.pm")
     with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:

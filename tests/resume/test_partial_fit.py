@@ -34,6 +34,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
 import pmstore  # noqa: E402
+from pmstore._resume import partial_fit  # noqa: E402
 from tests.support.resuming import assert_same, copied, sampled  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -483,3 +484,10 @@ def test_a_state_that_somebody_changed(nodes: Any, path: Path) -> None:
     with pytest.raises(pmstore.FingerprintMismatchError, match="is not as it was left: 'learned/nodes'"):
         pmstore.partial_fit(model, [X[:50], X[50:]], store=path, name="fit")
     assert not hasattr(model, "mean_")
+
+
+def test_an_interrupt_ends_a_batch_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), partial_fit._interrupts_get_through():
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the batch goes on")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

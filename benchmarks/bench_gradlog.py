@@ -141,7 +141,7 @@ class Way:
 
 def overhead(folder: Path, model: str, quick: bool) -> Cell:
     """Seconds a step of each way, run by run."""
-    steps, rounds = (8, 2) if quick else (50, 5)
+    steps, rounds = (8, 2) if quick else (40, 5)
     cell: Cell = {"model": model, "steps": steps, "seconds": {name: [] for name in WAYS}}
     with ExitStack() as work:
         ways = [Way(name, model, folder, work) for name in WAYS]

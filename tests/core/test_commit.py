@@ -86,6 +86,15 @@ def test_stats_count_every_ordering_point(medium: Medium, open_store: OpenStore)
     assert medium.name == "file" or after.fences > before.fences + 1
 
 
+def test_the_log_grows_for_rare_checkpoints_up_to_a_limit(medium: Medium, store: pmstore.Store) -> None:
+    array = store.create_array("x", 100_000)
+    store.commit()
+    for value in range(1, 300):
+        array[:5120] = value  # 40 KiB
+        store.commit()
+    assert 1 << 20 < store.stats().log_size <= (16 << 20 if medium.name == "file" else 4 << 20)
+
+
 def test_what_follows_an_array_in_its_last_page_is_not_logged(medium: Medium, open_store: OpenStore) -> None:
     """So that 62,720 bytes with their hashes, and the record's header, are sixteen pages."""
     store = open_store(media=f"trace:{medium.name}")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.conftest import Medium
+from tests.conftest import Medium, run_in_fork
 
 PR_SET_CHILD_SUBREAPER = 36
 LARGE = 300_000  # elements: over 1 MiB, so that the child maps it anew if it can't change
@@ -484,6 +484,23 @@ def test_I18_a_child_sees_the_arrays_of_a_snapshot(medium: Medium, child: Callab
             store.clear()
             store.commit()
             assert seen.looks() == "True"
+
+
+def test_a_child_lets_the_file_go_whatever_the_number_of_its_descriptor(medium: Medium) -> None:
+    """It is 0 in a program without a standard input."""
+    path = str(medium.directory / "s.pm")
+
+    def program() -> None:
+        os.close(0)
+        with pmstore.open(path, media=medium.name):
+            assert os.path.samestat(os.fstat(0), os.stat(path))
+            run_in_fork(child)
+
+    def child() -> None:
+        with contextlib.suppress(OSError):
+            assert not os.path.samestat(os.fstat(0), os.stat(path))
+
+    run_in_fork(program)
 
 
 def test_without_a_way_to_keep_space_a_child_gets_copies(open_store, child) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -87,6 +88,30 @@ def test_I20_tables_of_many_arrays(path: str, medium: Medium) -> None:
                 reader.refresh()
             for name, array in arrays.items():
                 np.testing.assert_array_equal(reader[name], array)
+
+
+def allocated() -> int:
+    """Bytes that C code has allocated and not freed."""
+    fields = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    kind = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(one, ctypes.c_size_t) for one in fields.split()]})
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = kind
+    return int(function().uordblks) + int(function().hblkhd)
+
+
+@pytest.mark.no_sanitizer
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="an older libc")
+def test_readers_of_many_arrays_leave_no_memory(path: str, medium: Medium) -> None:
+    with pmstore.open(path, "w", media=medium.name) as store:
+        for i in range(300):
+            store[f"a{i}"] = np.full(3 * PAGE // 4, i, np.int32)
+    before = 0
+    for i in range(60):
+        with pmstore.open(path, "r") as reader:
+            assert reader["a7"][0] == 7
+        if i == 9:
+            before = allocated()
+    assert allocated() - before < 100_000
 
 
 def test_a_fork_while_a_large_array_is_read(path: str, medium: Medium) -> None:

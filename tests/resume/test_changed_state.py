@@ -122,6 +122,7 @@ def entry(*path: str, value: Any) -> Callable[[Any], Any]:
         ("components", "n_samples_seen", lambda n: "many"),
         ("learned", "learned/attributes/coef_", lambda coefficients: np.zeros((1, 4))),
         ("learned", "learned/attributes/coef_", lambda coefficients: coefficients.astype("f4")),
+        ("learned", "learned/attributes/coef_", lambda coefficients: "many"),
         ("learned", "learned/generators/random_state", record(pos=10**8)),
         ("learned", "learned/layouts", lambda layouts: None),
         ("learned", "progress", record(index=-1)),

@@ -553,3 +553,14 @@ def test_a_full_disk(small_disk):
     with pytest.raises(pmstore.OutOfSpaceError):
         pmstore.open(mount / "new")
     assert names_in(mount) == ["filler"]
+
+
+def test_a_later_version_is_believed_only_if_both_copies_of_the_header_have_it(path: Path) -> None:
+    pmstore.open(path).close()
+    old = path.read_bytes()
+    for second, kind in ((8, pmstore.FormatVersionError), (9, pmstore.CorruptStoreError)):
+        data = bytearray(old)
+        data[8], data[4096 + 8] = 8, second  # with checksums that this version can't know
+        path.write_bytes(data)
+        with pytest.raises(kind, match="format version 8" if second == 8 else "both copies of the header are damaged"):
+            pmstore.open(path)

@@ -17,7 +17,7 @@ import pytest
 
 import pmstore
 from tests.conftest import LONGER, Medium
-from tests.support.images import META, NODE, PAGE, REGION, SLAB, SLAB_PAGE, WORD, Image
+from tests.support.images import HEADER, META, NODE, PAGE, REGION, SLAB, SLAB_PAGE, WORD, Image
 from tests.support.snapshots import Snapshot, snapshot
 
 SECTOR = 512
@@ -462,3 +462,16 @@ def test_either_copy_of_the_header_may_be_an_old_one(medium: Medium, lost: int) 
     for mode in ("r", "r+"):
         with pmstore.open(path, mode, media=medium.name) as store:  # type: ignore[call-overload]
             assert store["n"] == 2 and store.check().ok
+
+
+def test_every_life_of_a_log_has_an_id_of_its_own(medium: Medium) -> None:
+    """Otherwise records of an earlier life, or of another store, would be taken for records of this one."""
+    ids, salts = set(), []
+    for name in ("one", "two"):
+        path = medium.directory / name
+        for n in range(3):
+            with pmstore.open(path, media=medium.name) as store:
+                store["n"] = n
+            salts.append(path.read_bytes()[HEADER["salt"] :][:8])
+        ids.add(path.read_bytes()[HEADER["store_id"] :][:8])
+    assert len(ids) == 2 and len(set(salts)) == len(salts)

@@ -14,12 +14,13 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
+from pmstore._resume.fit_group import FitGroup
 from pmstore._store.mapping import Group
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._rest import plain, restore
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["BUFFERS", "FULL", "Names", "put", "read_buffers", "read_full", "write_buffers", "write_full"]
+__all__ = ["BUFFERS", "FULL", "Names", "put", "read_buffers", "read_full", "stored", "write_buffers", "write_full"]
 
 FULL, BUFFERS = "full", "buffers"
 
@@ -33,7 +34,6 @@ class Names:
         Each parameter of the model or the optimizer once, by its name.
     stepped : list of (str, torch.nn.Parameter)
         Those of the optimizer, in its order.
-    buffers : dict
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +45,29 @@ class Names:
                 name = known.setdefault(id(one), f"group {number}, parameter {place}")
                 self.parameters.setdefault(name, one)
                 self.stepped.append((name, one))
-        self.buffers = {_safe(name): one for name, one in model.named_buffers()}
+        self._model = model
+        self._buffers = {name: _form(one) for name, one in self.buffers.items()}
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Those that the model has now, as a program may assign one."""
+        return {_safe(name): one for name, one in self._model.named_buffers()}
+
+    def check(self) -> None:
+        """Raise ValueError if the model has other parameters or buffers than it had."""
+        now = {_safe(name): one for name, one in self._model.named_parameters()}
+        odd = [name for name, one in now.items() if self.parameters.get(name) is not one]
+        forms = {name: _form(one) for name, one in self.buffers.items()}
+        odd += [name for name in {**self._buffers, **forms} if self._buffers.get(name) != forms.get(name)]
+        if odd:
+            raise ValueError(
+                f"the model's {odd[0]} is not what it was when the log was made, and would be lost: make the GradLog "
+                "when the model has all parameters and buffers, with their final shapes and dtypes"
+            )
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _safe(name: str) -> str:
@@ -68,9 +90,20 @@ def write_full(group: Group, names: Names, optimizer: torch.optim.Optimizer) -> 
     return sum(put(group, name, tensor) for name, tensor in wanted.items())
 
 
-def read_full(group: Group, names: Names, optimizer: torch.optim.Optimizer) -> None:
-    """Give the model and the optimizer the full state."""
-    numbers = group[f"{FULL}/numbers"]
+def stored(fit: FitGroup, name: str, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the log. Raises FingerprintMismatchError if it has another shape or dtype than `like`."""
+    value, form = fit.group.get(name), array_of_tensor(like)
+    if not isinstance(value, np.ndarray) or (value.shape, value.dtype) != (form.shape, form.dtype):
+        raise fit.changed(name, f"an array of shape {form.shape} and dtype {form.dtype}")
+    return tensor_of(value)
+
+
+def read_full(fit: FitGroup, names: Names, optimizer: torch.optim.Optimizer) -> None:
+    """Give the model and the optimizer the full state. Raises FingerprintMismatchError if it is another one's."""
+    group = fit.group
+    numbers = group.get(f"{FULL}/numbers")
+    if not isinstance(numbers, dict) or not all(isinstance(some, dict) for some in numbers.values()):
+        raise fit.changed(f"{FULL}/numbers", "numbers of the optimizer")
     states: dict[str, dict[str, Any]] = {
         name: {key: restore(value) for key, value in some.items()} for name, some in numbers.items()
     }
@@ -78,11 +111,13 @@ def read_full(group: Group, names: Names, optimizer: torch.optim.Optimizer) -> N
     parameters = dict(names.stepped)
     with torch.no_grad():
         for name, parameter in names.parameters.items():
-            parameter.copy_(tensor_of(group[f"{FULL}/model/{name}"]))
+            parameter.copy_(stored(fit, f"{FULL}/model/{name}", parameter))
         for name in group.store.group(f"{group.name}/{FULL}/optimizer"):
             owner, _, key = name.rpartition("/")
-            parameter, stored = parameters[owner], tensor_of(group[f"{FULL}/optimizer/{name}"])
-            states.setdefault(owner, {})[key] = _like(parameter, stored, key, settings[id(parameter)])
+            parameter, value = parameters.get(owner), group[f"{FULL}/optimizer/{name}"]
+            if parameter is None or not isinstance(value, np.ndarray) or value.shape not in ((), parameter.shape):
+                raise fit.changed(f"{FULL}/optimizer/{name}", "a state of the optimizer")
+            states.setdefault(owner, {})[key] = _like(parameter, tensor_of(value), key, settings[id(parameter)])
     optimizer.state.clear()
     for name, parameter in names.stepped:
         if name in states:
@@ -95,11 +130,11 @@ def write_buffers(group: Group, names: Names, prefix: str) -> None:
         put(group, f"{prefix}/{name}", tensor)
 
 
-def read_buffers(group: Group, names: Names, prefix: str) -> None:
+def read_buffers(fit: FitGroup, names: Names, prefix: str) -> None:
     """Give the model the buffers below a prefix."""
     with torch.no_grad():
         for name, tensor in names.buffers.items():
-            tensor.copy_(tensor_of(group[f"{prefix}/{name}"]))
+            tensor.copy_(stored(fit, f"{prefix}/{name}", tensor))
 
 
 def put(group: Group, name: str, tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import logging
 import math
 import time
@@ -16,12 +17,13 @@ from pmstore._errors import ClosedStoreError, FingerprintMismatchError, Transact
 from pmstore._resume.fingerprint import differences
 from pmstore._resume.fit_group import FitGroup
 from pmstore._store.store import Store
+from pmstore.torch._changes import Changes
 from pmstore.torch._checks import check_groups, count, fingerprint_of, inner, kept, skips, supported, unscale
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
 from pmstore.torch._log import Log
 from pmstore.torch._ranks import Follower, Ranks
-from pmstore.torch._rest import generators, plain, restore, set_generators
+from pmstore.torch._rest import edited, generators, plain, restore, set_generators
 from pmstore.torch._sampler import BatchSampler
 from pmstore.torch._topk import Compression
 
@@ -145,6 +147,7 @@ class GradLog:
         self._compression = Compression(layout) if mode == "topk" else None
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         self._objects = kept({"scheduler": scheduler, "scaler": scaler, "data": data}, keep or {})
+        self._changes = Changes(names)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, self._objects, mode, ratio)
         self._fit: FitGroup | None = None
         self._side: Log | Follower
@@ -160,6 +163,7 @@ class GradLog:
             self._side = Log(
                 self._fit, names, optimizer, layout, self._compression, *every, mtbf=float(mtbf), max_iter=max_iter
             )
+        self._told = False  # that parameters were changed
         self._begun = self._quiet = False  # quiet: the hook lets steps pass, which are those of a replay
         self._captured = self._stepping = False  # the gradients were taken; and the optimizer has not returned since
         self._seen: tuple[Any, int] | None = None  # a gradient that was logged, and its version
@@ -171,6 +175,7 @@ class GradLog:
         self._hooks: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_load_state_dict_post_hook(lambda _: self._side.lose()),
         ]
 
     @property
@@ -353,6 +358,8 @@ class GradLog:
         self._check_gradients(found)
         check_groups(optimizer, self._layout)
         unscale(optimizer, [one for _, one in found])
+        if self._changes.found():
+            self._lose()
         self._captured = self._stepping = True
         rows, row = self._side.row()
         rows.present[row] = 0
@@ -370,6 +377,7 @@ class GradLog:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls this at the end of the optimizer's step()."""
         self._stepping = False
+        self._changes.settle()
 
     def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
         if not found:
@@ -387,7 +395,7 @@ class GradLog:
                     f"the gradient of {self._names.stepped[number][0]} is of {gradient.dtype}, and the parameter "
                     f"was of {self._layout.dtypes[number]} when the log was made: convert the model before"
                 )
-            if self._finite and not bool(gradient.sum().isfinite()) and not bool(gradient.isfinite().all()):
+            if self._finite and not cmath.isfinite(gradient.sum().item()) and not bool(gradient.isfinite().all()):
                 raise ValueError(
                     f"the gradient of {self._names.stepped[number][0]} has NaN or infinite elements, and was not used; "
                     "GradLog(…, finite=False) lets the optimizer have it"
@@ -440,10 +448,13 @@ class GradLog:
             self._ranks.share(self._names, self._optimizer, self._compression)
             self._take(rest)
         self._begun = True
+        self._changes.settle(durable=True)
         self._before = time.perf_counter()
 
     def _write(self, *, full: bool = False) -> None:
         """Commit what is not durable yet."""
+        if self._changes.found() or self._changes.found_of_others():
+            self._lose()
         states = self._ranks.gather(generators())
 
         def write() -> tuple[int, int]:
@@ -454,6 +465,17 @@ class GradLog:
         iteration, left = self._on_first(write)
         if isinstance(self._side, Follower):
             self._side.begin_at(iteration, left)
+        self._changes.settle(durable=True)
+
+    def _lose(self) -> None:
+        """Parameters have changed, and no row has it."""
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "GradLog: other code than the optimizer changes parameters, which a replay can't do again: each commit "
+                "that follows such a change writes a full state"
+            )
+        self._side.lose()
 
     def _on_first(self, action: Callable[[], Any]) -> Any:
         """Do it on rank 0. All ranks get the result, or an error."""
@@ -488,12 +510,16 @@ class GradLog:
         other = differences({key: rest[key] for key in now}, now)
         if other:
             logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
+        states, kept = rest["generators"], {}
+        with edited("the states of what is kept"):
+            for key, one in self._objects.items():
+                kept[key] = restore(rest["kept"][key], one.state_dict())
         for key, one in self._objects.items():
-            one.load_state_dict(restore(rest["kept"][key], one.state_dict()))
+            one.load_state_dict(kept[key])
         set_numbers(self._optimizer, self._settings, rest["settings"])
-        states = rest["generators"]
         if self._ranks.rank < len(states):
-            set_generators(states[self._ranks.rank])
+            with edited("generators"):
+                set_generators(states[self._ranks.rank])
         else:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._ranks.rank)
 

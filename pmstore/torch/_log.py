@@ -29,9 +29,8 @@ from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import Rows as History
 from pmstore._resume.history import at_work, check_history
 from pmstore.archive._tuning import Tuner
-from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, write_buffers, write_full
+from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, stored, write_buffers, write_full
 from pmstore.torch._layout import Layout, Rows, set_numbers
-from pmstore.torch._tensors import tensor_of
 from pmstore.torch._topk import Compression, put_kept
 
 __all__ = ["Log"]
@@ -109,10 +108,10 @@ class Log:
         """
         self._fit.check_sound()
         check_history(self._fit)
-        head = dict(self._group["head"])
-        read_full(self._group, self._names, self._optimizer)
+        head = self._sound_head()
+        read_full(self._fit, self._names, self._optimizer)
         for name, residual in self._residuals():
-            residual.copy_(tensor_of(self._group[f"{FULL}/residual/{name}"]))
+            residual.copy_(stored(self._fit, f"{FULL}/residual/{name}", residual))
         self._head = head
         if replay:
             self._replay(head["batches"])
@@ -120,9 +119,33 @@ class Log:
             self._only_full = bool(head["batches"])
         self.iteration = self.durable = head["logged" if replay else "full"]
         self._new_batch()
-        read_buffers(self._group, self._names, BUFFERS if replay else f"{FULL}/{BUFFERS}")
+        read_buffers(self._fit, self._names, BUFFERS if replay else f"{FULL}/{BUFFERS}")
         self._start_history()
-        rest: dict[str, Any] = self._group["rest" if replay else f"{FULL}/rest"]
+        return self._sound_rest("rest" if replay else f"{FULL}/rest")
+
+    def _sound_head(self) -> dict[str, Any]:
+        head = self._group.get("head")
+        if isinstance(head, dict) and isinstance(head.get("batches"), list):
+            numbers = [head.get("full"), head.get("logged"), *head["batches"]]
+            if all(type(one) is int and one >= 0 for one in numbers) and head["full"] + sum(numbers[2:]) == numbers[1]:
+                for number, count in enumerate(head["batches"]):
+                    self._fit.require(f"log/{number}", (count, self._layout.row_bytes), np.uint8)
+                return dict(head)
+        raise self._fit.changed("head", "the numbers of iterations")
+
+    def _sound_rest(self, name: str) -> dict[str, Any]:
+        rest = self._group.get(name)
+        kinds = {"generators": list, "settings": list, "kept": dict, "torch": str, "threads": int}
+        if (
+            not isinstance(rest, dict)
+            or not rest.get("generators")
+            or any(type(rest.get(key)) is not kind for key, kind in kinds.items())
+        ):
+            raise self._fit.changed(name, "generators, settings and the states of what is kept")
+        if len(rest["settings"]) != len(self._layout.settings) or any(
+            type(one) is not float for one in rest["settings"]
+        ):
+            raise self._fit.changed(name, f"one with {len(self._layout.settings)} settings")
         return rest
 
     def _replay(self, batches: list[int]) -> None:
@@ -149,12 +172,18 @@ class Log:
                 parameter.grad = rows.gradient(row, number).to(parameter.device)
             else:
                 kept, chosen = (one.to(parameter.device) for one in rows.kept(row, number))
+                if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < parameter.numel()):
+                    raise self._fit.changed("log", f"indices of {parameter.numel()} elements", "one that is none")
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 put_kept(parameter.grad, parameter, chosen.long(), kept)
                 self._compression.sent(number, chosen.long())
 
     # ---- rows
+
+    def lose(self) -> None:
+        """The rows since the last commit do not lead to the state as it is: the next commit is of a full state."""
+        self._only_full = True
 
     def row(self) -> tuple[Rows, int]:
         """Where the next iteration goes to."""
@@ -184,6 +213,7 @@ class Log:
                 f"other code has changed the log {self._fit.name!r} in {self._store.path}, perhaps another GradLog: "
                 "resume() of a new one goes on with what the log is now"
             )
+        self._names.check()
         head = self._head or {"full": 0, "batches": []}
         full = full or self._only_full or self.iteration - head["full"] >= self._interval()
         try:

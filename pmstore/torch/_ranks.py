@@ -105,6 +105,9 @@ class Follower:
         self.iteration = self.durable = iteration
         self._until = iteration + capacity
 
+    def lose(self) -> None:
+        """Rank 0 writes a full state."""
+
     def row(self) -> tuple[Rows, int]:
         """Where the next iteration goes to."""
         return self._rows, 0

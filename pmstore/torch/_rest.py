@@ -3,19 +3,30 @@ state_dict() and load_state_dict(), such as schedulers, gradient scalers and sam
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from pmstore._errors import FingerprintMismatchError
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["generators", "plain", "restore", "set_generators"]
+__all__ = ["edited", "generators", "plain", "restore", "set_generators"]
 
 _ARRAY, _MAPPING, _TUPLE = "array", "mapping", "tuple"
+
+
+@contextlib.contextmanager
+def edited(what: str) -> Iterator[None]:
+    """A context in which values of a log are restored; others raise FingerprintMismatchError."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise FingerprintMismatchError(f"the log is not as it was left, and has no {what}: {error!r}") from error
 
 
 def generators() -> dict[str, Any]:

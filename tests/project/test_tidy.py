@@ -122,7 +122,7 @@ PYTHON_ORDER = {
         "_tensors _layout _sampler",
         "_modules _topk _rest",
         "_optimizers _full",
-        "_ranks _log _checks",
+        "_ranks _log _checks _changes",
         "_persist _gradlog",
         "__init__",
     ],

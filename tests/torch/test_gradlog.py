@@ -275,7 +275,7 @@ def test_flush_makes_every_iteration_durable(tmp_path: Path) -> None:
     net, optimizer = linear()
     path = tmp_path / "flushed.pm"
     with pmstore.open(path) as store:
-        log = GradLog(net, optimizer, store, batch=4)
+        log = GradLog(net, optimizer, store, batch=4, full_every=99)
         log.resume()
         for iteration in range(1, 11):
             backward(net)

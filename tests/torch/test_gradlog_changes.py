@@ -192,3 +192,124 @@ def test_I30_nothing_follows_a_step_that_was_interrupted(tmp_path: Path) -> None
                 with pytest.raises(pmstore.TransactionError, match="interrupted.*new GradLog"):
                     call()
         assert GradLog(net, optimizer, store).resume() == 0
+
+
+# ---- other code changes parameters and buffers
+
+
+def clamp(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+    with torch.no_grad():
+        next(net.parameters()).clamp_(-0.1, 0.1)
+
+
+def load(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+    if done == 4:
+        state = optimizer.state_dict()
+        state["state"] = {
+            number: {key: value * 0.5 if value.dim() else value for key, value in one.items()}
+            for number, one in state["state"].items()
+        }
+        optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [clamp, load])
+def test_I30_what_other_code_does_before_a_step_is_not_lost(change: Change, tmp_path: Path) -> None:
+    assert same_bits(tmp_path, plain(lambda some: OPTIM.Adam(some, 0.1)), before=change)
+
+
+class Averaged(nn.Module):
+    """A moving average of its parameters, and buffers that are assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.mean = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.net(x) - self.mean(x) + 1
+        self.seen = self.seen * 0.9 + y.detach().mean(0) * 0.1
+        self.steps = self.steps + 1
+        return y - self.seen + self.steps
+
+    def average(self, how: str) -> None:
+        for new, old in zip(self.net.parameters(), self.mean.parameters(), strict=True):
+            if how == "assign":
+                old.data = old.data * 0.9 + new.data * 0.1
+            elif how == "data":
+                old.data.mul_(0.9).add_(new.data * 0.1)
+            elif how == "lerp":
+                with torch.no_grad():
+                    old.lerp_(new, 0.1)
+
+
+@pytest.mark.parametrize("how", ["none", "lerp", "data", "assign"])
+def test_I30_moving_averages_and_assigned_buffers(how: str, tmp_path: Path) -> None:
+    def make() -> Any:
+        net = Averaged()
+        return net, OPTIM.Adam(net.net.parameters(), 0.1), {}
+
+    assert same_bits(tmp_path, make, before=lambda net, *_: net.average(how))  # type: ignore[operator]
+
+
+def test_a_model_with_other_parts_is_not_committed(tmp_path: Path) -> None:
+    net = Averaged()
+    optimizer = OPTIM.SGD(net.net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=1) as log:
+        log.resume()
+        net(torch.ones(1, 4)).sum().backward()
+        net.seen = torch.zeros(3)
+        with pytest.raises(ValueError, match="seen is not what it was"):
+            log.step()
+        net.seen = torch.zeros(2)
+        net.further = nn.Linear(1, 1)
+        with pytest.raises(ValueError, match="further.weight is not"):
+            log.flush()
+        del net.further
+        log.flush()
+        assert log.durable == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("head", {"full": 0, "logged": 5, "batches": [2, 2]}),
+        ("head", {"full": 0, "logged": -1, "batches": []}),
+        ("head", 3),
+        ("log/1", torch.zeros(1, 16, dtype=torch.uint8)),
+        ("log/0", "text"),
+        ("rest", {}),
+        ("rest", 7),
+        ("rest", {"generators": [], "kept": {}}),
+        ("rest", {"generators": [{"torch": b"1", "numpy": [], "random": []}], "kept": {}}),
+        ("rest", {"kept": {}}),
+        ("rest", {"kept": {"data": ["array", True, "|O", [1], bytes(8)]}}),
+        ("rest", {"kept": {"data": []}}),
+        ("buffers/seen", torch.zeros(1)),
+        ("full/model/net.weight", torch.zeros(())),
+        ("full/model/net.bias", torch.zeros(2, dtype=torch.float64)),
+        ("full/optimizer/net.weight/exp_avg", torch.zeros(3)),
+        ("full/optimizer/other/exp_avg", torch.zeros(3)),
+        ("full/numbers", []),
+        ("log/0", None),
+    ],
+)
+def test_a_log_that_was_edited_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    def make() -> Any:
+        net = Averaged()
+        return net, OPTIM.Adam(net.net.parameters(), 0.1)
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        net, optimizer = make()
+        with GradLog(net, optimizer, store, batch=2, full_every=99, data=BatchSampler(8, 1)) as log:
+            log.resume()
+            for _ in range(4):
+                optimizer.zero_grad()
+                net(torch.ones(1, 4)).sum().backward()
+                log.step()
+        group = store.group("training")
+        group[name] = {**group["rest"], **value} if name == "rest" and value and value != 7 else value
+        store.commit()
+        net, optimizer = make()
+        with pytest.raises(pmstore.FingerprintMismatchError, match="is not as it was left"):
+            GradLog(net, optimizer, store, data=BatchSampler(8, 1)).resume()

@@ -80,13 +80,16 @@ class Log:
         self._names, self._optimizer, self._layout, self._compression = names, optimizer, layout, compression
         self._batch, self._full_every, self._max_iter = batch, full_every, max_iter
         most = max(1, min(_MOST_BATCH, _MOST_BATCH_BYTES // layout.row_bytes))
+        self._most = most
         self._tuner = Tuner(mtbf, batch_most=most)
         self._clock = float if self._store.recorded else time.perf_counter  # a crash test compares the commits of runs
         self._work = ExitStack()
         self._history: History | None = None
         self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
         self._time = 0.0
-        self._rows = layout.rows(np.zeros((min(batch or 1, full_every or batch or 1), layout.row_bytes), np.uint8))
+        self._rows = layout.rows(
+            np.zeros((min(batch or 1, full_every or batch or 1, most), layout.row_bytes), np.uint8)
+        )
         self._first = 0  # the iterations before the first row
         self._only_full = False  # rows were lost, so that the next commit is of a full state
         self._head: dict[str, Any] | None = None  # as it was committed last
@@ -96,9 +99,13 @@ class Log:
 
     def begin(self, fingerprint: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
         """Write the first full state."""
-        with self._store.transaction():
-            self._fit.begin(dict(fingerprint))
-            self.write(rest, full=True)
+        try:
+            with self._store.transaction():
+                self._fit.begin(dict(fingerprint))
+                self.write(rest, full=True)
+        except BaseException:
+            self._head = None  # it may be called again
+            raise
         self._start_history()
 
     def resume(self, replay: bool) -> dict[str, Any]:
@@ -253,7 +260,7 @@ class Log:
     def _new_batch(self) -> None:
         self._first = self.iteration
         batch = self._batch or self._tuner.choice().batch
-        capacity = min(batch, self._full_every or batch)
+        capacity = min(batch, self._full_every or batch, self._most)
         if capacity != len(self._rows.array):
             self._rows = self._layout.rows(np.zeros((capacity, self._layout.row_bytes), np.uint8))
 

@@ -313,3 +313,31 @@ def test_a_log_that_was_edited_is_refused(name: str, value: Any, tmp_path: Path)
         net, optimizer = make()
         with pytest.raises(pmstore.FingerprintMismatchError, match="is not as it was left"):
             GradLog(net, optimizer, store, data=BatchSampler(8, 1)).resume()
+
+
+def test_a_log_whose_beginning_failed_can_be_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small()
+    optimizer = OPTIM.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=1) as log:
+
+        def fail(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            write = type(log._side).write
+            patch.setattr(type(log._side), "write", lambda *given, **named: (write(*given, **named), fail()))
+            log.resume()
+        assert "training/head" not in store
+        assert log.resume() == 0
+        net(torch.ones(1, 4)).sum().backward()
+        assert log.step() == log.durable == 1
+
+
+def test_a_batch_has_at_most_256_mebibytes(tmp_path: Path) -> None:
+    net = nn.Linear(1000, 1000)
+    optimizer = OPTIM.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=10**12) as log:
+        log.resume()
+        net(torch.ones(1, 1000)).sum().backward()
+        assert log.step() == 1
+        assert log._side.left in range(1, 70)

@@ -163,6 +163,7 @@ class GradLog:
             self._side = Log(
                 self._fit, names, optimizer, layout, self._compression, *every, mtbf=float(mtbf), max_iter=max_iter
             )
+        self._logged: list[tuple[torch.Tensor, int]] = []  # the gradients of this step, and their versions
         self._told = False  # that parameters were changed
         self._begun = self._quiet = False  # quiet: the hook lets steps pass, which are those of a replay
         self._captured = self._stepping = False  # the gradients were taken; and the optimizer has not returned since
@@ -372,11 +373,15 @@ class GradLog:
             torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
         last = found[-1][1]
         self._seen = weakref.ref(last), last._version
+        self._logged = [(one, one._version) for _, one in found]
         self._stepped_at = time.perf_counter()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls this at the end of the optimizer's step()."""
         self._stepping = False
+        if any(one._version != version for one, version in self._logged):
+            self._lose()  # a hook that torch called after this one has changed gradients
+        self._logged.clear()
         self._changes.settle()
 
     def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
@@ -472,8 +477,8 @@ class GradLog:
         if not self._told:
             self._told = True
             logger.warning(
-                "GradLog: other code than the optimizer changes parameters, which a replay can't do again: each commit "
-                "that follows such a change writes a full state"
+                "GradLog: other code than the optimizer changes parameters, or gradients in its step, which a replay "
+                "can't do again: each commit that follows such a change writes a full state"
             )
         self._side.lose()
 

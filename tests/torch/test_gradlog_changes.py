@@ -341,3 +341,28 @@ def test_a_batch_has_at_most_256_mebibytes(tmp_path: Path) -> None:
         net(torch.ones(1, 1000)).sum().backward()
         assert log.step() == 1
         assert log._side.left in range(1, 70)
+
+
+def test_I30_another_hook_changes_gradients_after_they_were_logged(tmp_path: Path) -> None:
+    hooked: list[Any] = []
+
+    def scale(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+        if optimizer not in hooked:
+            hooked.append(optimizer)
+            optimizer.register_step_pre_hook(lambda *_: [one.grad.mul_(0.1) for one in net.parameters()] and None)
+
+    assert same_bits(tmp_path, plain(lambda some: OPTIM.SGD(some, 0.5, momentum=0.9)), before=scale)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"maximize": True}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("kind", ["Adadelta", "Adagrad", "Adam", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD"])
+def test_optimizers_do_not_change_gradients(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    net = small()
+    optimizer = getattr(OPTIM, kind)(net.parameters(), lr=0.1, **options)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=2, full_every=99) as log:
+        log.resume()
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(1, 4)).sum().backward()
+            log.step()
+        assert len(store.group("training/log")) == 2

@@ -30,7 +30,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test test-archive test-torch test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-archive test-torch test-frameworks test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
 	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
+	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
@@ -85,6 +86,14 @@ test-torch: build
 	@build/torch/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/torch \
 		'tests/project/test_docs.py::test_python_blocks_run[training.md]' \
 		'tests/project/test_tidy.py::test_public_names_have_docstrings[pmstore.torch]' $(ARGS)
+
+# Beside what make test-torch has: PyTorch Lightning, Transformers and Accelerate, with what they need.
+test-frameworks: build
+	@set -e; if [ ! -e build/frameworks/.built ] || [ pyproject.toml -nt build/frameworks/.built ]; then \
+		torch=$$($(BIN)/python -m pip index versions torch --disable-pip-version-check 2>/dev/null | grep -o '[0-9.]*+cpu' | head -1); \
+		echo "Installing torch$${torch:+ $$torch}, lightning, transformers and accelerate into build/frameworks …"; \
+	fi; $(call environment,build/frameworks,"torch$${torch:+==$$torch}" -e '.[test-frameworks]')
+	@build/frameworks/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/frameworks $(ARGS)
 
 # Without a browser of the distribution it says so.
 test-browser: build

@@ -117,6 +117,14 @@ class BatchSampler:
                 f"{self._batches}: step() takes the number of batches since the last step"
             )
 
+    def end_epoch(self) -> None:
+        """Let the next iteration be of the next epoch, if all batches of this one are done.
+
+        After a resume, the epoch that was done comes once more, without a batch, so that a loop sees its end. This call
+        is for loops that know the epoch from elsewhere, as those of frameworks do.
+        """
+        self._resumed = self._resumed and self.position < self._batches
+
     def state_dict(self) -> dict[str, Any]:
         """Epoch, position and what the order depends on."""
         return {

@@ -125,6 +125,7 @@ PYTHON_ORDER = {
         "_ranks _log _checks _changes",
         "_persist _gradlog",
         "__init__",
+        "lightning transformers",
     ],
     "codecs": ["_passes", "_lcdelta", "__init__"],
     "testing": ["_pmexplorer _base", "_store", "_faults _files", "_explorer", "__init__ _command _decorator"],

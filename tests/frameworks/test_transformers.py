@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import pmstore
 from pmstore.torch.transformers import GradLogCallback
@@ -51,22 +51,32 @@ class Stop(TrainerCallback):
             raise RuntimeError("stopped here")
 
 
-def fit(path: Path, stop: Stop | None = None, batch: int = 3, resume: bool = True, **options: Any) -> str:
+def tied() -> nn.Module:
+    """A language model of the library, whose first and last layer have the same weight, with Dropout."""
+    return GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=6, n_embd=8, n_layer=1, n_head=2, n_inner=8))
+
+
+def fit(
+    path: Path, stop: Stop | None = None, batch: int = 3, resume: bool = True, language: bool = False, **options: Any
+) -> str:
     """Train, and return a digest of model, optimizer, scheduler and history; and the number of steps."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     draws = np.random.RandomState(1)
-    rows = [
+    rows: list[Any] = [
         {"x": torch.tensor(draws.randn(6), dtype=torch.float32), "labels": int(draws.randint(0, 3))}
         for _ in range(SAMPLES)
     ]
+    if language:
+        words = torch.tensor(draws.randint(0, 11, (SAMPLES, 6)))
+        rows = [{"input_ids": row, "labels": row} for row in words]
     given = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, **options}
     fixed = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
     arguments = TrainingArguments(output_dir=str(path.parent / "out"), **fixed, **given)
     with pmstore.open(path) as store:
         log = GradLogCallback(store, batch=batch, full_every=6)
         torch.manual_seed(0)
-        model = Net()
+        model = tied() if language else Net()
         callbacks = [log, *([stop] if stop else [])]
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:20], callbacks=callbacks)
         try:
@@ -95,6 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "evaluated after epochs": {"eval_strategy": "epoch"},
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 4},
     "sgd": {"optim": "sgd"},
+    "language": {"language": True},
 }
 
 

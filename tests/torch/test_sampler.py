@@ -131,3 +131,16 @@ def test_what_is_refused() -> None:
         BatchSampler(5, 2, seed=1).load_state_dict(sampler.state_dict())
     with pytest.raises(TypeError, match="batch_sampler=BatchSampler"):
         Seeded(Noisy())[3]
+
+
+def test_a_loop_that_knows_its_epoch_gets_no_empty_one() -> None:
+    done = BatchSampler(8, 4)
+    first, second = epoch_of(done), epoch_of(done)
+    resumed = BatchSampler(8, 4)
+    epoch_of(resumed)
+    state = resumed.state_dict()
+    resumed.load_state_dict(state)
+    assert epoch_of(resumed) == [] and epoch_of(resumed) == second != first
+    resumed.load_state_dict(state)
+    resumed.end_epoch()
+    assert epoch_of(resumed) == second

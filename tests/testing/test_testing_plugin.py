@@ -201,6 +201,8 @@ def test_given_stands_above(here: Path) -> None:
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    if not (pytester.path / "pytest.ini").exists():
+        pytester.makeini("[pytest]\n")  # otherwise the project's, where the temporary directory is inside of it
     return pytester.runpytest_inprocess(*PLUGIN, *arguments)
 
 

@@ -159,12 +159,18 @@ class Log:
         if not batches:
             return
         began = self._clock()
-        for number, count in enumerate(batches):
-            rows = self._layout.rows(np.array(self._group[f"log/{number}"]))
-            for row in range(count):
-                if rows.stepped[row]:
-                    self._take(rows, row)
-                    self._optimizer.step()
+        hooks = self._optimizer._optimizer_step_pre_hooks
+        others = dict(hooks)
+        hooks.clear()  # what they do to gradients was done when these were logged
+        try:
+            for number, count in enumerate(batches):
+                rows = self._layout.rows(np.array(self._group[f"log/{number}"]))
+                for row in range(count):
+                    if rows.stepped[row]:
+                        self._take(rows, row)
+                        self._optimizer.step()
+        finally:
+            hooks.update(others)
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._tuner.merged(max(self._clock() - began, 1e-9), len(batches))

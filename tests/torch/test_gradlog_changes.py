@@ -366,3 +366,13 @@ def test_optimizers_do_not_change_gradients(kind: str, options: dict[str, Any], 
             net(torch.ones(1, 4)).sum().backward()
             log.step()
         assert len(store.group("training/log")) == 2
+
+
+def test_I30_a_replay_does_not_call_hooks_that_change_gradients(tmp_path: Path) -> None:
+    def make() -> Any:
+        net = small()
+        optimizer = OPTIM.SGD(net.parameters(), 0.5, momentum=0.9)
+        optimizer.register_step_pre_hook(lambda *_: [one.grad.mul_(0.1) for one in net.parameters()] and None)
+        return net, optimizer, {}
+
+    assert same_bits(tmp_path, make)

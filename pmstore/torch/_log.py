@@ -86,7 +86,7 @@ class Log:
         self._work = ExitStack()
         self._history: History | None = None
         self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
-        self._time = 0.0
+        self._times: list[float] = []  # that of the next row of the history
         self._rows = layout.rows(
             np.zeros((min(batch or 1, full_every or batch or 1, most), layout.row_bytes), np.uint8)
         )
@@ -296,12 +296,13 @@ class Log:
 
     def _start_history(self) -> None:
         self._work.close()
-        self._history = History(self._group, self._max_iter, 1, lambda: self._time)
+        # The store knows the history as long as it is open, and the history must not know the model.
+        self._history = History(self._group, self._max_iter, 1, self._times.pop)
         self._work.enter_context(at_work(self._store, self._fit.name, self._history))
 
     def _write_history(self) -> None:
         """Write the rows of the history of the iterations that become durable."""
         for now, iteration, seconds, figures in self._told:
             assert self._history is not None
-            self._time = now
+            self._times.append(now)
             self._history.add(0, iteration, seconds, figures)

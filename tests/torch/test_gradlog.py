@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +426,19 @@ def test_another_order_of_the_data_is_refused(tmp_path: Path) -> None:
         GradLog(*linear(), store, data=BatchSampler(10, 4)).resume()
         with pytest.raises(ValueError, match="batch_size: 4 ≠ 5"):
             GradLog(*linear(), store, data=BatchSampler(10, 5)).resume()
+
+
+def test_a_log_that_is_dropped_is_gone(tmp_path: Path) -> None:
+    net, optimizer = linear()
+    with pmstore.open(tmp_path / "dropped.pm") as store:
+        log = GradLog(net, optimizer, store)
+        log.resume()
+        backward(net)
+        log.step()
+        gone = weakref.ref(net), weakref.ref(log)
+        del net, optimizer, log
+        gc.collect()
+        assert [one() for one in gone] == [None, None]
 
 
 def test_two_logs_of_one_group_do_not_mix(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> 
 def test_I3_a_crash_while_a_new_number_is_written_leaves_one_of_the_two(medium: Medium) -> None:
     tally, found = explored_renumbering(medium.directory / "store.pm", medium.name, budget=BUDGET // 2)
     assert found is None, found
-    assert tally.evaluated >= 50
+    assert tally.evaluated >= min(50, BUDGET // 2)
 
 
 @pytest.mark.parametrize("workload", [arrays, reuse, flips], ids=lambda workload: workload.__name__)

@@ -1,4 +1,4 @@
-"""What goes along with the commits of a store: pmstore.torch keeps a module and its optimizer in one."""
+"""Objects that a store calls at its commits and rollbacks: pmstore.torch keeps a module and its optimizer there."""
 
 from __future__ import annotations
 

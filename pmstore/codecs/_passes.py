@@ -128,7 +128,7 @@ class Coder:
         self._places = np.empty(0, np.uint32)
 
     def coded(self, kind: Kind, bits: int, table: Bytes, x: Bytes, before: Bytes) -> tuple[bytes, Bytes, Errors]:
-        """The bytes of a lossy difference; what comes out of it, until the next call; and how far that is from x.
+        """The bytes of a lossy difference, the array that they decode to (until the next call), and its distance to x.
 
         table: of `Buckets.kept`; x, before: contiguous bytes of elements.
         """
@@ -203,7 +203,7 @@ def plain(data: Bytes, size: int) -> bytes:
 
 
 def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
-    """What comes out: `before`, or zeros, with the difference. most: bytes. Raises ValueError for anything else than
+    """The decoded array: `before`, or zeros, plus the difference. most: bytes. Raises ValueError for anything else than
     `Coder` and `plain` have made."""
     stored = np.frombuffer(stored, np.uint8)
     _require(len(stored) >= _HEADER.size, "it is too short")

@@ -20,7 +20,18 @@ from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._rest import plain, restore
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["BUFFERS", "FULL", "Names", "put", "read_buffers", "read_full", "stored", "write_buffers", "write_full"]
+__all__ = [
+    "BUFFERS",
+    "FULL",
+    "Names",
+    "empty_state",
+    "put",
+    "read_buffers",
+    "read_full",
+    "stored",
+    "write_buffers",
+    "write_full",
+]
 
 FULL, BUFFERS = "full", "buffers"
 
@@ -152,6 +163,11 @@ def _like(parameter: torch.Tensor, stored: torch.Tensor, key: str, settings: Map
     """A tensor of the optimizer's state, on the device and in the memory order that torch gives it."""
     counts = key == "step" and not (settings.get("capturable") or settings.get("fused"))
     device = torch.device("cpu") if counts else parameter.device
-    if stored.shape == parameter.shape and stored.dim():
-        return torch.empty_like(parameter, dtype=stored.dtype, device=device, requires_grad=False).copy_(stored)
-    return stored.to(device, copy=True)
+    return empty_state(parameter, stored.shape, stored.dtype, device).copy_(stored)
+
+
+def empty_state(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An empty tensor for an optimizer's state. With the parameter's shape, it has its memory order, as torch does."""
+    if shape == parameter.shape and len(shape):
+        return torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
+    return torch.empty(shape, dtype=dtype, device=device)

@@ -279,8 +279,7 @@ class GradLog:
         self._check_begun()
         if not self._captured and self._scaler is None:
             raise ValueError("record() is called after optimizer.step(), which was not called since the last time")
-        loss = float(loss)
-        return self._done(loss, batches)
+        return self._done(float(loss), batches)
 
     def flush(self) -> None:
         """Commit the iterations that are not durable yet. For the time between two iterations."""

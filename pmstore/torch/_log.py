@@ -2,8 +2,8 @@
 
 The group of a training is a fit group (`pmstore.history` and ``pmstore watch`` know it) with::
 
-    head            full: the iteration of the full state; logged: the last iteration of the log; batches: the number,
-                    and the count of each batch, from number 0, since the full state
+    head            full: the iteration of the full state; logged: the last iteration of the log; batches: the
+                    number of rows in each batch since the full state, from batch 0
     full/…          the full state (_full.py), with the buffers and the rest; with top-k also full/residual/<parameter>
     log/<number>    a batch: uint8 of shape (count, row_bytes) (_layout.py), written once, straight to its place
     buffers/…       the buffers after the last iteration of the log
@@ -31,7 +31,7 @@ from pmstore._resume.history import at_work, check_history
 from pmstore.archive._tuning import Tuner
 from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, stored, write_buffers, write_full
 from pmstore.torch._layout import Layout, Rows, set_numbers
-from pmstore.torch._topk import Compression, put_kept
+from pmstore.torch._topk import Compression
 
 __all__ = ["Log"]
 
@@ -79,17 +79,14 @@ class Log:
         self._fit, self._group, self._store = fit_group, fit_group.group, fit_group.store
         self._names, self._optimizer, self._layout, self._compression = names, optimizer, layout, compression
         self._batch, self._full_every, self._max_iter = batch, full_every, max_iter
-        most = max(1, min(_MOST_BATCH, _MOST_BATCH_BYTES // layout.row_bytes))
-        self._most = most
-        self._tuner = Tuner(mtbf, batch_most=most)
+        self._most = max(1, min(_MOST_BATCH, _MOST_BATCH_BYTES // layout.row_bytes))  # iterations in a batch
+        self._tuner = Tuner(mtbf, batch_most=self._most)
         self._clock = float if self._store.recorded else time.perf_counter  # a crash test compares the commits of runs
         self._work = ExitStack()
         self._history: History | None = None
         self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
         self._times: list[float] = []  # that of the next row of the history
-        self._rows = layout.rows(
-            np.zeros((min(batch or 1, full_every or batch or 1, most), layout.row_bytes), np.uint8)
-        )
+        self._rows = self._empty_rows(self._capacity())
         self._first = 0  # the iterations before the first row
         self._only_full = False  # rows were lost, so that the next commit is of a full state
         self._head: dict[str, Any] | None = None  # as it was committed last
@@ -189,8 +186,7 @@ class Log:
                     raise self._fit.changed("log", f"indices of {parameter.numel()} elements", "one that is none")
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
-                put_kept(parameter.grad, parameter, chosen.long(), kept)
-                self._compression.sent(number, chosen.long())
+                self._compression.replay(number, parameter.grad, chosen.long(), kept)
 
     # ---- rows
 
@@ -265,10 +261,17 @@ class Log:
 
     def _new_batch(self) -> None:
         self._first = self.iteration
-        batch = self._batch or self._tuner.choice().batch
-        capacity = min(batch, self._full_every or batch, self._most)
+        capacity = self._capacity()
         if capacity != len(self._rows.array):
-            self._rows = self._layout.rows(np.zeros((capacity, self._layout.row_bytes), np.uint8))
+            self._rows = self._empty_rows(capacity)
+
+    def _capacity(self) -> int:
+        """The number of iterations in the next batch."""
+        batch = self._batch or self._tuner.choice().batch
+        return min(batch, self._full_every or batch, self._most)
+
+    def _empty_rows(self, count: int) -> Rows:
+        return self._layout.rows(np.zeros((count, self._layout.row_bytes), np.uint8))
 
     def _interval(self) -> int:
         return self._full_every or self._tuner.choice().base_interval

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from pmstore.torch._full import Names
+from pmstore.torch._full import Names, empty_state
 from pmstore.torch._layout import Layout, Rows
 from pmstore.torch._topk import Compression
 
@@ -68,7 +68,7 @@ class Ranks:
 def _described(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of a parameter, without the contents of tensors: for those shape, dtype, and whether on the CPU."""
     return {
-        key: ("tensor", tuple(one.shape), one.dtype, one.device.type == "cpu")
+        key: ("tensor", one.shape, one.dtype, one.device.type == "cpu")
         if isinstance(one, torch.Tensor)
         else ("value", one)
         for key, one in state.items()
@@ -82,13 +82,7 @@ def _made(described: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, An
             made[key] = parts[0]
             continue
         shape, dtype, on_cpu = parts
-        device = torch.device("cpu") if on_cpu else parameter.device
-        like = shape == tuple(parameter.shape) and len(shape) > 0
-        made[key] = (
-            torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
-            if like
-            else torch.empty(shape, dtype=dtype, device=device)
-        )
+        made[key] = empty_state(parameter, shape, dtype, torch.device("cpu") if on_cpu else parameter.device)
     return made
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pmstore.torch._layout import Layout, Rows
 
-__all__ = ["Compression", "put_kept"]
+__all__ = ["Compression"]
 
 _SAMPLED = 64  # one of so many elements is looked at to guess the threshold
 _SAFE = 1.3  # more candidates than are kept, so that the guess is seldom too high
@@ -51,21 +51,22 @@ class Compression:
             values.copy_(kept)
             indices.copy_(chosen)
             flat[chosen] = 0
-            put_kept(gradient, parameter, chosen, kept)
+            self._put(number, gradient, chosen, kept)
 
-    def sent(self, number: int, chosen: torch.Tensor) -> None:
-        """A replayed iteration has given these elements to the optimizer: nothing of them is left."""
+    def replay(self, number: int, gradient: torch.Tensor, chosen: torch.Tensor, kept: torch.Tensor) -> None:
+        """Make a gradient what `compress` has left of it. Nothing of these elements is left for later."""
+        self._put(number, gradient, chosen, kept)
         in_memory_order(self.residuals[number])[chosen] = 0
 
-
-def put_kept(gradient: torch.Tensor, parameter: torch.Tensor, chosen: torch.Tensor, kept: torch.Tensor) -> None:
-    """Make a gradient zero but for the kept elements; chosen: their indices in the memory order of the parameter."""
-    if gradient.stride() == parameter.stride() == torch.empty_like(parameter, device="meta").stride():
-        in_memory_order(gradient.zero_())[chosen] = kept
-    else:
-        sparse = torch.zeros_like(parameter, memory_format=torch.preserve_format, requires_grad=False)
-        in_memory_order(sparse)[chosen] = kept
-        gradient.copy_(sparse)
+    def _put(self, number: int, gradient: torch.Tensor, chosen: torch.Tensor, kept: torch.Tensor) -> None:
+        """Make a gradient zero but for the kept elements; chosen: their indices in the memory order of the residual."""
+        residual = self.residuals[number]
+        if gradient.stride() == residual.stride():
+            in_memory_order(gradient.zero_())[chosen] = kept
+        else:
+            sparse = torch.zeros_like(residual)
+            in_memory_order(sparse)[chosen] = kept
+            gradient.copy_(sparse)
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:

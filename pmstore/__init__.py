@@ -143,6 +143,14 @@ def __getattr__(name: str) -> _Any:
         import pmstore.codecs
 
         return pmstore.codecs
+    if name == "scale":
+        import pmstore.scale
+
+        return pmstore.scale
+    if name in ("MapReduce", "Shard"):
+        import pmstore.scale
+
+        return getattr(pmstore.scale, name)
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 

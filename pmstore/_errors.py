@@ -26,12 +26,16 @@ __all__ = [
     "InternalError",
     "InvalidNameError",
     "LostUpdateWarning",
+    "MapReduceError",
     "NameConflictError",
     "NonDeterministicError",
+    "NondeterminismError",
     "NotAStoreError",
     "OutOfMemoryError",
     "OutOfSpaceError",
     "ReadOnlyStoreError",
+    "ShardError",
+    "ShardTimeoutError",
     "StaleSnapshotError",
     "StoreExistsError",
     "StoreIOError",
@@ -42,6 +46,7 @@ __all__ = [
     "UncommittedChangesWarning",
     "UnknownNameError",
     "UnknownVersionError",
+    "WorkersLostError",
 ]
 
 
@@ -285,6 +290,41 @@ class DerivedMismatchError(DerivedArrayError, ValueError):
 
 class NonDeterministicError(DerivedArrayError):
     """The function of a derived array returned another value for the same inputs; see ``verify`` of `Store.derive`."""
+
+
+class MapReduceError(Error, RuntimeError):
+    """Base class of the errors of a `MapReduce` that is not complete on its workers. The store keeps the last epoch.
+
+    Attributes
+    ----------
+    shard : int or None
+        The number of the shard.
+    worker : str or None
+        The name of the worker.
+    """
+
+    def __init__(self, text: str, shard: int | None = None, worker: str | None = None) -> None:
+        super().__init__(text, shard, worker)
+        self.shard, self.worker = shard, worker
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ShardError(MapReduceError):
+    """A shard can't be loaded or computed, or has other contents than when the fit began."""
+
+
+class ShardTimeoutError(ShardError, TimeoutError):
+    """A shard has no result after the time that the caller allows."""
+
+
+class NondeterminismError(MapReduceError):
+    """A map gave two results for the same shard, state and random numbers."""
+
+
+class WorkersLostError(MapReduceError):
+    """There are no workers that could go on: they end as soon as they begin, or compute with other libraries."""
 
 
 class ArchiveError(Error, RuntimeError):

@@ -220,7 +220,7 @@ class Resumable(ABC):
         self.resumed_from_run_ = self.resumed_from_iter_ = 0
         self.slot_name_ = None
         if store is None:
-            self.state = State(self.fields())
+            self.state = State(self._table())
             in_memory: dict[str, Any] = {}
             rows = Rows(in_memory, self.max_iter, self.runs)
             self._add_first(rows, self._start())
@@ -234,7 +234,7 @@ class Resumable(ABC):
             fit_group = FitGroup(own, self.slot_name_)
             with fit_group.worked_on():
                 found = fit_group.admit(fingerprint)
-                fields = tuple(self.fields())
+                fields = tuple(self._table())
                 if found:
                     check_fit_group(fit_group, fields, self.runs, self.max_iter)
                     self._tell_where(fit_group)
@@ -269,6 +269,10 @@ class Resumable(ABC):
         forget(store, slot_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)
 
     _call = "run()"
+
+    def _table(self) -> Iterable[Field]:
+        """All fields, with those of the loop itself."""
+        return self.fields()
 
     def _whole_fingerprint(self) -> Fingerprint:
         """The hashed fingerprint, together with everything that the loop itself depends on."""

@@ -1,0 +1,74 @@
+"""What an engine is: five methods that carry questions to workers, and replies back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pmstore.scale._holder import Function, Holder
+from pmstore.scale._messages import Array, Lost, Reply, Tag
+from pmstore.scale._shards import Shard
+
+
+class Engine(ABC):
+    """Workers, wherever they are. pmstore has three: `Processes`, `Dask` and `Serial`.
+
+    An engine decides where a shard is computed. It promises nothing about order, and may lose, repeat or delay what it
+    carries: the coordinator asks again, and counts one reply for each shard. It does not start over by itself. On its
+    workers it keeps one `Holder` each, and calls `Holder.answer`.
+    """
+
+    @abstractmethod
+    def start(self, shards: Sequence[Shard]) -> None:
+        """Take the shards, and begin to start workers."""
+
+    @abstractmethod
+    def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
+        """Ask a worker for ``holder.answer(i, shards[i], function, shared, tag)``. Does not wait.
+
+        The same question may be asked again while it is open: then another worker than before gets it, if there is
+        one. `function` and `shared` are the same objects for all questions of an epoch, and do not change.
+        """
+
+    @abstractmethod
+    def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
+        """What arrived: at least one message, or none after `timeout` seconds (None: no limit).
+
+        Raises
+        ------
+        WorkersLostError
+            There are no workers, and no new ones can be had.
+        """
+
+    @abstractmethod
+    def cancel(self, tag: Tag) -> None:
+        """Nobody waits for the replies to this tag any more. Questions that no worker has begun may be dropped."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the workers that this engine started. May be called twice, and after errors."""
+
+
+class Serial(Engine):
+    """Everything in this process and thread: for debugging a map, and for small data."""
+
+    def __init__(self) -> None:
+        self._holder = Holder("this process")
+        self._shards: Sequence[Shard] = ()
+        self._asked: list[tuple[Any, ...]] = []
+
+    def start(self, shards: Sequence[Shard]) -> None:
+        self._shards = shards
+
+    def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
+        self._asked.append((i, self._shards[i], function, shared, tag))
+
+    def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
+        return [self._holder.answer(*self._asked.pop(0))] if self._asked else []
+
+    def cancel(self, tag: Tag) -> None:
+        self._asked = [asked for asked in self._asked if asked[-1] != tag]
+
+    def close(self) -> None:
+        self._asked.clear()

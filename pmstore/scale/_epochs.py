@@ -1,0 +1,240 @@
+"""The protocol: how a coordinator gets one reply for every shard out of workers that die, hang and lag.
+
+A question is open until the first valid reply to it arrives. The coordinator asks again, elsewhere if there is another
+worker, when the engine says that it lost the question, when a reply was damaged, and when the reply is late::
+
+              submit                       valid reply
+    asked ─────────────▶ open ─────────────────────────────────▶ counted ──┐ a second valid reply
+                          │ ▲                                       ▲      │ with the same hash
+                          └─┘ lost, damaged or late: submit again   └──────┘
+
+A reply is valid if its tag is that of the epoch, its shard is one of the epoch's, and its hash is that of its contents.
+A second valid reply with another hash ends the fit: the map is not a function of its arguments. Replies of earlier
+attempts and epochs are ignored, but those of the last epoch are still compared.
+
+Nothing here is durable, and nothing needs to be: a coordinator that dies asks again what its last commit did not count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from pmstore._errors import NondeterminismError, ShardError, ShardTimeoutError, WorkersLostError
+from pmstore.scale._engine import Engine
+from pmstore.scale._holder import Function
+from pmstore.scale._messages import Array, Lost, Reply, Result, Tag, digest_of
+from pmstore.scale._shards import Shard
+from pmstore.scale._tree import Tree
+
+LATE = 1.35
+"""A reply is late when it takes so many times the median of the shard's earlier ones. Each further wait is twice as
+long."""
+
+SLACK = 0.1  # seconds that no reply is late by
+UNKNOWN = 3.0  # the factor for the first epochs: of the slowest reply so far, when half of the replies are there
+MEMORY = 5  # epochs whose times a median is taken over
+LOSSES = 8  # times that a shard may be lost or damaged in one epoch
+LOADS = 2  # times that a loader may fail before that counts as its answer
+
+
+class _Question:
+    """What an epoch asks about one shard."""
+
+    __slots__ = ("digest", "late_after", "losses")
+
+    def __init__(self, late_after: float) -> None:
+        self.late_after = late_after  # seconds after the epoch began
+        self.losses = 0
+        self.digest = ""  # of the reply that counted
+
+
+class Epochs:
+    """Asks the workers of an engine, epoch after epoch.
+
+    Parameters
+    ----------
+    engine : Engine
+        Started.
+    shards : sequence of Shard
+    timeout : float, optional
+        Seconds that a shard may take in an epoch, with waiting for a free worker. None: no limit.
+    clock : callable, default=time.monotonic
+
+    Attributes
+    ----------
+    late, lost : int
+        How often the last epoch asked again because a reply was late, and because a worker or a reply was lost.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        shards: Sequence[Shard],
+        timeout: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._shards, self._clock = engine, shards, clock
+        self._timeout = math.inf if timeout is None else timeout
+        self._usual: list[deque[float]] = [deque(maxlen=MEMORY) for _ in shards]  # seconds, in the last epochs
+        self._earlier: tuple[Tag | None, list[_Question]] = None, []  # the epoch before
+        self._environment: tuple[str, str] | None = None  # of all workers, and the name of the first
+        self.late = self.lost = 0
+
+    def run(
+        self,
+        function: Function,
+        shared: Mapping[str, Array],
+        tag: Tag,
+        combine: Callable[[Result, Result], Result],
+    ) -> Result:
+        """The combination of the replies of all shards.
+
+        Raises
+        ------
+        MapReduceError
+            A shard can't be computed; the message names it, and the worker.
+        """
+        self._function, self._shared, self._tag = function, shared, tag
+        self._tree = Tree(len(self._shards), combine)
+        self._missing = len(self._shards)
+        self._slowest = 0.0
+        self.late = self.lost = 0
+        self._began = self._clock()
+        self._questions = [_Question(self._usually_late(i)) for i in range(self._missing)]
+        self._next_late = min(question.late_after for question in self._questions)
+        for i in range(self._missing):
+            self._ask(i)
+        while self._missing:
+            until = self._began + min(self._next_late, self._timeout) - self._clock()
+            for message in self._engine.completed(max(0.0, until) if until < math.inf else None):
+                self._take(message)
+            if self._missing:
+                self._ask_late_ones(self._clock() - self._began)
+        self._earlier = tag, self._questions
+        self._engine.cancel(tag)
+        return self._tree.root()
+
+    def _ask(self, i: int) -> None:
+        self._engine.submit(i, self._function, self._shared, self._tag)
+
+    # ---- messages
+
+    def _take(self, message: Reply | Lost) -> None:
+        i = message.shard
+        if message.tag == self._tag:
+            question = self._questions[i]
+        elif message.tag == self._earlier[0]:
+            question = self._earlier[1][i]
+        else:
+            return
+        if isinstance(message, Lost):
+            if not question.digest:
+                self._lose(i, message.worker, message.reason)
+            return
+        valid = message.result is not None and message.digest == digest_of(i, message.tag, message.result)
+        if question.digest:
+            if valid and message.digest != question.digest:
+                raise self._differs(message)
+            return
+        self._check_environment(message)
+        if message.failure is not None:
+            if message.failure.kind != "load" or question.losses >= LOADS:
+                raise self._failed(message)
+            self._lose(i, message.worker, message.failure.text)  # another worker may reach what this one doesn't
+        elif not valid:
+            self._lose(i, message.worker, "its reply was damaged on the way")
+        else:
+            assert message.result is not None
+            self._count(question, message)
+            self._tree.put(i, message.result)
+
+    def _count(self, question: _Question, reply: Reply) -> None:
+        question.digest = reply.digest
+        self._missing -= 1
+        waited = self._clock() - self._began
+        self._slowest = max(self._slowest, waited)
+        if self._tag.epoch >= 0:
+            self._usual[reply.shard].append(waited)
+        if self._missing == len(self._shards) // 2:  # what is late in a first epoch follows from its first half
+            for other in self._questions:
+                other.late_after = min(other.late_after, UNKNOWN * self._slowest + 1)
+            self._next_late = min(self._next_late, UNKNOWN * self._slowest + 1)
+
+    def _lose(self, i: int, worker: str, reason: str) -> None:
+        """Ask again for what was lost. Raises ShardError after LOSSES times."""
+        question = self._questions[i]
+        question.losses += 1
+        self.lost += 1
+        if question.losses >= LOSSES:
+            raise ShardError(f"{self._name(i)} was lost {LOSSES} times, the last time on {worker}: {reason}", i, worker)
+        self._ask(i)
+
+    # ---- time
+
+    def _usually_late(self, i: int) -> float:
+        """The seconds after which the reply for a shard is late."""
+        usual = self._usual[i]
+        if len(usual) < 2:
+            return math.inf
+        median = statistics.median(usual)
+        return max(LATE * median, median + SLACK)
+
+    def _ask_late_ones(self, waited: float) -> None:
+        """Ask again for replies that are late. Raises ShardTimeoutError for one that took too long."""
+        if waited >= self._timeout:
+            i = next(i for i, question in enumerate(self._questions) if not question.digest)
+            raise ShardTimeoutError(
+                f"{self._name(i)} has no result after {waited:.3g} s in epoch {self._tag.epoch}, and timeout is "
+                f"{self._timeout:g} s: its map does not end, or a loader waits for something",
+                i,
+            )
+        if waited < self._next_late:
+            return
+        for i, question in enumerate(self._questions):
+            if not question.digest and waited >= question.late_after:
+                question.late_after *= 2
+                self.late += 1
+                self._ask(i)
+        open_ones = (question.late_after for question in self._questions if not question.digest)
+        self._next_late = min(open_ones, default=math.inf)
+
+    # ---- what ends a fit
+
+    def _check_environment(self, reply: Reply) -> None:
+        if self._environment is None:
+            self._environment = reply.environment, reply.worker
+        elif reply.environment != self._environment[0]:
+            raise WorkersLostError(
+                f"{reply.worker} computes with other versions, another BLAS or other threads than "
+                f"{self._environment[1]}, so that results would depend on which of them gets a shard: "
+                "give all workers the same environment",
+                reply.shard,
+                reply.worker,
+            )
+
+    def _differs(self, reply: Reply) -> NondeterminismError:
+        return NondeterminismError(
+            f"{self._name(reply.shard)} gave two results in epoch {reply.tag.epoch}, the second one on {reply.worker}: "
+            "map() must be a function of its arguments alone. Draw random numbers from its argument rng; don't read "
+            "the clock, global state, or sets, whose order differs between processes.",
+            reply.shard,
+            reply.worker,
+        )
+
+    def _failed(self, reply: Reply) -> ShardError:
+        assert reply.failure is not None
+        what = {
+            "load": "can't be loaded",
+            "changed": "is not what it was when the fit began",
+            "map": f"has no result in epoch {reply.tag.epoch}",
+        }[reply.failure.kind]
+        return ShardError(
+            f"{self._name(reply.shard)} {what}, on {reply.worker}: {reply.failure.text}", reply.shard, reply.worker
+        )
+
+    def _name(self, i: int) -> str:
+        return f"shard {i} of {len(self._shards)}, {self._shards[i]},"

@@ -1,0 +1,180 @@
+"""A worker's part: it holds shards and answers questions about them.
+
+A holder keeps no state that a result depends on. What it holds are copies of shards, each checked when it was loaded,
+and what the algorithm prepared from them; both are made again when they are missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from pmstore._resume.fingerprint import describe, describe_environment, hash_array
+from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
+from pmstore.scale._shards import Shard
+
+
+class Function(Protocol):
+    """What a worker does with a shard. It travels to the worker as a pickle."""
+
+    def expected(self, i: int) -> str | None:
+        """The contents that the shard must have, as `contents_of` returns them; None: any."""
+
+    def prepare(self, data: Any) -> Any:
+        """What the holder keeps of a loaded shard."""
+
+    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
+        """The result for the shard, as arrays."""
+
+
+class Holder:
+    """Holds shards on a worker.
+
+    Parameters
+    ----------
+    worker : str
+        The name of the worker, for messages.
+    memory : int, optional
+        The number of bytes that shards may take. The holder loads what has no room again for each question. None: no
+        limit. Arrays over files and over shared memory don't count, as the system can drop their pages.
+    """
+
+    def __init__(self, worker: str, memory: int | None = None) -> None:
+        self._worker = worker
+        self._memory = memory
+        self._held: dict[int, tuple[str, bool, Any]] = {}  # contents, whether it is prepared, the shard
+        self._bytes = 0
+
+    def answer(self, i: int, shard: Shard, function: Function, shared: Mapping[str, Array], tag: Tag) -> Reply:
+        """The reply to a question. An exception of the loader or of the map becomes a reply, too."""
+        began = time.monotonic()
+        kind = "load"
+        try:
+            contents, held = self._shard(i, shard, function, tag.epoch >= 0)
+            expected = function.expected(i)
+            if expected is not None and contents != expected:
+                self._drop(i)
+                failure = Failure("changed", f"{shard} has the contents {contents} now, not {expected}")
+                return Reply(i, tag, self._worker, environment=environment_digest(), failure=failure)
+            kind = "map"
+            result = _checked(function(i, held, contents, shared, tag))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            return Reply(i, tag, self._worker, environment=environment_digest(), failure=Failure(kind, text))
+        seconds = time.monotonic() - began
+        return Reply(i, tag, self._worker, result, digest_of(i, tag, result), seconds, environment_digest())
+
+    def _shard(self, i: int, shard: Shard, function: Function, prepared: bool) -> tuple[str, Any]:
+        """The contents and the shard; it is prepared if that is asked for."""
+        contents, is_prepared, held = self._held.get(i, ("", False, None))
+        if not contents:
+            held = read_only(shard())
+            contents = contents_of(held)
+        elif is_prepared == prepared:
+            return contents, held
+        if prepared and not is_prepared:
+            held = function.prepare(held)
+        self._drop(i)
+        size = _size(held)
+        if self._memory is None or self._bytes + size <= self._memory:
+            self._held[i] = contents, prepared, held
+            self._bytes += size
+        return contents, held
+
+    def _drop(self, i: int) -> None:
+        if i in self._held:
+            self._bytes -= _size(self._held.pop(i)[2])
+
+
+class Describe:
+    """The first question of a run: what is in a shard, and where the worker computes."""
+
+    def expected(self, i: int) -> str | None:
+        return None
+
+    def prepare(self, data: Any) -> Any:
+        return data
+
+    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
+        told = {
+            "contents": contents,
+            "shape": getattr(held, "shape", None),
+            "dtype": str(held.dtype) if hasattr(held, "dtype") else None,
+            "environment": environment(),
+        }
+        return {str(i): np.frombuffer(json.dumps(told).encode(), np.uint8)}
+
+
+def contents_of(data: Any) -> str:
+    """A hash of what a loader returned: an array, or a tuple, list or dict of arrays and plain values."""
+    if isinstance(data, np.ndarray) and data.dtype != object:
+        return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
+    return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
+
+
+def read_only(data: Any) -> Any:
+    """The data, as arrays that can't be written to: a map must not change its shard."""
+    if isinstance(data, np.ndarray):
+        view = data.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(data, Mapping):
+        return {key: read_only(value) for key, value in data.items()}
+    if type(data) in (list, tuple):
+        return type(data)(map(read_only, data))
+    return data
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """What the bits of a result depend on, beside data and code: versions, BLAS with its kernel, threads."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    try:
+        import scipy.linalg  # noqa: F401 (so that its BLAS is loaded on every worker, or on none)
+        from threadpoolctl import threadpool_info
+    except ModuleNotFoundError:
+        return describe_environment(threads, ())
+    return describe_environment(threads, threadpool_info())
+
+
+@functools.cache
+def environment_digest() -> str:
+    """A short hash of `environment`."""
+    return hash_array(np.frombuffer(json.dumps(environment(), sort_keys=True).encode(), np.uint8))
+
+
+def _checked(result: Any) -> Result:
+    """The result as arrays in C order. Raises TypeError for anything else."""
+    if not isinstance(result, Mapping) or not all(type(name) is str for name in result):
+        raise TypeError(f"map() returns a dict of arrays by name, not {result!r:.200}")
+    arrays = {name: np.asarray(value, order="C") for name, value in result.items()}
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"map() returns arrays of numbers; {name!r} is {result[name]!r:.200}")
+    return arrays
+
+
+def _size(held: Any) -> int:
+    """The bytes of private memory that a shard takes, as far as it tells."""
+    if isinstance(held, np.ndarray):
+        base: Any = held
+        while isinstance(base, np.ndarray):
+            if isinstance(base, np.memmap):
+                return 0
+            base = base.base
+        if isinstance(base, memoryview):
+            base = base.obj
+        return 0 if isinstance(base, mmap.mmap) else held.nbytes
+    if isinstance(held, Mapping):
+        return sum(map(_size, held.values()))
+    if isinstance(held, list | tuple):
+        return sum(map(_size, held))
+    return int(getattr(held, "nbytes", 0))

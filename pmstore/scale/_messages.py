@@ -1,0 +1,96 @@
+"""What a coordinator and its workers tell each other. An engine carries it, and looks at nothing but the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore._resume.fingerprint import hash_array
+
+Array = npt.NDArray[Any]
+Result = dict[str, Array]
+
+
+class Tag(NamedTuple):
+    """Which question a reply belongs to. A later attempt or epoch makes earlier ones void.
+
+    Attributes
+    ----------
+    run : str
+        The computation.
+    attempt : int
+        The number of the coordinator, from 1: each one commits a larger number before it asks.
+    epoch : int
+        The epoch, from 0; -1 while the shards are described.
+    """
+
+    run: str
+    attempt: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker has no result.
+
+    Attributes
+    ----------
+    kind : {"load", "changed", "map"}
+        The shard can't be loaded; it has other contents than at the start; the map raised, or returned something else
+        than arrays.
+    text : str
+        The message, with the traceback if there is one.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A worker's answer.
+
+    Attributes
+    ----------
+    shard : int
+    tag : Tag
+    worker : str
+        The name of the worker, for messages.
+    result : dict of ndarray, or None
+    digest : str
+        `digest_of` the reply, computed by the worker.
+    seconds : float
+        The time that the worker took, with loading.
+    environment : str
+        A hash of the versions, BLAS and threads of the worker.
+    failure : Failure, optional
+    """
+
+    shard: int
+    tag: Tag
+    worker: str
+    result: Result | None = None
+    digest: str = ""
+    seconds: float = 0.0
+    environment: str = ""
+    failure: Failure | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """An engine's message: no worker will answer this request, because the one that had it is gone."""
+
+    shard: int
+    tag: Tag
+    worker: str
+    reason: str
+
+
+def digest_of(shard: int, tag: Tag, result: Mapping[str, Array]) -> str:
+    """A hash of a result and of what it answers. Two replies to one request have the same one."""
+    parts = (f"{name} {array.dtype.str} {array.shape} {hash_array(array)}" for name, array in result.items())
+    return hash_array(np.frombuffer(repr((shard, tuple(tag), *parts)).encode(), np.uint8))

@@ -1,0 +1,264 @@
+"""The engine on processes of this machine.
+
+Each seat has one process at a time, a socket to it, and a thread that sends, so that a process which is stopped blocks
+nobody. A process that ended is replaced. The processes end with the thread that started them, whatever happens to it
+(PR_SET_PDEATHSIG), and read shards of arrays from one piece of shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from pmstore._errors import WorkersLostError
+from pmstore.scale._engine import Engine
+from pmstore.scale._holder import Function
+from pmstore.scale._messages import Array, Lost, Reply, Tag
+from pmstore.scale._shards import Shard
+from pmstore.scale._travel import packed, packed_apart
+
+AHEAD = 2  # questions that a process has at a time: it needs not wait for the next one
+DEATHS = 5  # processes of a seat that end, one after the other, without a reply
+PATIENCE = 3  # times that a question is asked again of the only worker before that one is replaced
+
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
+
+_Asked = tuple[int, Tag]  # a question: a shard and its epoch
+
+
+class Processes(Engine):
+    """An engine of processes on this machine.
+
+    Parameters
+    ----------
+    workers : int
+        The number of processes. The result does not depend on it.
+    threads : int, default=1
+        The number of threads of BLAS and OpenMP in each process. The result may depend on it.
+    memory : int, optional
+        The bytes that the shards of one process may take. What has no room is loaded again for each epoch. None: a
+        share of 60 % of the memory that is available when a process starts, within the limit of its cgroup. Memory
+        maps and arrays that were given as arrays don't count.
+    """
+
+    def __init__(self, workers: int, *, threads: int = 1, memory: int | None = None) -> None:
+        for name, value in {"workers": workers, "threads": threads, "memory": memory}.items():
+            if (isinstance(value, bool) or not isinstance(value, int) or value < 1) and not (
+                name == "memory" and value is None
+            ):
+                raise ValueError(f"{name} is a whole number from 1, not {value!r}")
+        self._workers, self._threads, self._memory = workers, threads, memory
+        self._seats: list[_Seat] = []
+        self._shared_file = -1
+
+    def start(self, shards: Sequence[Shard]) -> None:
+        self._count = len(shards)
+        self._asked: dict[_Asked, list[_Seat]] = {}  # the seats that were asked each open question
+        self._pickled = _Pickled()
+        self._shared_file = _shared(packed_apart(tuple(shards), "the shards"))
+        self._seats = [_Seat(number, self._process) for number in range(min(self._workers, len(shards)))]
+
+    def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
+        question = i, tag
+        asked = self._asked.setdefault(question, [])
+        seat = self._seat_for(i, asked)
+        if asked and seat in asked:
+            if len(asked) <= PATIENCE:
+                asked.append(seat)  # it has the question, and there is no other seat that could take it
+                return
+            seat.replace(f"it did not answer after {len(asked)} questions")
+        for late in asked:
+            late.is_late = True
+        asked.append(seat)
+        seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
+
+    def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
+        ready = wait([seat.connection for seat in self._seats], timeout)
+        messages: list[Reply | Lost] = []
+        for seat in self._seats:
+            if seat.connection in ready:
+                messages += seat.received()
+        for message in messages:
+            question = message.shard, message.tag
+            for seat in self._asked.pop(question, ()):
+                seat.forget(question)
+        return messages
+
+    def cancel(self, tag: Tag) -> None:
+        self._asked = {question: seats for question, seats in self._asked.items() if question[1] != tag}
+        for seat in self._seats:
+            seat.waiting = deque(asked for asked in seat.waiting if asked[0][1] != tag)
+
+    def close(self) -> None:
+        for seat in self._seats:
+            seat.end()
+        self._seats = []
+        if self._shared_file >= 0:
+            os.close(self._shared_file)
+            self._shared_file = -1
+
+    def _seat_for(self, i: int, asked: Sequence[_Seat]) -> _Seat:
+        """The seat that holds a shard, or the least busy one if that was asked already, or is late itself."""
+        home = self._seats[i * len(self._seats) // self._count]
+        if not asked and not home.is_late:
+            return home
+        others = [seat for seat in self._seats if seat not in asked and not seat.is_late]
+        return min(others, key=_Seat.load, default=home)
+
+    def _process(self, number: int, name: str) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = socket.socketpair()
+        threads = {f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL", "BLIS")}
+        told = {
+            "name": name,
+            "socket": theirs.fileno(),
+            "shards": self._shared_file,
+            "parent": os.getpid(),
+            "memory": self._memory,
+            "workers": len(self._seats) or min(self._workers, self._count),
+        }
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(told)],
+                pass_fds=(theirs.fileno(), self._shared_file),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **threads},
+            )
+        return process, Connection(ours.detach())
+
+
+class _Pickled:
+    """Pickles the function and the state that all questions of an epoch share, once, and gives each a number."""
+
+    def __init__(self) -> None:
+        self._last: list[tuple[Any, int, bytes]] = [(None, -1, b""), (None, -1, b"")]
+
+    def number(self, place: int, given: Any) -> tuple[int, bytes]:
+        """The number of the function (place 0) or of the state (place 1), and its pickle."""
+        known, number, data = self._last[place]
+        if known is not given:
+            number, data = number + 1, packed(given, "the algorithm") if place == 0 else pickle.dumps(given, 5)
+            self._last[place] = given, number, data
+        return number, data
+
+
+class _Seat:
+    """The place of a worker: one process after the other."""
+
+    def __init__(self, number: int, start: Any) -> None:
+        self._number, self._start = number, start
+        self._generation = -1
+        self._deaths = 0
+        self.is_late = False  # another seat was asked for what this one has
+        self.waiting: deque[tuple[_Asked, tuple[int, bytes], tuple[int, bytes]]] = deque()
+        self._has: dict[_Asked, Any] = {}  # the questions that the process has
+        self._begin()
+
+    def _begin(self) -> None:
+        self._generation += 1
+        self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
+        self._process, self.connection = self._start(self._number, self.name)
+        self.name += f" (pid {self._process.pid})"
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._knows = [-1, -1]  # the numbers of the function and of the state that the process has
+        threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
+
+    def load(self) -> int:
+        """The number of questions that the seat has."""
+        return len(self._has) + len(self.waiting)
+
+    def ask(self, question: _Asked, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
+        """Ask the process, or let the question wait until it has answered others."""
+        self.waiting.append((question, function, shared))
+        self._send()
+
+    def _send(self) -> None:
+        while self.waiting and len(self._has) < AHEAD:
+            question, *objects = self.waiting.popleft()
+            for place, (number, data) in enumerate(objects):
+                if number != self._knows[place]:
+                    self._knows[place] = number
+                    self._outbox.put(pickle.dumps((place, data), 5))
+            self._has[question] = None
+            self._outbox.put(pickle.dumps(question, 5))
+
+    def received(self) -> list[Reply | Lost]:
+        """The reply that arrived, or what is lost because the process ended."""
+        try:
+            reply: Reply = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            return self.replace()
+        self._deaths = 0
+        self.is_late = False
+        self._has.pop((reply.shard, reply.tag), None)
+        self._send()
+        return [reply]
+
+    def forget(self, question: _Asked) -> None:
+        """Another seat has answered."""
+        self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
+
+    def replace(self, reason: str = "") -> list[Reply | Lost]:
+        """Start another process; returns what the last one had, except what it did not answer in time."""
+        lost, self._has = self._has, {}
+        status = self.end()
+        self._deaths += 1
+        if self._deaths >= DEATHS:
+            raise WorkersLostError(
+                f"{DEATHS} processes of worker {self._number} ended one after the other without a reply, the last one "
+                f"with {status}: what they wrote to stderr may tell why",
+                worker=self.name,
+            )
+        name, self.is_late = self.name, False
+        self._begin()
+        self._send()
+        return [Lost(*question, name, f"the process ended with {status}") for question in lost if not reason]
+
+    def end(self) -> str:
+        """Kill the process; returns its exit status in words."""
+        self._outbox.put(None)
+        status = self._process.poll()
+        if status is None:
+            self._process.kill()
+            killed = self._process.wait()
+            status = killed if status is None else status
+        self.connection.close()
+        return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def _send_all(connection: Connection, outbox: queue.SimpleQueue[bytes | None]) -> None:
+    """Send until there is nothing more, or nobody to send to."""
+    try:
+        while (data := outbox.get()) is not None:
+            connection.send_bytes(data)
+    except OSError:
+        pass  # the process ended, which the reading side notices
+
+
+def _shared(data: Sequence[Any]) -> int:
+    """A file in memory with pieces of data: their number, their lengths, and the pieces, each at a multiple of 64."""
+    file = os.memfd_create("pmstore-shards")
+    header = json.dumps([len(piece) for piece in data]).encode()
+    place = _write(file, 0, len(header).to_bytes(8, "little") + header)
+    for piece in data:
+        place = _write(file, -(-place // 64) * 64, piece)
+    os.truncate(file, place)
+    return file
+
+
+def _write(file: int, place: int, data: Any) -> int:
+    """Write everything; returns the end."""
+    view = memoryview(data).cast("B")
+    while len(view):
+        done = os.pwrite(file, view[: 1 << 30], place)
+        place, view = place + done, view[done:]
+    return place

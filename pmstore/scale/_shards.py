@@ -1,0 +1,214 @@
+"""Shards: the parts of a data set, as loaders that a worker calls as often as it needs the data."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PARTS = 16
+"""The number of shards of an array that was given as a whole, unless it is large. It does not depend on the number of
+workers, as the result depends on the shards."""
+
+BYTES = 64 << 20
+"""The size of such a shard, at most."""
+
+
+class Shard:
+    """A part of a data set: a function that loads it, and its arguments.
+
+    A worker calls the function when it needs the data, and again if it had no room for them, or was replaced. Each call
+    must return the same contents: a hash of them is part of the fingerprint, and a shard with other contents ends the
+    fit with a `ShardError`.
+
+    Parameters
+    ----------
+    load : callable
+        Returns an array of any dtype but object, or a tuple, list or dict of arrays and plain values. It is pickled, as
+        are its arguments.
+    *arguments, **options
+        Its arguments.
+
+    Examples
+    --------
+    >>> import numpy as np, pmstore
+    >>> np.save("part-0.npy", np.arange(6.0).reshape(3, 2))
+    >>> shard = pmstore.Shard(np.load, "part-0.npy", mmap_mode="r")
+    >>> shard
+    Shard(load, 'part-0.npy', mmap_mode='r')
+    >>> shard().shape
+    (3, 2)
+    """
+
+    __slots__ = ("_arguments", "_load", "_options")
+
+    def __init__(self, load: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        if not callable(load):
+            raise TypeError(f"a Shard is a function that loads data and its arguments, not {load!r:.200}")
+        self._load, self._arguments, self._options = load, arguments, options
+
+    def __call__(self) -> Any:
+        return self._load(*self._arguments, **self._options)
+
+    def __repr__(self) -> str:
+        name = getattr(self._load, "__name__", repr(self._load))
+        given = [_short(value) for value in self._arguments]
+        given += [f"{key}={_short(value)}" for key, value in self._options.items()]
+        return f"Shard({', '.join([name.lstrip('_'), *given])})"
+
+
+def shards_of(data: Any) -> tuple[Shard, ...]:
+    """The shards of a data set.
+
+    Parameters
+    ----------
+    data : array, list, path or Shard
+        - an array of numpy, also a memory map: blocks of rows, 16 of them or as many as keep each below 64 MiB;
+        - an array of dask or zarr: its chunks along the first axis;
+        - the path of an ``.npy`` or ``.parquet`` file: blocks of rows, or row groups;
+        - a list or tuple of `Shard`, arrays and paths: their shards, in this order. An array in a list is one shard.
+
+    Returns
+    -------
+    tuple of Shard
+
+    Raises
+    ------
+    TypeError, ValueError
+        The data are of another kind, or have no rows.
+    """
+    if isinstance(data, Shard):
+        return (data,)
+    if isinstance(data, list | tuple):
+        shards = tuple(shard for part in data for shard in _of_part(part))
+    elif isinstance(data, np.ndarray):
+        shards = tuple(_rows(data))
+    else:
+        shards = tuple(_others(data))
+    if not shards:
+        raise ValueError("there are no shards: the data are empty")
+    return shards
+
+
+def _of_part(part: Any) -> Iterable[Shard]:
+    """The shards of an element of a list."""
+    if isinstance(part, Shard):
+        return (part,)
+    if isinstance(part, np.memmap):
+        return (_mapped(part, 0, len(part)),)
+    if isinstance(part, np.ndarray):
+        return (Shard(_given, _of_numbers(part)),)
+    return _others(part)
+
+
+def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
+    """Blocks of rows of an array."""
+    _of_numbers(array)
+    for begin, end in _blocks(len(array), array.nbytes):
+        yield _mapped(array, begin, end) if isinstance(array, np.memmap) else Shard(_given, array[begin:end])
+
+
+def _blocks(rows: int, size: int) -> Iterable[tuple[int, int]]:
+    """The first and last row of every block."""
+    count = min(rows, max(PARTS, -(-size // BYTES)))
+    ends = [rows * i // count for i in range(count + 1)] if count else [0]
+    return itertools.pairwise(ends)
+
+
+def _of_numbers(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.ndim == 0 or array.dtype.hasobject:
+        raise TypeError(f"the rows of an array of numbers make shards, not those of {array.ndim} axes of {array.dtype}")
+    return array
+
+
+def _others(data: Any) -> Iterable[Shard]:
+    """The shards of a file, or of an array of another library."""
+    if isinstance(data, str | os.PathLike):
+        return _of_file(Path(data).absolute())
+    module = type(data).__module__.partition(".")[0]
+    if module == "dask" and hasattr(data, "to_delayed"):
+        return _of_dask(data)
+    if module == "zarr" and hasattr(data, "chunks") and hasattr(data, "shape"):
+        ends = [*range(0, data.shape[0], data.chunks[0]), data.shape[0]]
+        return [Shard(_part, data, begin, end) for begin, end in itertools.pairwise(ends)]
+    raise TypeError(
+        f"shards are made of arrays (numpy, dask, zarr), of paths of .npy and .parquet files, of pmstore.Shard, and of "
+        f"lists of these, not of {type(data).__module__}.{type(data).__qualname__}"
+    )
+
+
+def _of_file(path: Path) -> Iterable[Shard]:
+    if path.suffix == ".npy":
+        array = np.load(path, mmap_mode="r")
+        return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes)]
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("reading .parquet files needs pyarrow: pip install pyarrow") from error
+        groups = pyarrow.parquet.ParquetFile(path).num_row_groups
+        return [Shard(_row_group, os.fspath(path), group) for group in range(groups)]
+    raise ValueError(f"{os.fspath(path)!r} is no .npy or .parquet file: give a pmstore.Shard with a loader of your own")
+
+
+def _of_dask(data: Any) -> Iterable[Shard]:
+    """The chunks of a dask array along its first axis."""
+    if data.ndim > 1 and any(len(chunks) > 1 for chunks in data.chunks[1:]):
+        data = data.rechunk(dict.fromkeys(range(1, data.ndim), -1))
+    return [Shard(_computed, block) for block in data.to_delayed().ravel().tolist()]
+
+
+# ---- loaders, which workers import by their names
+
+
+def _given(array: Any) -> Any:
+    return array
+
+
+def _mapped(array: np.memmap[Any, Any], begin: int, end: int) -> Shard:
+    """Rows of a memory map, which a worker maps again."""
+    if array.base is None or array.filename is None or not array.flags.c_contiguous or _sliced(array):
+        return Shard(_given, np.asarray(array[begin:end]))
+    row = array.nbytes // len(array) if len(array) else 0
+    shape = (end - begin, *array.shape[1:])
+    return Shard(_map, os.fspath(array.filename), array.dtype, array.offset + begin * row, shape)
+
+
+def _sliced(array: np.memmap[Any, Any]) -> bool:
+    """Whether a memory map is a part of another one: its offset is that of the other."""
+    return isinstance(array.base, np.ndarray)
+
+
+def _map(path: str, dtype: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    return np.memmap(path, dtype, "r", offset, shape) if 0 not in shape else np.zeros(shape, dtype)
+
+
+def _npy(path: str, begin: int, end: int) -> Any:
+    return np.load(path, mmap_mode="r")[begin:end]
+
+
+def _row_group(path: str, group: int) -> Any:
+    import pyarrow.parquet
+
+    columns = pyarrow.parquet.ParquetFile(path).read_row_group(group).columns
+    return np.column_stack([column.to_numpy() for column in columns])
+
+
+def _part(array: Any, begin: int, end: int) -> Any:
+    return np.asarray(array[begin:end])
+
+
+def _computed(block: Any) -> Any:
+    return np.asarray(block.compute(scheduler="synchronous"))
+
+
+def _short(value: Any) -> str:
+    """A value in a few characters."""
+    if isinstance(value, np.ndarray):
+        return f"array of {value.dtype}, {' × '.join(map(str, value.shape))}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,117 @@
+"""A process of the engine on processes. It answers questions until its coordinator is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pmstore.scale._holder import Holder, environment_digest
+from pmstore.scale._messages import Failure, Reply
+from pmstore.scale._shards import Shard
+
+SHARE = 0.6
+"""The part of the available memory that shards may take in all processes together."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve the coordinator that the command line tells of."""
+    told = json.loads(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != told["parent"]:
+        return  # it ended before that
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it, too, and ends its workers
+    connection = Connection(told["socket"])
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
+    name = f"{told['name']} (pid {os.getpid()})"
+    holder = Holder(name, told["memory"] or _available() // told["workers"])
+    shards = _read(_shards, told["shards"])
+    function: Any = None
+    shared: Any = None  # the newest ones; a question is about those that came before it
+    while (message := inbox.get()) is not None:
+        first, second = message
+        if isinstance(second, bytes):
+            if first == 0:
+                function = _read(pickle.loads, second)
+            else:
+                shared = _read(pickle.loads, second)
+            continue
+        unreadable = next((one for one in (shards, function, shared) if isinstance(one, Failure)), None)
+        if unreadable is None:
+            reply = holder.answer(first, shards[first], function, shared, second)
+        else:
+            reply = Reply(first, second, name, environment=environment_digest(), failure=unreadable)
+        try:
+            connection.send_bytes(pickle.dumps(reply, 5))
+        except OSError:
+            return
+
+
+def _read(read: Callable[[Any], Any], given: Any) -> Any:
+    """What the coordinator sent, or why it can't be read here."""
+    try:
+        return read(given)
+    except Exception as error:
+        return Failure("map", f"what was sent can't be read: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+
+
+def _receive(connection: Connection, inbox: queue.SimpleQueue[Any]) -> None:
+    """Read at once what arrives: the coordinator's messages may be larger than the socket's buffer."""
+    try:
+        while True:
+            inbox.put(pickle.loads(connection.recv_bytes()))
+    except (EOFError, OSError):
+        inbox.put(None)
+
+
+def _shards(file: int) -> tuple[Shard, ...]:
+    """The shards, whose arrays are in memory that all processes share."""
+    memory = memoryview(mmap.mmap(file, 0, prot=mmap.PROT_READ))
+    place = 8 + int.from_bytes(memory[:8], "little")
+    pieces = []
+    for length in json.loads(bytes(memory[8:place])):
+        place = -(-place // 64) * 64
+        pieces.append(memory[place : place + length])
+        place += length
+    shards: tuple[Shard, ...] = pickle.loads(pieces[0], buffers=pieces[1:])
+    return shards
+
+
+def _available() -> int:
+    """The bytes of memory that shards may take: a share of what is free, within the limit of the cgroup."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    limits = [free]
+    for folder in _cgroups():
+        try:
+            most, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
+            if most.strip() != "max":
+                limits.append(max(0, int(most) - int(used)))
+        except (OSError, ValueError):
+            pass  # not this version of cgroups
+    return int(SHARE * min(limits))
+
+
+def _cgroups() -> list[Path]:
+    """The folders of the cgroup that this process is in, and of those around it."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        names = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    inner = root / next((name.removeprefix("0::/") for name in names if name.startswith("0::")), "")
+    return [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]

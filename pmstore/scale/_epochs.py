@@ -37,7 +37,7 @@ long."""
 SLACK = 0.1  # seconds that no reply is late by
 UNKNOWN = 3.0  # the factor for the first epochs: of the slowest reply so far, when half of the replies are there
 MEMORY = 5  # epochs whose times a median is taken over
-LOSSES = 8  # times that a shard may be lost or damaged in one epoch
+LOSSES = 5  # times that a shard may be lost or damaged in one epoch
 LOADS = 2  # times that a loader may fail before that counts as its answer
 
 

@@ -192,8 +192,9 @@ class MapReduce(Resumable):
             workers.start(shards)
             epochs = Epochs(workers, shards, timeout)
             try:
-                self.described = _described(epochs, len(shards))
-                self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]))
+                run = uuid.uuid4().hex
+                self.described = _described(epochs, len(shards), run)
+                self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]), run)
                 return super().run(store, name, commit_every=commit_every)
             finally:
                 self.__dict__.pop("_asking", None)
@@ -251,10 +252,10 @@ class MapReduce(Resumable):
 class _Asking:
     """The questions of one call of `run`."""
 
-    def __init__(self, epochs: Epochs, function: _Mapping) -> None:
+    def __init__(self, epochs: Epochs, function: _Mapping, run: str) -> None:
         self.epochs = epochs
         self._function = function
-        self.run = uuid.uuid4().hex  # in a store, the hash of the fingerprint takes its place
+        self.run = run  # in a store, the hash of the fingerprint takes its place
 
     def epoch(self, shared: Mapping[str, Any], attempt: int, epoch: int, combine: Any) -> Result:
         """The combined replies of one epoch."""
@@ -288,9 +289,9 @@ class _Mapping:
         return self._algorithm.map(held, dict(shared), rng)
 
 
-def _described(epochs: Epochs, count: int) -> list[dict[str, Any]]:
+def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:
     """What the workers tell of each shard."""
-    told: dict[str, Array] = epochs.run(Describe(), {}, Tag("", 0, -1), lambda left, right: {**left, **right})
+    told: dict[str, Array] = epochs.run(Describe(), {}, Tag(run, 0, -1), lambda left, right: {**left, **right})
     return [json.loads(told[str(i)].tobytes()) for i in range(count)]
 
 

@@ -62,11 +62,15 @@ class Processes(Engine):
         self._shared_file = -1
 
     def start(self, shards: Sequence[Shard]) -> None:
+        self.close()
         self._count = len(shards)
         self._asked: dict[_Asked, list[_Seat]] = {}  # the seats that were asked each open question
+        self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
         self._shared_file = _shared(packed_apart(tuple(shards), "the shards"))
-        self._seats = [_Seat(number, self._process) for number in range(min(self._workers, len(shards)))]
+        self._places = min(self._workers, len(shards))
+        for number in range(self._places):
+            self._seats.append(_Seat(number, self._process))
 
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         question = i, tag
@@ -76,15 +80,17 @@ class Processes(Engine):
             if len(asked) <= PATIENCE:
                 asked.append(seat)  # it has the question, and there is no other seat that could take it
                 return
-            seat.replace(f"it did not answer after {len(asked)} questions")
+            self._lost += [lost for lost in seat.replace() if (lost.shard, lost.tag) != question]
+            asked.clear()
         for late in asked:
             late.is_late = True
         asked.append(seat)
         seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
-        ready = wait([seat.connection for seat in self._seats], timeout)
-        messages: list[Reply | Lost] = []
+        messages: list[Reply | Lost] = list(self._lost)
+        ready = wait([seat.connection for seat in self._seats], 0 if messages else timeout)
+        self._lost.clear()
         for seat in self._seats:
             if seat.connection in ready:
                 messages += seat.received()
@@ -109,7 +115,7 @@ class Processes(Engine):
 
     def _seat_for(self, i: int, asked: Sequence[_Seat]) -> _Seat:
         """The seat that holds a shard, or the least busy one if that was asked already, or is late itself."""
-        home = self._seats[i * len(self._seats) // self._count]
+        home = self._seats[i * self._places // self._count]
         if not asked and not home.is_late:
             return home
         others = [seat for seat in self._seats if seat not in asked and not seat.is_late]
@@ -124,7 +130,7 @@ class Processes(Engine):
             "shards": self._shared_file,
             "parent": os.getpid(),
             "memory": self._memory,
-            "workers": len(self._seats) or min(self._workers, self._count),
+            "workers": self._places,
         }
         with theirs:
             process = subprocess.Popen(
@@ -160,7 +166,7 @@ class _Seat:
         self._deaths = 0
         self.is_late = False  # another seat was asked for what this one has
         self.waiting: deque[tuple[_Asked, tuple[int, bytes], tuple[int, bytes]]] = deque()
-        self._has: dict[_Asked, Any] = {}  # the questions that the process has
+        self._has: dict[_Asked, None] = {}  # the questions that the process has, the oldest first
         self._begin()
 
     def _begin(self) -> None:
@@ -191,7 +197,7 @@ class _Seat:
             self._has[question] = None
             self._outbox.put(pickle.dumps(question, 5))
 
-    def received(self) -> list[Reply | Lost]:
+    def received(self) -> Sequence[Reply | Lost]:
         """The reply that arrived, or what is lost because the process ended."""
         try:
             reply: Reply = pickle.loads(self.connection.recv_bytes())
@@ -207,30 +213,29 @@ class _Seat:
         """Another seat has answered."""
         self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
 
-    def replace(self, reason: str = "") -> list[Reply | Lost]:
-        """Start another process; returns what the last one had, except what it did not answer in time."""
+    def replace(self) -> list[Lost]:
+        """Start another process; returns the questions that the last one had."""
         lost, self._has = self._has, {}
-        status = self.end()
+        name, status = self.name, self.end()
         self._deaths += 1
         if self._deaths >= DEATHS:
+            had = "".join(f", while it had shard {i}" for i, _ in list(lost)[:1])
             raise WorkersLostError(
                 f"{DEATHS} processes of worker {self._number} ended one after the other without a reply, the last one "
-                f"with {status}: what they wrote to stderr may tell why",
-                worker=self.name,
+                f"({name}) with {status}{had}: what they wrote to stderr may tell why",
+                next((i for i, _ in lost), None),
+                name,
             )
-        name, self.is_late = self.name, False
+        self.is_late = False
         self._begin()
         self._send()
-        return [Lost(*question, name, f"the process ended with {status}") for question in lost if not reason]
+        return [Lost(*question, name, f"the process ended with {status}") for question in lost]
 
     def end(self) -> str:
         """Kill the process; returns its exit status in words."""
         self._outbox.put(None)
-        status = self._process.poll()
-        if status is None:
-            self._process.kill()
-            killed = self._process.wait()
-            status = killed if status is None else status
+        self._process.kill()  # which does nothing if it ended by itself
+        status = self._process.wait()
         self.connection.close()
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 

@@ -1,0 +1,379 @@
+"""MapReduce: the same bits on any engine, errors that name shard and worker, and the store keeps the last epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore.scale import Engine, Lost, Processes, Reply, Serial, Tag, shards_of
+from pmstore.scale._epochs import Epochs
+from pmstore.scale._holder import Describe
+from pmstore.scale._tree import Tree
+from tests.support.sharded import EPOCHS, Always, At, Once, Walk, killed, load_once_broken, result, rows, several
+
+
+class Shuffled(Serial):
+    """Answers in another order, and each question twice."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = np.random.default_rng(seed)
+
+    def completed(self, timeout: float | None) -> list[Reply | Lost]:
+        self._rng.shuffle(self._asked)  # type: ignore[arg-type]
+        replies = list(super().completed(timeout))
+        return replies * 2
+
+
+# ---- results
+
+
+@pytest.mark.parametrize("engine", [Serial(), Shuffled(1), Shuffled(2)], ids=["serial", "shuffled-1", "shuffled-2"])
+def test_I32_the_order_of_replies_changes_nothing(engine: Engine, undisturbed: bytes) -> None:
+    assert result(Walk(several()).run(engine=engine)) == undisturbed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_processes_give_the_same_bits(workers: int, undisturbed: bytes, path: Path) -> None:
+    walk = Walk(several())
+    assert result(walk.run(path, "walk", engine=workers)) == undisturbed
+    assert list(walk.history_["iteration"]) == list(range(1, EPOCHS + 1))
+    assert not walk.history_["lost"].any()
+
+
+def test_a_finished_fit_is_loaded_without_a_map(path: Path, undisturbed: bytes, tmp_path: Path) -> None:
+    Walk(several()).run(path, "walk", engine=Serial())
+    again = Walk(several(), Always("raise"))
+    assert result(again.run(path, "walk", engine=Serial())) == undisturbed
+    assert again.resumed_from_iter_ == EPOCHS
+
+
+def test_I31_an_attempt_goes_on_after_the_last_epoch(path: Path, tmp_path: Path, undisturbed: bytes) -> None:
+    stopped = Walk(several(), in_update=At(3, Once(tmp_path / "once", "raise")))
+    with pytest.raises(ConnectionError):
+        stopped.run(path, "walk", engine=Serial())
+    with pmstore.open(path, "r") as store:
+        progress = store["walk/progress"]
+        assert (progress["attempt"], progress["epoch"], progress["iteration"]) == (1, 3, 3)
+    again = Walk(several())
+    state = again.run(path, "walk", engine=Serial())
+    assert again.resumed_from_iter_ == 3
+    assert (state.attempt, state.epoch) == (2, EPOCHS)
+    assert result(state) == undisturbed
+
+
+def test_random_numbers_follow_from_seed_epoch_and_shard() -> None:
+    drawn = {}
+
+    class Draw(Walk):
+        max_iter = 2
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            drawn[self.seed, int(shared["shift"]), len(shard)] = rng.integers(2**60)
+            return {"sums": np.ones((3, 4)), "counts": np.ones(3, int)}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.state.shift += 1
+
+    for seed in (0, 1):
+        draw = Draw(several(2))
+        draw.seed = seed
+        draw.run(engine=Serial())
+    assert len(set(drawn.values())) == len(drawn) == 8
+    expected = np.random.default_rng(np.random.SeedSequence(1, spawn_key=(1, 0))).integers(2**60)
+    assert drawn[1, 1, 30] == expected
+
+
+def test_a_tree_is_fixed_by_the_numbers_of_its_leaves() -> None:
+    orders = np.random.default_rng(0)
+    for leaves in range(1, 20):
+        shapes = set()
+        for _ in range(6):
+            tree: Tree[str] = Tree(leaves, lambda left, right: f"({left} {right})")
+            for leaf in orders.permutation(leaves):
+                tree.put(int(leaf), str(leaf))
+            shapes.add(tree.root())
+        (shape,) = shapes
+        assert [int(leaf) for leaf in shape.replace("(", " ").replace(")", " ").split()] == list(range(leaves))
+
+
+def test_combine_can_be_replaced() -> None:
+    class Largest(Walk):
+        max_iter = 1
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            return {"rows": shard[-2:], "count": np.array(len(shard))}
+
+        def combine(self, left: Any, right: Any) -> Any:
+            return {"rows": np.concatenate([left["rows"], right["rows"]]), "count": max(left["count"], right["count"])}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.state.shift = float(total["count"])
+            self.state.centers = total["rows"][:3]
+
+    state = Largest(several(3)).run(engine=Serial())
+    assert state.shift == 44
+    np.testing.assert_array_equal(state.centers, np.concatenate([part[-2:] for part in several(3)])[:3])
+
+
+# ---- accidents of processes
+
+
+class Later:
+    """In a map: stops its process once times are known, the first time that any process does so."""
+
+    def __init__(self, marker: Path, calls: int) -> None:
+        self.once, self.calls, self.after = Once(marker, "stop"), 0, calls
+
+    def __call__(self, shard: Any) -> None:
+        self.calls += 1
+        if self.calls > self.after:
+            self.once()
+
+
+def test_I32_a_worker_that_dies_costs_its_shard(tmp_path: Path, undisturbed: bytes) -> None:
+    shards = several()
+    walk = Walk(shards, Once(tmp_path / "once", "kill", shards[3]))
+    assert result(walk.run(engine=2)) == undisturbed
+    assert walk.history_["lost"][0] in (1, 2)  # what the process had, and the next question
+
+
+def test_I32_a_worker_that_hangs_costs_its_shard(tmp_path: Path, undisturbed: bytes) -> None:
+    walk = Walk(several(), Later(tmp_path / "once", 7))
+    assert result(walk.run(engine=2)) == undisturbed
+    assert walk.history_["late"].any()
+
+
+def test_a_worker_alone_that_hangs_is_replaced(tmp_path: Path, undisturbed: bytes) -> None:
+    walk = Walk(several(), Later(tmp_path / "once", 14))
+    assert result(walk.run(engine=1)) == undisturbed
+    assert walk.history_["late"].any()
+
+
+def test_a_coordinator_that_was_killed_goes_on(path: Path, tmp_path: Path, undisturbed: bytes) -> None:
+    walk = Walk(several(), in_update=At(2, Once(tmp_path / "once", "kill")))
+    killed(lambda: walk.run(path, "walk", engine=2))
+    again = Walk(several())
+    assert result(again.run(path, "walk", engine=1)) == undisturbed
+    assert again.resumed_from_iter_ == 2
+
+
+def test_processes_end_with_their_run() -> None:
+    pids: list[int] = []
+
+    class Notes(Processes):
+        def close(self) -> None:
+            pids.extend(seat._process.pid for seat in self._seats)
+            super().close()
+
+    engine = Notes(2)
+    Walk(several()).run(engine=engine)
+    assert len(set(pids)) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    Walk(several()).run(engine=engine)  # and the engine can be used again
+    assert len(set(pids)) == 4
+
+
+# ---- errors
+
+
+def test_a_map_that_raises(path: Path) -> None:
+    shards = several()
+    with pytest.raises(
+        pmstore.ShardError, match=r"(?s)shard 2 of 5.*worker 0.*ValueError: this shard is bad"
+    ) as caught:
+        Walk(shards, Always("raise", shards[2])).run(path, "walk", engine=1)
+    assert caught.value.shard == 2
+    assert "pid" in str(caught.value.worker)
+
+
+def test_a_map_that_ends_its_process() -> None:
+    shards = several(2)
+    with pytest.raises(pmstore.ShardError, match="shard 1 of 2.*was lost 5 times.*signal 9") as caught:
+        Walk(shards, Always("kill", shards[1])).run(engine=2)
+    assert caught.value.shard == 1
+
+
+def test_a_map_that_never_ends() -> None:
+    now = [0.0]
+
+    class Hangs(Serial):
+        def completed(self, timeout: float | None) -> Any:
+            replies = [reply for reply in super().completed(timeout) if reply.shard != 2]
+            now[0] += 0.1 if replies else 60.0 if timeout is None else timeout
+            return replies
+
+    shards = shards_of(several(3))
+    hangs = Hangs()
+    hangs.start(shards)
+    epochs = Epochs(hangs, shards, timeout=30.0, clock=lambda: now[0])
+    with pytest.raises(pmstore.ShardTimeoutError, match="shard 2 of 3.*timeout is 30 s") as caught:
+        epochs.run(Describe(), {}, Tag("run", 1, 0), lambda left, right: {**left, **right})
+    assert isinstance(caught.value, TimeoutError)
+    assert epochs.late > 0  # it was asked again before
+
+
+def test_a_shard_that_can_not_be_loaded_once_is_loaded_again(tmp_path: Path, undisturbed: bytes) -> None:
+    shards: list[Any] = several()
+    np.save(tmp_path / "1.npy", shards[1])
+    once = Once(tmp_path / "once", "raise")
+    shards[1] = pmstore.Shard(load_once_broken, once, str(tmp_path / "1.npy"))
+    assert result(Walk(shards).run(engine=Serial())) == undisturbed
+
+
+def test_a_shard_that_vanished(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", rows(1))
+    shard = pmstore.Shard(np.load, str(tmp_path / "1.npy"))
+    (tmp_path / "1.npy").unlink()
+    with pytest.raises(pmstore.ShardError, match=r"shard 1 of 2, Shard\(load.*can't be loaded.*FileNotFoundError"):
+        Walk([rows(0), shard]).run(engine=Serial())
+
+
+def test_I34_a_shard_that_changed_between_two_attempts(path: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", rows(1))
+    shards = [rows(0), tmp_path / "1.npy"]
+    with pytest.raises(ConnectionError):
+        Walk(shards, in_update=At(3, Once(tmp_path / "once", "raise"))).run(path, "walk", engine=Serial())
+    np.save(tmp_path / "1.npy", rows(2))
+    with pytest.raises(pmstore.FingerprintMismatchError, match="shard 1"):
+        Walk(shards).run(path, "walk", engine=Serial())
+
+
+def test_I34_a_shard_that_changed_while_a_worker_was_lost(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", rows(1))
+
+    class Changes(Serial):
+        """Loses its holder, and the file changes, after the third epoch."""
+
+        def cancel(self, tag: Tag) -> None:
+            super().cancel(tag)
+            if tag.epoch == 2:
+                np.save(tmp_path / "1.npy", rows(2))
+                self._holder = type(self._holder)("another process")
+
+    with pytest.raises(pmstore.ShardError, match="is not what it was when the fit began, on another process"):
+        Walk([rows(0), tmp_path / "1.npy"]).run(engine=Changes())
+
+
+def test_I33_a_map_that_is_no_function() -> None:
+    class Clock(Walk):
+        calls = 0
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            self.calls += 1
+            return {"sums": np.full((3, 4), self.calls), "counts": np.ones(3, int)}
+
+    class Twice(Serial):
+        def submit(self, i: int, *question: Any) -> None:
+            super().submit(i, *question)
+            if i == 1:
+                super().submit(i, *question)
+
+    with pytest.raises(pmstore.NondeterminismError, match=r"shard 1 of 3.*two results in epoch 0.*rng") as caught:
+        Clock(several(3)).run(engine=Twice())
+    assert caught.value.shard == 1
+
+
+def test_workers_with_other_libraries_are_refused() -> None:
+    class Other(Serial):
+        def completed(self, timeout: float | None) -> Any:
+            replies = super().completed(timeout)
+            for reply in replies:
+                if reply.shard == 1 and isinstance(reply, Reply):
+                    object.__setattr__(reply, "environment", "another BLAS")
+            return replies
+
+    with pytest.raises(pmstore.WorkersLostError, match="same environment"):
+        Walk(several(2)).run(engine=Other())
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "dict of arrays"),
+        ([1, 2], "dict of arrays"),
+        ({1: 2}, "dict of arrays"),
+        ({"a": object()}, "arrays of numbers"),
+    ],
+)
+def test_what_a_map_may_return(returned: Any, message: str) -> None:
+    class Returns(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            return returned
+
+    with pytest.raises(pmstore.ShardError, match=message):
+        Returns(several(2)).run(engine=Serial())
+
+
+def test_contributions_of_different_shapes_are_named() -> None:
+    class Lengths(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            return {"rows": shard}
+
+    with pytest.raises(ValueError, match=r"rows: float64 \(30, 4\).*rows: float64 \(37, 4\)"):
+        Lengths(several(2)).run(engine=Serial())
+
+
+def test_a_map_can_not_change_its_arguments() -> None:
+    class Writes(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            shard[0] = 0
+            return {}
+
+    with pytest.raises(pmstore.ShardError, match="read-only"):
+        Writes(several(2)).run(engine=Serial())
+
+    class WritesShared(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            shared["centers"][0] = 0
+            return {}
+
+    with pytest.raises(pmstore.ShardError, match="read-only"):
+        WritesShared(several(2)).run(engine=Serial())
+
+
+@pytest.mark.parametrize("engine", [0, -1, True, "2", 1.5, None])
+def test_engines_that_are_none(engine: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="number|engine"):
+        Walk(several(2)).run(engine=engine)
+
+
+def test_what_can_not_travel_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="the algorithm can't be sent to workers"):
+        Walk(several(2), accident=lock).run(engine=1)
+    with pytest.raises(TypeError, match="the shards can't be sent to workers"):
+        Walk([pmstore.Shard(np.load, lock)]).run(engine=1)
+
+
+def test_a_full_disk_at_the_decision_keeps_the_last_epoch(path: Path, undisturbed: bytes) -> None:
+    class Fills(Walk):
+        def update(self, total: Mapping[str, Any]) -> Any:
+            if self.state.epoch == 3:
+                raise pmstore.OutOfSpaceError("the disk is full")
+            return super().update(total)
+
+    with pytest.raises(pmstore.OutOfSpaceError):
+        Fills(several()).run(path, "walk", engine=Serial())
+    with contextlib.closing(pmstore.open(path)) as store:
+        assert store["walk/progress"]["epoch"] == 3
+
+
+def test_reset_forgets(path: Path) -> None:
+    walk = Walk(several(2))
+    with pytest.raises(ValueError, match="call run first"):
+        walk.reset(path)
+    walk.run(path, engine=Serial())
+    walk.reset(path)
+    with pmstore.open(path, "r") as store:
+        assert len(store) == 0

@@ -30,7 +30,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test test-archive test-torch test-frameworks test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-archive test-torch test-scale test-frameworks test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -40,6 +40,7 @@ help:
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
 	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
+	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
@@ -86,6 +87,13 @@ test-torch: build
 	@build/torch/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/torch \
 		'tests/project/test_docs.py::test_python_blocks_run[training.md]' \
 		'tests/project/test_tidy.py::test_public_names_have_docstrings[pmstore.torch]' $(ARGS)
+
+# Beside what make test has: dask and distributed. The clusters are processes on this machine.
+test-scale: build
+	@set -e; if [ ! -e build/scale/.built ] || [ pyproject.toml -nt build/scale/.built ]; then \
+		echo "Installing pmstore, dask and distributed into build/scale …"; \
+	fi; $(call environment,build/scale,-e '.[test-scale]')
+	@build/scale/bin/python -m pytest -q -rs -n $(JOBS) --dist loadfile tests/scale $(ARGS)
 
 # Beside what make test-torch has: PyTorch Lightning, Transformers and Accelerate, with what they need.
 test-frameworks: build

@@ -1,5 +1,6 @@
 """Scale-out: algorithms over shards of data, on many processes or a dask cluster. See `pmstore.MapReduce`."""
 
+from pmstore.scale._dask import Dask
 from pmstore.scale._engine import Engine, Serial
 from pmstore.scale._holder import Holder
 from pmstore.scale._mapreduce import MapReduce
@@ -13,6 +14,7 @@ __all__ = [
     "shards_of",
     "Engine",
     "Processes",
+    "Dask",
     "Serial",
     "Holder",
     "Tag",

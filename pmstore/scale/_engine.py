@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pmstore.scale._holder import Function, Holder
+from pmstore.scale._holder import Function, Holder, limited_threads
 from pmstore.scale._messages import Array, Lost, Reply, Tag
 from pmstore.scale._shards import Shard
 
@@ -65,7 +65,10 @@ class Serial(Engine):
         self._asked.append((i, self._shards[i], function, shared, tag))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
-        return [self._holder.answer(*self._asked.pop(0))] if self._asked else []
+        if not self._asked:
+            return []
+        with limited_threads(1):
+            return [self._holder.answer(*self._asked.pop(0))]
 
     def cancel(self, tag: Tag) -> None:
         self._asked = [asked for asked in self._asked if asked[-1] != tag]

@@ -66,6 +66,8 @@ class Epochs:
 
     Attributes
     ----------
+    environment : str
+        The versions, BLAS and threads of all workers, as JSON.
     late, lost : int
         How often the last epoch asked again because a reply was late, and because a worker or a reply was lost.
     """
@@ -81,7 +83,8 @@ class Epochs:
         self._timeout = math.inf if timeout is None else timeout
         self._usual: list[deque[float]] = [deque(maxlen=MEMORY) for _ in shards]  # seconds, in the last epochs
         self._earlier: tuple[Tag | None, list[_Question]] = None, []  # the epoch before
-        self._environment: tuple[str, str] | None = None  # of all workers, and the name of the first
+        self.environment = ""
+        self._first = ""  # the name of the worker that told it
         self.late = self.lost = 0
 
     def run(
@@ -205,13 +208,12 @@ class Epochs:
     # ---- what ends a fit
 
     def _check_environment(self, reply: Reply) -> None:
-        if self._environment is None:
-            self._environment = reply.environment, reply.worker
-        elif reply.environment != self._environment[0]:
+        if not self.environment:
+            self.environment, self._first = reply.environment, reply.worker
+        elif reply.environment != self.environment:
             raise WorkersLostError(
-                f"{reply.worker} computes with other versions, another BLAS or other threads than "
-                f"{self._environment[1]}, so that results would depend on which of them gets a shard: "
-                "give all workers the same environment",
+                f"{reply.worker} computes with {reply.environment}, and {self._first} with {self.environment}, so that "
+                "results would depend on which of them gets a shard: give all workers the same environment",
                 reply.shard,
                 reply.worker,
             )

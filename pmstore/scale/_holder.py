@@ -6,13 +6,14 @@ and what the algorithm prepared from them; both are made again when they are mis
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import mmap
-import os
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,11 +46,12 @@ class Holder:
     memory : int, optional
         The number of bytes that shards may take. The holder loads what has no room again for each question. None: no
         limit. Arrays over files and over shared memory don't count, as the system can drop their pages.
+    threads : int, default=1
+        The number of threads that BLAS and OpenMP use here. The caller sees to it.
     """
 
-    def __init__(self, worker: str, memory: int | None = None) -> None:
-        self._worker = worker
-        self._memory = memory
+    def __init__(self, worker: str, memory: int | None = None, threads: int = 1) -> None:
+        self._worker, self._memory, self._threads = worker, memory, threads
         self._held: dict[int, tuple[str, bool, Any]] = {}  # contents, whether it is prepared, the shard
         self._bytes = 0
 
@@ -63,14 +65,14 @@ class Holder:
             if expected is not None and contents != expected:
                 self._drop(i)
                 failure = Failure("changed", f"{shard} has the contents {contents} now, not {expected}")
-                return Reply(i, tag, self._worker, environment=environment_digest(), failure=failure)
+                return Reply(i, tag, self._worker, environment=environment(self._threads), failure=failure)
             kind = "map"
-            result = _checked(function(i, held, contents, shared, tag))
+            result = _checked(function(i, held, contents, read_only(shared), tag))
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-            return Reply(i, tag, self._worker, environment=environment_digest(), failure=Failure(kind, text))
+            return Reply(i, tag, self._worker, environment=environment(self._threads), failure=Failure(kind, text))
         seconds = time.monotonic() - began
-        return Reply(i, tag, self._worker, result, digest_of(i, tag, result), seconds, environment_digest())
+        return Reply(i, tag, self._worker, result, digest_of(i, tag, result), seconds, environment(self._threads))
 
     def _shard(self, i: int, shard: Shard, function: Function, prepared: bool) -> tuple[str, Any]:
         """The contents and the shard; it is prepared if that is asked for."""
@@ -108,7 +110,6 @@ class Describe:
             "contents": contents,
             "shape": getattr(held, "shape", None),
             "dtype": str(held.dtype) if hasattr(held, "dtype") else None,
-            "environment": environment(),
         }
         return {str(i): np.frombuffer(json.dumps(told).encode(), np.uint8)}
 
@@ -134,21 +135,26 @@ def read_only(data: Any) -> Any:
 
 
 @functools.cache
-def environment() -> dict[str, Any]:
-    """What the bits of a result depend on, beside data and code: versions, BLAS with its kernel, threads."""
-    threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+def environment(threads: int) -> str:
+    """What the bits of a result depend on, beside data and code, as JSON: versions, BLAS with its kernel, threads."""
     try:
         import scipy.linalg  # noqa: F401 (so that its BLAS is loaded on every worker, or on none)
         from threadpoolctl import threadpool_info
     except ModuleNotFoundError:
-        return describe_environment(threads, ())
-    return describe_environment(threads, threadpool_info())
+        libraries = []
+    else:
+        libraries = threadpool_info()
+    return json.dumps({**describe_environment(threads, libraries), "BLAS threads": threads}, sort_keys=True)
 
 
-@functools.cache
-def environment_digest() -> str:
-    """A short hash of `environment`."""
-    return hash_array(np.frombuffer(json.dumps(environment(), sort_keys=True).encode(), np.uint8))
+def limited_threads(threads: int) -> AbstractContextManager[Any]:
+    """A context in which BLAS and OpenMP use so many threads, in the whole process."""
+    try:
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:
+        return contextlib.nullcontext()
+    limits: AbstractContextManager[Any] = threadpool_limits(threads)
+    return limits
 
 
 def _checked(result: Any) -> Result:

@@ -238,7 +238,7 @@ class MapReduce(Resumable):
 
     def _whole_fingerprint(self) -> Fingerprint:
         shards = {f"shard {i}": told["contents"] for i, told in enumerate(self.described)}
-        workers = {f"workers' {key}": value for key, value in self.described[0]["environment"].items()}
+        workers = {f"workers' {key}": value for key, value in json.loads(self._asking.epochs.environment).items()}
         whole = {**super()._whole_fingerprint(), "seed": self.seed, **workers, "shards": len(shards), **shards}
         self._asking.run = digest(whole)
         return whole

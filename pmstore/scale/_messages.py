@@ -66,7 +66,7 @@ class Reply:
     seconds : float
         The time that the worker took, with loading.
     environment : str
-        A hash of the versions, BLAS and threads of the worker.
+        The versions, BLAS and threads of the worker, as JSON.
     failure : Failure, optional
     """
 

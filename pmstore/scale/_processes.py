@@ -24,6 +24,7 @@ from pmstore._errors import WorkersLostError
 from pmstore.scale._engine import Engine
 from pmstore.scale._holder import Function
 from pmstore.scale._messages import Array, Lost, Reply, Tag
+from pmstore.scale._routes import Question, Routes
 from pmstore.scale._shards import Shard
 from pmstore.scale._travel import packed, packed_apart
 
@@ -32,8 +33,6 @@ DEATHS = 5  # processes of a seat that end, one after the other, without a reply
 PATIENCE = 3  # times that a question is asked again of the only worker before that one is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
-
-_Asked = tuple[int, Tag]  # a question: a shard and its epoch
 
 
 class Processes(Engine):
@@ -63,45 +62,40 @@ class Processes(Engine):
 
     def start(self, shards: Sequence[Shard]) -> None:
         self.close()
-        self._count = len(shards)
-        self._asked: dict[_Asked, list[_Seat]] = {}  # the seats that were asked each open question
         self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
         self._shared_file = _shared(packed_apart(tuple(shards), "the shards"))
         self._places = min(self._workers, len(shards))
         for number in range(self._places):
             self._seats.append(_Seat(number, self._process))
+        self._routes = Routes(self._seats, len(shards), _Seat.load)
 
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         question = i, tag
-        asked = self._asked.setdefault(question, [])
-        seat = self._seat_for(i, asked)
-        if asked and seat in asked:
-            if len(asked) <= PATIENCE:
-                asked.append(seat)  # it has the question, and there is no other seat that could take it
-                return
+        seat, times = self._routes.choose(question)
+        if 0 < times < PATIENCE:
+            return  # it has the question, and there is no other seat that could take it
+        if times:
             self._lost += [lost for lost in seat.replace() if (lost.shard, lost.tag) != question]
-            asked.clear()
-        for late in asked:
-            late.is_late = True
-        asked.append(seat)
+            self._routes.on_time(seat)
+            self._routes.again(question)
         seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
-        messages: list[Reply | Lost] = list(self._lost)
-        ready = wait([seat.connection for seat in self._seats], 0 if messages else timeout)
+        messages: list[Reply | Lost] = [*self._lost]
         self._lost.clear()
-        for seat in self._seats:
-            if seat.connection in ready:
-                messages += seat.received()
+        for connection in wait([seat.connection for seat in self._seats], 0 if messages else timeout):
+            seat = next(seat for seat in self._seats if seat.connection is connection)
+            messages += seat.received()
+            self._routes.on_time(seat)
         for message in messages:
             question = message.shard, message.tag
-            for seat in self._asked.pop(question, ()):
+            for seat in self._routes.answered(question):
                 seat.forget(question)
         return messages
 
     def cancel(self, tag: Tag) -> None:
-        self._asked = {question: seats for question, seats in self._asked.items() if question[1] != tag}
+        self._routes.drop(tag)
         for seat in self._seats:
             seat.waiting = deque(asked for asked in seat.waiting if asked[0][1] != tag)
 
@@ -113,14 +107,6 @@ class Processes(Engine):
             os.close(self._shared_file)
             self._shared_file = -1
 
-    def _seat_for(self, i: int, asked: Sequence[_Seat]) -> _Seat:
-        """The seat that holds a shard, or the least busy one if that was asked already, or is late itself."""
-        home = self._seats[i * self._places // self._count]
-        if not asked and not home.is_late:
-            return home
-        others = [seat for seat in self._seats if seat not in asked and not seat.is_late]
-        return min(others, key=_Seat.load, default=home)
-
     def _process(self, number: int, name: str) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = socket.socketpair()
         threads = {f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL", "BLIS")}
@@ -130,6 +116,7 @@ class Processes(Engine):
             "shards": self._shared_file,
             "parent": os.getpid(),
             "memory": self._memory,
+            "threads": self._threads,
             "workers": self._places,
         }
         with theirs:
@@ -164,9 +151,8 @@ class _Seat:
         self._number, self._start = number, start
         self._generation = -1
         self._deaths = 0
-        self.is_late = False  # another seat was asked for what this one has
-        self.waiting: deque[tuple[_Asked, tuple[int, bytes], tuple[int, bytes]]] = deque()
-        self._has: dict[_Asked, None] = {}  # the questions that the process has, the oldest first
+        self.waiting: deque[tuple[Question, tuple[int, bytes], tuple[int, bytes]]] = deque()
+        self._has: dict[Question, None] = {}  # the questions that the process has, the oldest first
         self._begin()
 
     def _begin(self) -> None:
@@ -182,7 +168,7 @@ class _Seat:
         """The number of questions that the seat has."""
         return len(self._has) + len(self.waiting)
 
-    def ask(self, question: _Asked, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
+    def ask(self, question: Question, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
         """Ask the process, or let the question wait until it has answered others."""
         self.waiting.append((question, function, shared))
         self._send()
@@ -204,12 +190,11 @@ class _Seat:
         except (EOFError, OSError):
             return self.replace()
         self._deaths = 0
-        self.is_late = False
         self._has.pop((reply.shard, reply.tag), None)
         self._send()
         return [reply]
 
-    def forget(self, question: _Asked) -> None:
+    def forget(self, question: Question) -> None:
         """Another seat has answered."""
         self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
 
@@ -226,7 +211,6 @@ class _Seat:
                 next((i for i, _ in lost), None),
                 name,
             )
-        self.is_late = False
         self._begin()
         self._send()
         return [Lost(*question, name, f"the process ended with {status}") for question in lost]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,19 @@ def _of_file(path: Path) -> Iterable[Shard]:
 
 
 def _of_dask(data: Any) -> Iterable[Shard]:
-    """The chunks of a dask array along its first axis."""
+    """The chunks of a dask array along its first axis, each with its own part of the graph."""
+    import dask
+
     if data.ndim > 1 and any(len(chunks) > 1 for chunks in data.chunks[1:]):
         data = data.rechunk(dict.fromkeys(range(1, data.ndim), -1))
-    return [Shard(_computed, block) for block in data.to_delayed().ravel().tolist()]
+    load = _fetched if _persisted(data) else _computed
+    return [Shard(load, dask.optimize(block)[0]) for block in data.to_delayed().ravel().tolist()]
+
+
+def _persisted(data: Any) -> bool:
+    """Whether parts of a dask array are in the memory of a cluster."""
+    client = sys.modules.get("distributed.client")
+    return client is not None and bool(client.futures_of(data))
 
 
 # ---- loaders, which workers import by their names
@@ -204,6 +214,17 @@ def _part(array: Any, begin: int, end: int) -> Any:
 
 def _computed(block: Any) -> Any:
     return np.asarray(block.compute(scheduler="synchronous"))
+
+
+def _fetched(block: Any) -> Any:
+    """A block that is in the memory of the cluster that this worker belongs to."""
+    try:
+        from distributed import get_client
+
+        client = get_client()
+    except (ImportError, ValueError) as error:
+        raise RuntimeError("the dask array was persisted on a cluster: pass its client, engine=client") from error
+    return np.asarray(client.compute(block).result())
 
 
 def _short(value: Any) -> str:

@@ -14,15 +14,12 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from pmstore.scale._holder import Holder, environment_digest
+from pmstore.scale._holder import Holder, environment
+from pmstore.scale._memory import SHARE, available
 from pmstore.scale._messages import Failure, Reply
 from pmstore.scale._shards import Shard
-
-SHARE = 0.6
-"""The part of the available memory that shards may take in all processes together."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,7 +35,7 @@ def main() -> None:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     name = f"{told['name']} (pid {os.getpid()})"
-    holder = Holder(name, told["memory"] or _available() // told["workers"])
+    holder = Holder(name, told["memory"] or int(SHARE * available()) // told["workers"], told["threads"])
     shards = _read(_shards, told["shards"])
     function: Any = None
     shared: Any = None  # the newest ones; a question is about those that came before it
@@ -54,7 +51,7 @@ def main() -> None:
         if unreadable is None:
             reply = holder.answer(first, shards[first], function, shared, second)
         else:
-            reply = Reply(first, second, name, environment=environment_digest(), failure=unreadable)
+            reply = Reply(first, second, name, environment=environment(told["threads"]), failure=unreadable)
         try:
             connection.send_bytes(pickle.dumps(reply, 5))
         except OSError:
@@ -89,29 +86,3 @@ def _shards(file: int) -> tuple[Shard, ...]:
         place += length
     shards: tuple[Shard, ...] = pickle.loads(pieces[0], buffers=pieces[1:])
     return shards
-
-
-def _available() -> int:
-    """The bytes of memory that shards may take: a share of what is free, within the limit of the cgroup."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    limits = [free]
-    for folder in _cgroups():
-        try:
-            most, used = (folder / "memory.max").read_text(), (folder / "memory.current").read_text()
-            if most.strip() != "max":
-                limits.append(max(0, int(most) - int(used)))
-        except (OSError, ValueError):
-            pass  # not this version of cgroups
-    return int(SHARE * min(limits))
-
-
-def _cgroups() -> list[Path]:
-    """The folders of the cgroup that this process is in, and of those around it."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        names = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    inner = root / next((name.removeprefix("0::/") for name in names if name.startswith("0::")), "")
-    return [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]

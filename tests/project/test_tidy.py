@@ -120,10 +120,10 @@ PYTHON_ORDER = {
         "fit",
     ],
     "scale": [
-        "_tree _shards _messages _travel",
+        "_tree _shards _messages _travel _routes _memory",
         "_holder",
         "_engine _worker",
-        "_epochs _processes",
+        "_epochs _processes _dask",
         "_engines",
         "_mapreduce",
         "__init__",

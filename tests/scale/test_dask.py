@@ -1,0 +1,172 @@
+"""The engine on a dask cluster of two processes: the same bits as one process, whoever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pmstore
+from pmstore.scale import Dask, Serial
+from tests.support.sharded import Always, At, Once, Walk, killed, result, rows, several
+
+distributed = pytest.importorskip("distributed", reason="no dask: make test-scale installs it")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def cluster_of_processes(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A scheduler that can be killed, and two workers: the scheduler's process, and its address."""
+    file = folder / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    options = ["--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    scheduler = subprocess.Popen([*command, *options], **quiet)
+    command = [sys.executable, "-m", "distributed.cli.dask_worker"]
+    options = ["--nthreads", "1", "--nworkers", "2", "--no-dashboard", "--scheduler-file", str(file)]
+    workers = subprocess.Popen([*command, *options, "--death-timeout", "60"], **quiet)
+    try:
+        with distributed.Client(scheduler_file=str(file)) as client:
+            client.wait_for_workers(2)
+        yield scheduler, json.loads(file.read_text())["address"]
+    finally:
+        for process in (scheduler, workers):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_the_same_bits_as_one_process(client: Any, undisturbed: bytes, path: Path) -> None:
+    walk = Walk(several())
+    assert result(walk.run(path, "walk", engine=client)) == undisturbed
+    assert not walk.history_["lost"].any()
+
+
+def test_chunks_of_a_dask_array_are_shards(client: Any) -> None:
+    import dask.array
+
+    X = rows(0, 1000)
+    lazy = dask.array.from_array(X, chunks=(300, 2))
+    blocks = [X[i : i + 300] for i in range(0, 1000, 300)]
+    expected = result(Walk(blocks).run(engine=Serial()))
+    assert result(Walk(lazy).run(engine=client)) == expected
+    assert result(Walk(lazy).run(engine=Serial())) == expected
+    persisted = lazy.persist()
+    assert result(Walk(persisted).run(engine=client)) == expected
+
+
+def test_a_persisted_array_needs_its_cluster(client: Any) -> None:
+    import dask.array
+
+    persisted = dask.array.from_array(rows(0, 40), chunks=(20, 4)).persist()
+    with pytest.raises(pmstore.ShardError, match="pass its client"):
+        Walk(persisted).run(engine=1)
+
+
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_I32_a_worker_that_dies_or_hangs_costs_its_shards(
+    what: str, client: Any, tmp_path: Path, undisturbed: bytes
+) -> None:
+    pids = client.run(os.getpid)
+    walk = Walk(several(), Once(tmp_path / "once", "kill", several()[3]) if what == "kill" else None)
+    if what == "stop":
+        walk.in_update = At(4, _Stop(pids.popitem()[1]))  # type: ignore[assignment]
+    try:
+        assert result(walk.run(engine=client)) == undisturbed
+        assert walk.history_["lost" if what == "kill" else "late"].any()
+    finally:
+        if what == "stop":
+            walk.in_update.once.go_on()
+        client.wait_for_workers(2)
+
+
+class _Stop:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __call__(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+def test_I31_a_coordinator_that_was_killed_goes_on_with_another_engine(
+    tmp_path: Path, path: Path, undisturbed: bytes
+) -> None:
+    with cluster_of_processes(tmp_path) as (_, address):
+
+        def fit() -> None:
+            with distributed.Client(address) as own:
+                Walk(several(), in_update=At(3, Once(tmp_path / "once", "kill"))).run(path, "walk", engine=own)
+
+        killed(fit)
+        again = Walk(several())
+        with distributed.Client(address) as own:
+            assert result(again.run(path, "walk", engine=own)) == undisturbed
+        assert again.resumed_from_iter_ == 3
+
+
+def test_a_scheduler_that_was_killed(tmp_path: Path, path: Path, undisturbed: bytes) -> None:
+    import dask
+
+    timeouts = {"distributed.comm.timeouts.connect": "2s", "distributed.comm.retry.count": 0}
+    with cluster_of_processes(tmp_path) as (scheduler, address), dask.config.set(timeouts):
+        client = distributed.Client(address)
+        with pytest.raises(pmstore.WorkersLostError, match="scheduler is gone"):
+            Walk(several(), in_update=At(3, _Kills(scheduler.pid))).run(path, "walk", engine=Dask(client, patience=10))
+        client.close()
+    again = Walk(several())
+    assert result(again.run(path, "walk", engine=1)) == undisturbed
+    assert again.resumed_from_iter_ == 4
+
+
+class _Kills:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __call__(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
+
+
+def test_a_client_that_was_closed() -> None:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        client = distributed.Client(cluster)
+        client.close()
+        with pytest.raises(pmstore.WorkersLostError, match="client is closed"):
+            Walk(several(2)).run(engine=client)
+
+
+def test_a_map_that_raises(client: Any) -> None:
+    shards = several()
+    with pytest.raises(pmstore.ShardError, match="(?s)shard 2 of 5.*dask worker tcp.*this shard is bad"):
+        Walk(shards, Always("raise", shards[2])).run(engine=client)
+
+
+def test_a_map_that_ends_its_worker(client: Any) -> None:
+    shards = several(2)
+    with pytest.raises(pmstore.ShardError, match="shard 1 of 2.*was lost 5 times, the last time on dask worker"):
+        Walk(shards, Always("kill", shards[1])).run(engine=client)
+    client.wait_for_workers(2)
+
+
+def test_what_can_not_travel_is_refused(client: Any) -> None:
+    import threading
+
+    with pytest.raises(TypeError, match="the algorithm can't be sent"):
+        Walk(several(2), accident=threading.Lock()).run(engine=client)

@@ -47,8 +47,9 @@ class Fit(NamedTuple):
     state: "starting", it has no iteration yet; "running"; "stalled", no iteration for long; "writer died"; "closed",
     its writer has closed the store before the end; "finished"; "unreadable". run is from 0, iteration the number of
     those done in the run. rate: iterations a second. left: seconds to the end, at most if at_most is true. age: seconds
-    since the last iteration. lives: processes that worked on it. ends: the objectives at the ends of runs. None: not
-    known.
+    since the last iteration. lives: processes that worked on it. late, lost: how often a fit over shards asked again,
+    because a reply was late, or because a worker was lost; None for other fits. ends: the objectives at the ends of
+    runs. None: not known.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Fit(NamedTuple):
     at_most: bool
     age: float | None
     lives: int
+    late: int | None
+    lost: int | None
     curve: Curve
     ends: Curve
 
@@ -108,6 +111,8 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         at_most=at_most,
         age=age,
         lives=int(history["attempt"][-1]) if rows else 0,
+        late=_total(history, "late"),
+        lost=_total(history, "lost"),
         curve=sampled(iteration[begin:], objective[begin:]),
         ends=sampled(run[ends] + 1, objective[ends]),
     )
@@ -116,7 +121,16 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
 def unreadable(name: str) -> Fit:
     """A fit whose history is damaged, or was changed by other code."""
     nothing = Curve([], [])
-    return Fit(name, "unreadable", 0, 1, 0, None, 0, None, None, None, False, None, 0, nothing, nothing)
+    return Fit(name, "unreadable", 0, 1, 0, None, 0, None, None, None, False, None, 0, None, None, nothing, nothing)
+
+
+def _total(history: History, column: str) -> int | None:
+    """The sum of a column of counts; None if there is none."""
+    if column not in history:
+        return None
+    counts = history[column]
+    total = float(counts[np.isfinite(counts)].sum())
+    return int(total) if math.isfinite(total) else None
 
 
 def _state(finished: bool, rows: int, writer: str) -> str:

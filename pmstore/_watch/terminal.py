@@ -116,8 +116,13 @@ def _fit_cells(fit: Fit) -> list[Any]:
         f"≤ {left}" if fit.at_most else left,
         duration_text(fit.age),
         str(fit.lives),
-        (fit.state, STYLES[fit.state]),
+        (fit.state + _asked_again(fit), STYLES[fit.state]),
     ]
+
+
+def _asked_again(fit: Fit) -> str:
+    """The rest of the state, if shards were asked for again."""
+    return f", {fit.late:,} late, {fit.lost:,} lost" if fit.late or fit.lost else ""
 
 
 def _curve(values: list[float | None] | None) -> str:

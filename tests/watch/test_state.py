@@ -91,6 +91,9 @@ def test_the_figures() -> None:
     fit = fit_of("a", told, NOW, "alive")
     assert (fit.run, fit.iteration, fit.rows, fit.objective, fit.lives, fit.age) == (1, 2, 4, 6.0, 2, 1.0)
     assert fit.curve == ([1.0, 2.0], [None, 6.0]) and fit.ends == ([1.0], [8.0])
+    assert (fit.late, fit.lost) == (None, None)
+    told["late"], told["lost"] = np.array([0.0, 1, 2, np.nan]), np.array([0.0, 0, 5, 1])
+    assert fit_of("a", told, NOW, "alive")[-4:-2] == (3, 6)
     assert count_text(fit) == "2/100" and count_text(fit._replace(runs=3, max_iter=None)) == "2/3 · 2"
 
 

@@ -231,22 +231,7 @@ class Resumable(ABC):
         fingerprint = self._whole_fingerprint()
         self.slot_name_ = slot_name(self.title.lower(), fingerprint) if name is None else name
         with opened(store, f"{self._call} commits after every iteration") as own:
-            fit_group = FitGroup(own, self.slot_name_)
-            with fit_group.worked_on():
-                found = fit_group.admit(fingerprint)
-                fields = tuple(self._table())
-                if found:
-                    check_fit_group(fit_group, fields, self.runs, self.max_iter)
-                    self._tell_where(fit_group)
-                if not fit_group.finished:
-                    fit_group.check_writable()
-                    self.state = State(fields)
-                    try:
-                        self._run(fit_group, None if found else fingerprint, commits)
-                    finally:
-                        del self.state  # closing the store would copy live arrays
-                self.state = self._load(fit_group, fields)
-                self.history_ = history_of(fit_group.group)
+            self._run_in(FitGroup(own, self.slot_name_), fingerprint, commits)
         return self.state
 
     def reset(self, store: StoreOrPath, name: str | None = None) -> None:
@@ -288,6 +273,24 @@ class Resumable(ABC):
 
     def _described(self) -> str:
         return f"{self.title}, version {self.version}"
+
+    def _run_in(self, fit_group: FitGroup, fingerprint: Fingerprint, commits: _Commits) -> None:
+        """Run the algorithm in its group, or the rest of it, and load the result."""
+        with fit_group.worked_on():
+            found = fit_group.admit(fingerprint)
+            fields = tuple(self._table())
+            if found:
+                check_fit_group(fit_group, fields, self.runs, self.max_iter)
+                self._tell_where(fit_group)
+            if not fit_group.finished:
+                fit_group.check_writable()
+                self.state = State(fields)
+                try:
+                    self._run(fit_group, None if found else fingerprint, commits)
+                finally:
+                    del self.state  # closing the store would copy live arrays
+            self.state = self._load(fit_group, fields)
+            self.history_ = history_of(fit_group.group)
 
     def _tell_where(self, fit_group: FitGroup) -> None:
         """Log the progress of the fit."""

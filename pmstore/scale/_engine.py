@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pmstore.scale._holder import Function, Holder, limited_threads
@@ -17,7 +18,14 @@ class Engine(ABC):
     An engine decides where a shard is computed. It promises nothing about order, and may lose, repeat or delay what it
     carries: the coordinator asks again, and counts one reply for each shard. It does not start over by itself. On its
     workers it keeps one `Holder` each, and calls `Holder.answer`.
+
+    Attributes
+    ----------
+    clock : callable
+        Returns the time in seconds, by which a reply is late: `time.monotonic`. A simulation has a clock of its own.
     """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     @abstractmethod
     def start(self, shards: Sequence[Shard]) -> None:

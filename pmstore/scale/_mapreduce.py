@@ -14,7 +14,7 @@ import contextlib
 import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._resume.history import Rows
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
+from pmstore.scale._engine import Engine
 from pmstore.scale._engines import EngineLike, engine_of
 from pmstore.scale._epochs import Epochs
 from pmstore.scale._holder import Describe
@@ -187,17 +188,8 @@ class MapReduce(Resumable):
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
-        shards = shards_of(self.shards)
-        with contextlib.closing(engine_of(engine)) as workers:
-            workers.start(shards)
-            epochs = Epochs(workers, shards, timeout)
-            try:
-                run = uuid.uuid4().hex
-                self.described = _described(epochs, len(shards), run)
-                self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]), run)
-                return super().run(store, name, commit_every=commit_every)
-            finally:
-                self.__dict__.pop("_asking", None)
+        with self._at_work(engine_of(engine), timeout):
+            return super().run(store, name, commit_every=commit_every)
 
     def reset(self, store: StoreOrPath, name: str | None = None) -> None:
         """Forget the fit in the store, so that the next `run` starts anew.
@@ -230,6 +222,21 @@ class MapReduce(Resumable):
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
     _asking: _Asking
+
+    @contextlib.contextmanager
+    def _at_work(self, engine: Engine, timeout: float | None) -> Iterator[None]:
+        """A context with workers, which have told of the shards."""
+        shards = shards_of(self.shards)
+        with contextlib.closing(engine):
+            engine.start(shards)
+            epochs = Epochs(engine, shards, timeout, engine.clock)
+            try:
+                run = uuid.uuid4().hex
+                self.described = _described(epochs, len(shards), run)
+                self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]), run)
+                yield
+            finally:
+                self.__dict__.pop("_asking", None)
 
     def _table(self) -> Iterable[Field]:
         yield Field("attempt", dtype=np.int64)

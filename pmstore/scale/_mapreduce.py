@@ -139,7 +139,7 @@ class MapReduce(Resumable):
         ValueError
             The contributions have other names, shapes or dtypes.
         """
-        if _kinds(left) != _kinds(right):
+        if _layouts(left) != _layouts(right):
             raise ValueError(f"map() returned {_kinds(left)} for one shard, and {_kinds(right)} for its neighbour")
         return {name: left[name] + right[name] for name in left}
 
@@ -300,6 +300,11 @@ def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:
     """What the workers tell of each shard."""
     told: dict[str, Array] = epochs.run(Describe(), {}, Tag(run, 0, -1), lambda left, right: {**left, **right})
     return [json.loads(told[str(i)].tobytes()) for i in range(count)]
+
+
+def _layouts(result: Result) -> list[tuple[Any, ...]]:
+    """What must be the same in two contributions."""
+    return [(name, array.dtype, array.shape) for name, array in result.items()]
 
 
 def _kinds(result: Result) -> str:

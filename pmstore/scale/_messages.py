@@ -92,5 +92,11 @@ class Lost:
 
 def digest_of(shard: int, tag: Tag, result: Mapping[str, Array]) -> str:
     """A hash of a result and of what it answers. Two replies to one request have the same one."""
-    parts = (f"{name} {array.dtype.str} {array.shape} {hash_array(array)}" for name, array in result.items())
-    return hash_array(np.frombuffer(repr((shard, tuple(tag), *parts)).encode(), np.uint8))
+    kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
+    small = sum(array.nbytes for array in result.values()) <= _SMALL  # one hash takes as long as one more copy then
+    parts = [array.tobytes() if small else hash_array(array).encode() for array in result.values()]
+    whole = b"".join([repr((shard, tuple(tag), kinds)).encode(), *parts])
+    return hash_array(np.frombuffer(whole, np.uint8))
+
+
+_SMALL = 64 << 10  # bytes

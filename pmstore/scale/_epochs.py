@@ -36,6 +36,7 @@ long."""
 
 SLACK = 0.1  # seconds that no reply is late by
 UNKNOWN = 3.0  # the factor for the first epochs: of the slowest reply so far, when half of the replies are there
+FIRST = 60.0  # seconds after which a reply is late while nothing is known: without it, silent workers are waited for
 MEMORY = 5  # epochs whose times a median is taken over
 LOSSES = 5  # times that a shard may be lost or damaged in one epoch
 LOADS = 2  # times that a loader may fail before that counts as its answer
@@ -44,11 +45,11 @@ LOADS = 2  # times that a loader may fail before that counts as its answer
 class _Question:
     """What an epoch asks about one shard."""
 
-    __slots__ = ("digest", "late_after", "losses")
+    __slots__ = ("digest", "late_after", "loads", "losses")
 
     def __init__(self, late_after: float) -> None:
         self.late_after = late_after  # seconds after the epoch began
-        self.losses = 0
+        self.losses = self.loads = 0  # the second: loaders that failed
         self.digest = ""  # of the reply that counted
 
 
@@ -128,6 +129,8 @@ class Epochs:
 
     def _take(self, message: Reply | Lost) -> None:
         i = message.shard
+        if not 0 <= i < len(self._shards):
+            return  # damaged; what it answered will be late
         if message.tag == self._tag:
             question = self._questions[i]
         elif message.tag == self._earlier[0]:
@@ -145,8 +148,9 @@ class Epochs:
             return
         self._check_environment(message)
         if message.failure is not None:
-            if message.failure.kind != "load" or question.losses >= LOADS:
+            if message.failure.kind != "load" or question.loads >= LOADS:
                 raise self._failed(message)
+            question.loads += 1
             self._lose(i, message.worker, message.failure.text)  # another worker may reach what this one doesn't
         elif not valid:
             self._lose(i, message.worker, "its reply was damaged on the way")
@@ -182,7 +186,7 @@ class Epochs:
         """The seconds after which the reply for a shard is late."""
         usual = self._usual[i]
         if len(usual) < 2:
-            return math.inf
+            return UNKNOWN * usual[0] + 1 if usual else FIRST
         median = statistics.median(usual)
         return max(LATE * median, median + SLACK)
 

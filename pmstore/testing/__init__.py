@@ -22,6 +22,8 @@ from pmstore.testing._faults.damage import Damage, DamageReport, explore_damage
 from pmstore.testing._faults.explore import explore_faults
 from pmstore.testing._faults.fault import Fault, FaultReport
 from pmstore.testing._files.fixture import CrashFiles
+from pmstore.testing._scale.explore import explore_mapreduce
+from pmstore.testing._scale.report import MapReduceReport
 from pmstore.testing._store.check import Crash
 from pmstore.testing._store.coverage import CrashReport
 from pmstore.testing._store.failure import Failure, load_failure
@@ -42,4 +44,6 @@ __all__ = [
     "explore_damage",
     "Damage",
     "DamageReport",
+    "explore_mapreduce",
+    "MapReduceReport",
 ]

@@ -59,7 +59,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values", "codecs"},
     "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
-    "testing": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
+    "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_values", "scale"},
     "_cli": {"_display", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
@@ -138,7 +138,7 @@ PYTHON_ORDER = {
         "lightning transformers",
     ],
     "codecs": ["_passes", "_lcdelta", "__init__"],
-    "testing": ["_pmexplorer _base", "_store", "_faults _files", "_explorer", "__init__ _command _decorator"],
+    "testing": ["_pmexplorer _base", "_store", "_faults _files _scale", "_explorer", "__init__ _command _decorator"],
 }
 
 # What the package's own face hands on.

@@ -1,0 +1,357 @@
+"""`explore_mapreduce`: runs a `MapReduce` under many schedules of accidents, and compares the bits."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pmstore._errors import FingerprintMismatchError, NondeterminismError, ShardError
+from pmstore._resume.fit_group import FitGroup
+from pmstore._resume.history import history_of
+from pmstore._resume.loop import _Commits
+from pmstore.scale._epochs import LOADS, LOSSES
+from pmstore.scale._holder import _checked
+from pmstore.scale._mapreduce import MapReduce
+from pmstore.scale._messages import digest_of
+from pmstore.scale._shards import shards_of
+from pmstore.testing._base import session
+from pmstore.testing._base.errors import CrashFailure, CrashTestError
+from pmstore.testing._base.progress import Counted, terminal
+from pmstore.testing._scale.engine import SimulatedEngine, Watched
+from pmstore.testing._scale.memory import GROUP, MemoryStore
+from pmstore.testing._scale.report import MapReduceReport
+from pmstore.testing._scale.schedule import Schedule, parse, schedule
+from pmstore.testing._scale.world import Broken, Killed, World, altered
+
+__all__ = ["explore_mapreduce"]
+
+WHOLE = 16
+"""Of so many schedules, one computes each map that is asked for; the others remember results."""
+
+SHOWN = 60  # lines of the log of a failure
+
+_APART = ("attempt", "late", "lost")  # columns of a history that accidents change
+
+
+def explore_mapreduce(
+    make: Callable[[], MapReduce],
+    *,
+    schedules: int = 1000,
+    seed: int = 0,
+    workers: int = 3,
+    faults: int = 8,
+    only: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MapReduceReport:
+    """Run a fit over shards under many schedules of accidents, and require the bits of the undisturbed fit.
+
+    Coordinator, workers, messages and store are in this process and thread, in virtual time: the code of `MapReduce`
+    and of its protocol is that of production, and a simulated engine loses, delays, repeats, reorders and damages
+    messages, kills and stops workers, and kills the coordinator before and after each call of the engine and each
+    commit. Messages that are on their way when a coordinator is killed reach the next one. Loaders fail once, and in
+    some schedules a shard changes, or a worker computes something else. After at most `faults` accidents nothing
+    more happens, so that each fit must end.
+
+    Of each schedule it is required that
+
+    - each commit has the bits of one epoch of the undisturbed fit, and the next commit those of the next;
+    - each coordinator commits a larger attempt before it asks;
+    - only undamaged replies to questions of this attempt and epoch are combined, each shard's once, in order;
+    - the fit ends, and at its end all fields but `attempt`, and the history but for its attempts and what was asked
+      again, have the bits of the undisturbed fit;
+    - an error is justified: by two different replies to one question, which must be noticed; by a shard that changed;
+      by losses or failing loads as often as the protocol allows.
+
+    Each map is called twice for each question, and must give the same. Its result is remembered for other schedules,
+    except in every 16th, which calls all maps.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the algorithm with its shards: a new object each time, as a new process makes one. Keep it small: three
+        or four shards, a few rows, two or three epochs.
+    schedules : int
+        How many to run.
+    seed : int
+        The same seed gives the same schedules.
+    workers : int
+    faults : int
+        The largest number of accidents in a schedule.
+    only : str, optional
+        Run this one schedule, as a failure names it.
+    progress : callable, optional
+        Called with the number of schedules that are done, and their number.
+
+    Returns
+    -------
+    MapReduceReport
+
+    Raises
+    ------
+    CrashFailure
+        An AssertionError: a schedule broke one of these rules. The message has the accidents, as few as suffice, and
+        the argument `only` that runs them again.
+    CrashTestError
+        The fit fails without any accident, or an argument makes no sense.
+    """
+    __tracebackhide__ = True
+    for name, value in {"schedules": schedules, "workers": workers, "faults": faults}.items():
+        if not isinstance(value, int) or value < 1:
+            raise CrashTestError(f"{name} is a number from 1, not {value!r}")
+    if not 0 <= seed < 1 << 31:
+        raise CrashTestError(f"seed is a number from 0 to 2**31 - 1, not {seed}")
+    case = _Case(make, workers)
+    length = case.learn()
+    if only is not None:
+        chosen = [parse(only, length, faults)]
+    else:
+        chosen = [schedule((seed << 32) + number, length, faults) for number in range(schedules)]
+    shown = None if progress is not None else terminal("schedules of a MapReduce")
+    counted = Counted(progress or shown)
+    began = time.process_time()
+    done = 0
+    try:
+        for done, one in enumerate(chosen):
+            counted(done, len(chosen))
+            what = case.run(one, whole=done % WHOLE == 0)
+            if what is not None:
+                case.fail(one, done % WHOLE == 0, seed, done + 1, began)
+    finally:
+        if shown is not None:
+            shown.close()
+    report = case.report(seed, done + 1, began)
+    session.keep_report(str(report))
+    return report
+
+
+class _Case:
+    """A fit, and what is known of it."""
+
+    def __init__(self, make: Callable[[], MapReduce], workers: int) -> None:
+        self.make, self.workers = make, workers
+        self._known: dict[Any, Mapping[str, Any]] = {}
+        self._loaded: dict[tuple[int, bool], Any] = {}
+        self._accidents: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.again: Counter[str] = Counter()  # questions that were asked again
+        self.states: list[Any] = []  # the signatures of the undisturbed run's commits
+        self.history: Any = None
+
+    def learn(self) -> int:
+        """Run without accidents; returns the number of points."""
+        algorithm = self.make()
+        if not isinstance(algorithm, MapReduce):
+            raise CrashTestError(f"make returns a pmstore.MapReduce, not {algorithm!r:.200}")
+        self.shards = shards_of(algorithm.shards)
+        run = _Run(self, Schedule(0, frozenset(), ()), whole=True)
+        try:
+            what = run.to_its_end()
+        except Exception as error:
+            raise CrashTestError(f"the fit fails without any accident: {type(error).__name__}: {error}") from error
+        if what is not None:
+            raise CrashTestError(f"the fit fails without any accident: {what}")
+        self.states, self.history = run.states, run.history
+        self.outcomes.clear()
+        return run.world.points
+
+    def load(self, i: int, changed: bool = False) -> Any:
+        """What is in a shard."""
+        if (i, changed) not in self._loaded:
+            self._loaded[i, changed] = altered(self.load(i)) if changed else self.shards[i]()
+        return self._loaded[i, changed]
+
+    def run(self, one: Schedule, whole: bool) -> str | None:
+        """Run one schedule; returns what went wrong."""
+        run = _Run(self, one, whole)
+        what = run.to_its_end()
+        self._accidents.update(run.world.tally)
+        self._last = run
+        return what
+
+    def fail(self, one: Schedule, whole: bool, seed: int, done: int, began: float) -> None:
+        """Shrink a schedule that failed, and raise CrashFailure."""
+        __tracebackhide__ = True
+        report = self.report(seed, done, began)
+        count = len(self._last.world.applied)
+        points = frozenset(self._last.world.applied)
+        for point in sorted(points):
+            if self.run(one.only(points - {point}), whole) is not None:
+                points -= {point}
+        smallest = one.only(points)
+        what = self.run(smallest, whole)
+        if what is None:
+            what = "it passes when it is run again: the algorithm depends on something that it is not given"
+        log = self._last.world.log
+        more = [f"  … {len(log) - SHOWN} more before"] if len(log) > SHOWN else []
+        message = [
+            what,
+            f"  after {len(points)} of {count} accidents that happened in the schedule of seed {one.seed}:",
+            *more,
+            *(f"  {line}" for line in log[-SHOWN:]),
+            f'  again: pmstore.testing.explore_mapreduce(…, workers={self.workers}, only="{smallest}")',
+            *(f"  {line}" for line in str(report).splitlines()),
+        ]
+        raise CrashFailure("\n".join(message), report=report) from self._last.error
+
+    def report(self, seed: int, done: int, began: float) -> MapReduceReport:
+        """What was done until now."""
+        seconds = time.process_time() - began
+        counts = len(self.shards), self.workers, len(self.history["iteration"]) // 8
+        return MapReduceReport(
+            done,
+            *counts,
+            dict(self._accidents),
+            dict(self.outcomes),
+            self.again["late"],
+            self.again["lost"],
+            seed,
+            seconds,
+        )
+
+    def once(self, function: Any) -> _Once:
+        """A function of workers that remembers its results."""
+        return _Once(function, self._known)
+
+
+class _Run:
+    """One schedule: one coordinator after the other on the same store."""
+
+    def __init__(self, case: _Case, one: Schedule, whole: bool) -> None:
+        self._case, self._whole = case, whole
+        self.world = World(one, case.workers, case.load)
+        self.store = MemoryStore()
+        self.store.step = self.world.step
+        self.store.on_commit = self._committed
+        self.states: list[Any] = []
+        self.history: Any = None
+        self.error: BaseException | None = None
+        self._place = -1  # the commit of the undisturbed run that this one has reached
+
+    def to_its_end(self) -> str | None:
+        """Run coordinators until one of them ends by itself; returns what went wrong."""
+        world = self.world
+        while True:
+            world.coordinator += 1
+            world.tell(f"coordinator {world.coordinator} begins")
+            self.store.reopen()
+            self._engine = SimulatedEngine(world, self.store, self._once())
+            try:
+                self._live()
+            except Killed:
+                outcome = "killed"
+            except Broken as broken:
+                self.error = broken
+                return str(broken)
+            except Exception as error:
+                outcome = self._justified(error)
+                world.tell(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                if not outcome:
+                    self.error = error
+                    return f"{type(error).__name__}, which no accident justifies: {str(error).splitlines()[0]}"
+                if not outcome.startswith("lost"):
+                    self._case.outcomes[outcome] += 1
+                    return None
+            else:
+                return self._compare()
+            self._case.outcomes[outcome] += 1
+            world.last_attempt = world.this_attempt
+            world.pass_by(world.between(0.01, 5))
+
+    def _once(self) -> Callable[[Any], Any]:
+        """What stands for a function on workers."""
+        if self._whole:
+            return lambda function: function
+        last: list[Any] = [None, None]
+
+        def once(function: Any) -> Any:
+            if last[0] is not function:
+                last[:] = function, self._case.once(function)
+            return last[1]
+
+        return once
+
+    def _live(self) -> None:
+        """One coordinator: what `MapReduce.run` does, with a store and workers that are simulated."""
+        algorithm = self._case.make()
+        with algorithm._at_work(self._engine, None):
+            fingerprint = algorithm._whole_fingerprint()
+            algorithm._asking = Watched(algorithm._asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
+            group = FitGroup(self.store, GROUP)  # type: ignore[arg-type]
+            algorithm._run_in(group, fingerprint, _Commits(1))
+
+    def _committed(self) -> None:
+        """A commit has the bits of the undisturbed run's last or next one."""
+        self.world.may_change = True
+        found, states = self.store.signature(), self._case.states
+        if not states:  # this is the undisturbed run
+            self.states += [found] if found not in self.states[-1:] else []
+        elif not self.world.impure:
+            place = self._place
+            if place < 0 or found != states[place]:
+                place += 1
+                if place == len(states) or found != states[place]:
+                    raise Broken(
+                        f"commit {place} of the undisturbed run has other bits: {_difference(states, place, found)}"
+                    )
+            self._place = place
+
+    def _compare(self) -> str | None:
+        """What the last coordinator left, beside what the undisturbed run left."""
+        history = history_of(self.store.group(GROUP))
+        self.history = {name: column.tobytes() for name, column in history.items() if name not in _APART}
+        states = self._case.states
+        if states and not self.world.impure:
+            if self._place != len(states) - 1:
+                return f"the fit ended after commit {self._place} of {len(states) - 1}"
+            if self.history != self._case.history:
+                return "the history has other rows than that of the undisturbed run"
+        self._case.outcomes["impure, seen once" if self.world.impure else "same bits"] += 1
+        return None
+
+    def _justified(self, error: Exception) -> str:
+        """Why an error is right; empty if it isn't."""
+        world = self.world
+        if world.impure:
+            return "noticed: impure"
+        if world.changed is not None and isinstance(error, NondeterminismError | FingerprintMismatchError):
+            return "noticed: changed"
+        if isinstance(error, ShardError):
+            told = [kinds for (i, _), kinds in self._engine.failures.items() if i == error.shard][-1:]
+            kinds = told[0] if told else []
+            if "changed" in kinds:
+                return "noticed: changed" if world.changed == error.shard else ""
+            if kinds.count("load") > LOADS:
+                return "lost: not loaded"
+            if len(kinds) >= LOSSES:
+                return "lost"
+        return ""
+
+
+class _Once:
+    """A function of workers. It is called twice for each question, and its result is remembered."""
+
+    __slots__ = ("_function", "_known", "expected", "prepare")
+
+    def __init__(self, function: Any, known: dict[Any, Mapping[str, Any]]) -> None:
+        self._function, self._known = function, known
+        self.expected, self.prepare = function.expected, function.prepare
+
+    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Any], tag: Any) -> Mapping[str, Any]:
+        key = (i, contents, tag.epoch, *(array.tobytes() for array in shared.values()))
+        result = self._known.get(key)
+        if result is None:
+            result = self._function(i, held, contents, shared, tag)
+            again = self._function(i, held, contents, shared, tag)
+            if digest_of(i, tag, _checked(result)) != digest_of(i, tag, _checked(again)):
+                raise Broken(f"map() gave two results for shard {i} in epoch {tag.epoch}, called twice with the same")
+            self._known[key] = result
+        return result
+
+
+def _difference(states: list[Any], place: int, found: Any) -> str:
+    """The names whose values differ."""
+    wanted = dict(states[min(place, len(states) - 1)])
+    names = [name.partition("/")[2] for name, value in found if wanted.get(name) != value]
+    return ", ".join(names) or "names are missing"

@@ -1,0 +1,85 @@
+"""A schedule: which accidents happen, as a function of a seed.
+
+The simulation asks at numbered *points* whether an accident happens there: at each message, at the beginning and the
+end of each map, before and after each call of the engine and each commit. A schedule has a bounded set of points, and a
+set of accidents that it chooses from. Behind the last point nothing happens any more: this is the assumption under
+which each fit must end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from pmstore.testing._base.errors import CrashTestError
+
+MESSAGE = ("dropped", "delayed", "repeated")
+DAMAGE = ("altered", "altered hash", "another shard's", "cut", "a number of no shard")
+REPLY = (*MESSAGE, *DAMAGE, "impure")
+MAP = ("killed", "stopped", "slow", "not loaded", "given up", "changed")
+ANSWERED = ("killed", "stopped")
+COORDINATOR = ("coordinator killed",)
+
+KINDS = tuple(dict.fromkeys((*REPLY, *MAP, *COORDINATOR)))
+RARE = ("impure", "changed")
+"""What ends a fit with an error, if it is noticed: a map that is no function, and a shard with other contents."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a seed decides.
+
+    Attributes
+    ----------
+    seed : int
+    points : frozenset of int
+        Where accidents happen.
+    kinds : tuple of str
+        The accidents that are chosen from.
+    """
+
+    seed: int
+    points: frozenset[int]
+    kinds: tuple[str, ...]
+    holds: bool = True  # whether workers have room for shards; else they load them for each question
+
+    def __str__(self) -> str:
+        return f"{self.seed}:{','.join(map(str, sorted(self.points)))}"
+
+    def only(self, points: frozenset[int]) -> Schedule:
+        """The same with other points: an accident at a point is the same in both."""
+        return Schedule(self.seed, points, self.kinds, self.holds)
+
+
+def schedule(seed: int, length: int, faults: int) -> Schedule:
+    """The schedule of a seed.
+
+    Parameters
+    ----------
+    length : int
+        The number of points of an undisturbed run.
+    faults : int
+        The largest number of accidents.
+    """
+    chance = random.Random(seed)
+    kinds = [kind for kind in KINDS if kind not in RARE]
+    chosen = chance.sample(kinds, chance.choice((1, 2, 3, len(kinds))))
+    if chance.random() < 0.15:
+        chosen = [*chosen, chance.choice(RARE), "killed"]
+    begin = chance.randrange(length)
+    end = begin + chance.choice((8, length, 2 * length))  # some in a row, others anywhere
+    count = chance.randint(1, faults)
+    points = frozenset(chance.randrange(begin, end) for _ in range(count))
+    return Schedule(seed, points, tuple(chosen), chance.random() < 0.7)
+
+
+def parse(text: str, length: int, faults: int) -> Schedule:
+    """The schedule that ``str`` made text of; a seed alone is the whole schedule of that seed."""
+    seed, colon, points = text.partition(":")
+    try:
+        whole = schedule(int(seed), length, faults)
+        return whole.only(frozenset(map(int, filter(None, points.split(","))))) if colon else whole
+    except ValueError:
+        raise CrashTestError(
+            f"only= is a schedule as a failure names it, such as '7:12,40', not {text!r:.80}"
+        ) from None

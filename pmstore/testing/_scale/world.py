@@ -1,0 +1,346 @@
+"""The simulated world: workers, messages, and a clock that jumps from event to event.
+
+It outlives coordinators. A message that was on its way when its coordinator was killed reaches the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pmstore.scale._holder import Holder
+from pmstore.scale._messages import Lost, Reply, Tag, digest_of
+from pmstore.testing._scale.schedule import ANSWERED, COORDINATOR, MAP, MESSAGE, REPLY, Schedule
+
+LIMIT = 1e6
+"""Seconds of virtual time in which a fit must end, with all that its schedule does."""
+
+Question = tuple[int, Any, Any, Tag]  # shard, function, shared, tag
+
+
+class Stopped(BaseException):
+    """Ends a coordinator. No handler of exceptions catches it."""
+
+
+class Killed(Stopped):
+    """The coordinator was killed."""
+
+
+class Broken(Stopped):
+    """The protocol, or the algorithm, did what it must not do."""
+
+
+class Part(dict[str, Any]):
+    """A result, and where it came from.
+
+    Attributes
+    ----------
+    first, last : int
+        The shards that it is of: from the first to before the last.
+    tag : Tag
+        The question that it answers.
+    sound : bool
+        Whether it was not damaged on its way.
+    """
+
+    first = last = -1
+    tag: Tag
+    sound = True
+
+
+class Worker:
+    """A worker: a holder, and the questions that wait for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.generation = number, -1
+        self.waiting: deque[Question] = deque()
+        self.stopped_until = 0.0
+
+    def begin(self, memory: int | None) -> None:
+        """A new process, which holds nothing."""
+        self.generation += 1
+        self.name = f"worker {self.number}" + (f", process {self.generation + 1}" if self.generation else "")
+        self.holder = Holder(self.name, memory)
+        self.waiting.clear()
+        self.alive, self.busy = True, False
+
+
+class World:
+    """Everything but the coordinator.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    workers : int
+    load : callable
+        ``load(i)`` and ``load(i, True)`` return what is in a shard, and what is in it after it changed.
+    """
+
+    def __init__(self, schedule: Schedule, workers: int, load: Callable[..., Any]) -> None:
+        self.schedule = schedule
+        self.workers = [Worker(number) for number in range(workers)]
+        for worker in self.workers:
+            worker.begin(self._memory)
+        self.inbox: list[Reply | Lost] = []
+        self.now = 0.0
+        self.points = 0
+        self._due = 0  # accidents that have not happened yet
+        self.applied: dict[int, str] = {}
+        self.tally: Counter[str] = Counter()
+        self.log: list[str] = []
+        self.coordinator = 0  # its number, from 1
+        self.notice: Callable[[Worker, str], None] = lambda worker, reason: None
+        self.changed: int | None = None  # the shard with other contents
+        self.impure = False  # a reply was altered as a worker would have computed it
+        self.may_change = False  # not before the fit has begun
+        self.last_attempt = self.this_attempt = 0  # of the coordinator before, and of this one
+        self._chance = random.Random(schedule.seed ^ 0x5EED)
+        self._load = load
+        self._load_fails = False
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self._answer: Reply | None = None  # an earlier one
+
+    @property
+    def _memory(self) -> int | None:
+        return None if self.schedule.holds else 0
+
+    # ---- accidents
+
+    def accident(self, kinds: Sequence[str], what: Callable[[], str]) -> str | None:
+        """The accident that happens at this point, if one does."""
+        self.points = number = self.points + 1
+        if number in self.schedule.points:
+            self._due += 1
+        if not self._due:
+            return None
+        possible = [kind for kind in kinds if kind in self.schedule.kinds]
+        if not possible:
+            return None  # but at the next point where there is one
+        self._due -= 1
+        kind = random.Random(self.schedule.seed * 1_000_003 + number).choice(possible)
+        self.applied[number] = kind
+        self.tally[kind] += 1
+        self.tell(f"{what()}: {kind}", number)
+        return kind
+
+    def tell(self, text: str, point: int | None = None) -> None:
+        """Add a line to the log."""
+        self.log.append(f"{self.now:10.3f} s  {'' if point is None else f'point {point}, '}{text}")
+
+    def step(self, what: str) -> None:
+        """A point at which the coordinator may be killed."""
+        if self.accident(COORDINATOR, lambda: f"coordinator {self.coordinator}, {what}"):
+            raise Killed(what)
+
+    # ---- time
+
+    def at(self, delay: float, call: Callable[..., None], *arguments: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (self.now + delay, self._number, call, arguments))
+
+    def wait(self, timeout: float | None) -> None:
+        """Let the time pass until a message arrives."""
+        until = LIMIT if timeout is None else self.now + max(timeout, 1e-6)  # so that rounding stops no clock
+        while not self.inbox:
+            if not self._events and timeout is None:
+                raise Broken("the fit hangs: nothing is on its way, and the coordinator waits without a limit")
+            if not self._events or self._events[0][0] > until:
+                self.now = until
+                break
+            self.now, _, call, arguments = heapq.heappop(self._events)
+            call(*arguments)
+        if self.now >= LIMIT:
+            raise Broken(f"the fit hangs: it did not end in {LIMIT:.0e} s of virtual time")
+
+    def pass_by(self, seconds: float) -> None:
+        """Let the time pass without a coordinator."""
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.now, _, call, arguments = heapq.heappop(self._events)
+            call(*arguments)
+        self.now = until
+
+    def between(self, least: float, most: float) -> float:
+        return least + (most - least) * self._chance.random()
+
+    # ---- messages
+
+    def send(self, worker: Worker, question: Question) -> None:
+        """A question to a worker."""
+        delay = self.between(0.001, 0.003)
+        kind = self.accident(MESSAGE, lambda: f"question to {worker.name} about {_named(question)}")
+        if kind == "delayed":
+            delay += self.between(0.1, 30)
+        elif kind == "repeated":
+            self.at(delay + self.between(0, 5), self._arrive, worker, worker.generation, question)
+        if kind != "dropped":
+            self.at(delay, self._arrive, worker, worker.generation, question)
+
+    def _reply(self, worker: Worker, reply: Reply) -> None:
+        delay = self.between(0.001, 0.003)
+        kind = self.accident(REPLY, lambda: f"reply of {worker.name} about {_named((reply.shard, 0, 0, reply.tag))}")
+        if kind == "dropped":
+            return
+        if kind == "delayed":
+            delay += self.between(0.1, 30)
+        elif kind == "repeated":
+            self.at(delay + self.between(0, 5), self.inbox.append, _sent(reply, True))
+        elif kind is not None:
+            sent = self._damaged(reply, kind)
+            self.at(delay, self.inbox.append, sent)
+            return
+        self._answer = reply
+        self.at(delay, self.inbox.append, _sent(reply, True))
+
+    def _damaged(self, reply: Reply, kind: str) -> Reply:
+        result = reply.result
+        if kind == "a number of no shard":
+            return _sent(dataclasses.replace(reply, shard=self._chance.choice((-1, 1 << 20))), False)
+        if result is None:
+            return _sent(reply, True)
+        if kind == "altered hash":
+            return _sent(dataclasses.replace(reply, digest=reply.digest[::-1]), False)
+        if kind == "another shard's":
+            other = self._answer
+            if other is None or other.shard == reply.shard:
+                return _sent(reply, True)
+            return _sent(dataclasses.replace(reply, result=other.result, digest=other.digest), False)
+        if kind == "cut":
+            names = list(result)[:-1]
+            return _sent(dataclasses.replace(reply, result={name: result[name] for name in names}), False)
+        other_result = altered(result)
+        if kind == "altered" or reply.tag.epoch < 0:  # contents are no matter of a map
+            return _sent(dataclasses.replace(reply, result=other_result), False)
+        self.impure = True
+        digest = digest_of(reply.shard, reply.tag, other_result)
+        return _sent(dataclasses.replace(reply, result=other_result, digest=digest), True)
+
+    # ---- workers
+
+    def _arrive(self, worker: Worker, generation: int, question: Question) -> None:
+        if worker.alive and worker.generation == generation:
+            worker.waiting.append(question)
+            self._next(worker)
+
+    def _next(self, worker: Worker) -> None:
+        if not worker.alive or worker.busy or not worker.waiting:
+            return
+        worker.busy = True
+        question = worker.waiting.popleft()
+        seconds = self.between(0.09, 0.11)
+        kind = self.accident(MAP, lambda: f"{worker.name} begins {_named(question)}")
+        if kind == "killed":
+            self.kill(worker)
+            return
+        if kind == "stopped":
+            worker.stopped_until = self.now + self.between(0.5, 100)
+        elif kind == "slow":
+            seconds *= self.between(5, 100)
+        elif kind == "given up":  # the engine believes that the worker is gone
+            self.notice(worker, "its connection was closed")
+        elif kind == "changed" and self.may_change:
+            self.changed = question[0]
+        self.at(seconds, self._end, worker, worker.generation, question, kind == "not loaded")
+
+    def _end(self, worker: Worker, generation: int, question: Question, fails: bool) -> None:
+        if not worker.alive or worker.generation != generation:
+            return
+        if self.now < worker.stopped_until:
+            self.at(worker.stopped_until - self.now + 0.001, self._end, worker, generation, question, fails)
+            return
+        i, function, shared, tag = question
+        self._load_fails = fails
+        reply = worker.holder.answer(i, _Loader(self, i), function, shared, tag)  # type: ignore[arg-type]
+        self._load_fails = False
+        kind = self.accident(ANSWERED, lambda: f"{worker.name} has computed {_named(question)}")
+        if kind == "killed":
+            self.kill(worker)
+            return
+        self._reply(worker, reply)
+        if kind == "stopped":
+            worker.stopped_until = self.now + self.between(0.5, 100)
+        worker.busy = False
+        self._next(worker)
+
+    def load(self, i: int) -> Any:
+        """What a worker loads."""
+        if self._load_fails:
+            self._load_fails = False
+            raise OSError("simulated: the file server does not answer")
+        return self._load(i, self.changed == i)
+
+    def kill(self, worker: Worker) -> None:
+        """A worker ends. Another process takes its place after a while; the engine may or may not notice that."""
+        worker.alive = False
+        worker.waiting.clear()
+        if self._chance.random() < 0.7:
+            self.at(self.between(0, 0.5), self._notice_death, worker, worker.generation)
+        self.at(self.between(0.5, 10), self._replace, worker)
+
+    def _notice_death(self, worker: Worker, generation: int) -> None:
+        if worker.generation == generation:
+            self.notice(worker, "the process ended with signal 9")
+
+    def _replace(self, worker: Worker) -> None:
+        worker.begin(self._memory)
+        self.tell(f"{worker.name} begins")
+
+
+class _Loader:
+    """Stands for a shard."""
+
+    __slots__ = ("_i", "_world")
+
+    def __init__(self, world: World, i: int) -> None:
+        self._world, self._i = world, i
+
+    def __call__(self) -> Any:
+        return self._world.load(self._i)
+
+    def __repr__(self) -> str:
+        return f"Shard({self._i})"
+
+
+def _sent(reply: Reply, sound: bool) -> Reply:
+    """A reply as it arrives: with arrays of its own."""
+    if reply.result is None:
+        return reply
+    part = Part({name: array.copy() for name, array in reply.result.items()})
+    part.first, part.last, part.tag, part.sound = reply.shard, reply.shard + 1, reply.tag, sound
+    return Reply(
+        reply.shard, reply.tag, reply.worker, part, reply.digest, reply.seconds, reply.environment, reply.failure
+    )
+
+
+def altered(data: Any) -> Any:
+    """Other data of the same kind: one bit of the first array that has any is another one, in the middle of an element,
+    so that no rounding hides it."""
+    if isinstance(data, np.ndarray) and data.nbytes:
+        other = np.array(data, order="C")
+        other.reshape(-1).view(np.uint8)[data.itemsize // 2] ^= 1
+        return other
+    items = list(data.items()) if isinstance(data, dict) else list(enumerate(data)) if _is_list(data) else []
+    for key, value in items:
+        other_value = altered(value)
+        if other_value is not value:
+            if isinstance(data, dict):
+                return {**data, key: other_value}
+            return type(data)([*data[:key], other_value, *data[key + 1 :]])
+    return data
+
+
+def _is_list(data: Any) -> bool:
+    return type(data) in (list, tuple)
+
+
+def _named(question: Question) -> str:
+    i, tag = question[0], question[3]
+    epoch = f"epoch {tag.epoch}" if tag.epoch >= 0 else "its contents"
+    return f"shard {i}, {epoch}, attempt {tag.attempt}"

@@ -121,6 +121,13 @@ class MapReduce(Resumable):
             Figures for the `history`: the ``"objective"``, and at most one other.
         """
 
+    def check_shards(self) -> None:
+        """Called once `described` is there, before anything else of a run.
+
+        Raise ValueError for shards that don't fit. Attributes that this sets travel to the workers, and `fields` and
+        `fingerprint` can use them.
+        """
+
     def prepare(self, shard: Any) -> Any:
         """What a worker keeps of a shard after loading it, such as centred data. Called on the worker, as `map` is."""
         return shard
@@ -233,6 +240,7 @@ class MapReduce(Resumable):
             try:
                 run = uuid.uuid4().hex
                 self.described = _described(epochs, len(shards), run)
+                self.check_shards()
                 self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]), run)
                 yield
             finally:

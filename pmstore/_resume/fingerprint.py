@@ -24,7 +24,7 @@ from pmstore._values.array import chunks, order_of
 
 Fingerprint = dict[str, Any]
 
-_WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose")
+_WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose", "engine")
 _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 
 

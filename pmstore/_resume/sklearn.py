@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from joblib.hashing import Hasher
@@ -22,16 +22,20 @@ from sklearn.base import _fit_context as fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads as openmp_threads
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.parallel import _get_threadpool_controller as threadpool_controller
 from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
+from sklearn.utils.validation import check_is_fitted
 
 __all__ = [
+    "COUNT",
+    "ENGINE_LIKE",
     "POSITIVE",
     "CallbackSupportMixin",
     "ConvergenceWarning",
     "check_array",
+    "check_is_fitted",
     "check_random_state",
     "check_sample_weight",
     "fit_context",
@@ -48,6 +52,12 @@ __all__ = [
 
 POSITIVE = Interval(Real, 0, None, closed="neither")
 """A constraint of a parameter."""
+
+COUNT = Interval(Integral, 1, None, closed="left")
+"""A whole number from 1, as a constraint."""
+
+ENGINE_LIKE = HasMethods(["submit", "cancel"])
+"""An engine of pmstore.scale, or a dask client, as a constraint."""
 
 _limit_lock = threading.Lock()
 _limited = 0  # threads inside one_blas_thread

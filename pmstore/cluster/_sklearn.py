@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import scipy.sparse
 import sklearn.cluster._kmeans
 from sklearn.cluster import KMeans as SklearnKMeans
 from sklearn.cluster import MiniBatchKMeans as SklearnMiniBatchKMeans
@@ -27,16 +29,19 @@ from sklearn.cluster._k_means_elkan import (
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense, lloyd_iter_chunked_sparse
 from sklearn.cluster._kmeans import _tolerance as tolerance
 from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.extmath import row_norms
 
 from pmstore._resume import sklearn as common
 
 __all__ = [
+    "INIT",
     "SAMPLES_BY_WEIGHT",
     "SklearnKMeans",
     "SklearnMiniBatchKMeans",
     "check_mini_batch_parts",
     "checked_init",
+    "distances_of_pairs",
     "elkan_iter_chunked_dense",
     "elkan_iter_chunked_sparse",
     "euclidean_distances",
@@ -45,14 +50,22 @@ __all__ = [
     "init_bounds_dense",
     "init_bounds_sparse",
     "is_same_clustering",
+    "kmeans_plusplus",
     "labels_inertia",
     "lloyd_iter_chunked_dense",
     "lloyd_iter_chunked_sparse",
     "mini_batch_step",
+    "nearest",
     "row_norms",
+    "sums_of_clusters",
     "tolerance",
     "validated",
 ]
+
+Array = npt.NDArray[Any]
+
+INIT = [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"]
+"""The constraint of KMeans' `init`."""
 
 SAMPLES_BY_WEIGHT = tuple(map(int, re.findall(r"\d+", common.version)[:2])) >= (1, 9)
 """Whether MiniBatchKMeans draws batches with the samples' weights as probabilities. Older versions weight the
@@ -95,3 +108,40 @@ def checked_init(estimator: Any, X: Any) -> Any:
     init = common.check_array(estimator.init, dtype=X.dtype, copy=True, order="C")
     estimator._validate_center_shape(X, init)
     return init
+
+
+# ---- parts of KMeans over shards, in one thread
+
+
+def nearest(X: Array, centers: Array, threads: int = 1) -> Array:
+    """The number of the nearest centre of each sample, as Lloyd's kernel finds it: of shape (n,), int32."""
+    labels = np.zeros(len(X), np.int32)
+    unused = np.zeros(len(centers), X.dtype)
+    weights = np.ones(len(X), X.dtype)
+    lloyd_iter_chunked_dense(X, weights, centers, None, None, labels, unused, threads, update_centers=False)
+    return labels
+
+
+def sums_of_clusters(X: Array, labels: Array, clusters: int) -> Array:
+    """The sums of the samples of each cluster, added in the order of the samples, as the kernel does."""
+    members = scipy.sparse.csc_matrix(
+        (np.ones(len(X), X.dtype), labels, np.arange(len(X) + 1, dtype=np.int32)), shape=(clusters, len(X))
+    )
+    sums: Array = members @ X
+    return sums
+
+
+def distances_of_pairs(some: Array, others: Array) -> Array:
+    """The distances between the rows of two arrays, as the kernel computes the shift of centres."""
+    one, zero = np.ones(1, some.dtype), np.zeros(1, np.int32)
+    distances: Array
+    squares = [inertia_dense(others[i : i + 1], one, some[i : i + 1], zero, 1) for i in range(len(some))]
+    distances = np.sqrt(np.array(squares, some.dtype))
+    return distances
+
+
+def kmeans_plusplus(X: Array, clusters: int, weights: Array, random_state: np.random.RandomState) -> Array:
+    """The centres that scikit-learn's k-means++ chooses among the rows."""
+    norms = row_norms(X, squared=True)
+    centers: Array = sklearn.cluster._kmeans._kmeans_plusplus(X, clusters, norms, weights, random_state)[0]
+    return centers

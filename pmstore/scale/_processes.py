@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -30,7 +31,7 @@ from pmstore.scale._travel import packed, packed_apart
 
 AHEAD = 2  # questions that a process has at a time: it needs not wait for the next one
 DEATHS = 5  # processes of a seat that end, one after the other, without a reply
-PATIENCE = 3  # times that a question is asked again of the only worker before that one is replaced
+STUCK = 1.0  # seconds without any work of the processor after which a process that is late is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
 
@@ -73,12 +74,11 @@ class Processes(Engine):
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         question = i, tag
         seat, times = self._routes.choose(question)
-        if 0 < times < PATIENCE:
-            return  # it has the question, and there is no other seat that could take it
-        if times:
+        if times:  # it has the question, and there is no other seat that could take it
+            if not seat.is_stuck():
+                return
             self._lost += [lost for lost in seat.replace() if (lost.shard, lost.tag) != question]
             self._routes.on_time(seat)
-            self._routes.again(question)
         seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
@@ -161,12 +161,22 @@ class _Seat:
         self._process, self.connection = self._start(self._number, self.name)
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
         self._knows = [-1, -1]  # the numbers of the function and of the state that the process has
         threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
 
     def load(self) -> int:
         """The number of questions that the seat has."""
         return len(self._has) + len(self.waiting)
+
+    def is_stuck(self) -> bool:
+        """Whether the process has not computed anything for a while, as far as the calls of this method tell."""
+        with open(f"/proc/{self._process.pid}/stat") as file:
+            worked = file.read().rpartition(")")[2].split()[11:13]  # its time in the user's and in the system's code
+        now = time.monotonic()
+        if worked != self._worked[0]:
+            self._worked = worked, now
+        return now - self._worked[1] >= STUCK
 
     def ask(self, question: Question, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
         """Ask the process, or let the question wait until it has answered others."""

@@ -53,10 +53,6 @@ class Routes(Generic[T]):
         """The places that were asked a question, which is closed."""
         return self._asked.pop(question, [])
 
-    def again(self, question: Question) -> None:
-        """The question counts as if it was not asked yet."""
-        self._asked.pop(question, None)
-
     def on_time(self, place: T) -> None:
         """The place has answered something, or is a new one."""
         if place in self._late:

@@ -52,9 +52,9 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_store": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_values"},
     "_resume": {"_errors", "_store", "_values"},
     "scale": {"_errors", "_resume"},
-    "cluster": {"_resume"},
-    "decomposition": {"_resume"},
-    "mixture": {"_resume"},
+    "cluster": {"_resume", "scale"},
+    "decomposition": {"_resume", "scale"},
+    "mixture": {"_resume", "cluster", "scale"},
     "codecs": {"_core"},
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values", "codecs"},
     "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
@@ -120,12 +120,18 @@ PYTHON_ORDER = {
         "fit",
     ],
     "scale": [
+<<<<<<< HEAD
         "_tree _shards _messages _travel _routes _memory",
+=======
+        "_tree _shards _messages _travel",
+        "_lazy",
+>>>>>>> cefdc94 (KMeans over shards: engine=, the same bits on every engine)
         "_holder",
         "_engine _worker",
         "_epochs _processes _dask",
         "_engines",
         "_mapreduce",
+        "_fit",
         "__init__",
     ],
     "torch": [

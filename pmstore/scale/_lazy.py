@@ -1,0 +1,97 @@
+"""Predictions for data in shards, computed shard by shard when they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pmstore.scale._shards import Shard, shards_of
+
+Array = npt.NDArray[Any]
+
+
+class LazyParts(Sequence[Array]):
+    """The results for the shards of a data set, as a sequence of arrays. Nothing is held.
+
+    Each access loads the shard and computes its result, in this process: ``parts[i]`` for shard i, iteration for one
+    after the other. ``numpy.asarray(parts)`` computes all, and joins them along the first axis.
+
+    Parameters
+    ----------
+    shards : sequence of Shard
+    function : callable
+        From the array of a shard to its result.
+    """
+
+    def __init__(self, shards: Sequence[Shard], function: Callable[[Array], Array]) -> None:
+        self._shards, self._function = tuple(shards), function
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, i: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> LazyParts: ...
+
+    def __getitem__(self, i: int | slice) -> Array | LazyParts:
+        if isinstance(i, slice):
+            return LazyParts(self._shards[i], self._function)
+        return of_block(self._shards[i](), self._function)
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the parts are computed, and joining them makes a new array")
+        whole = np.concatenate(list(self))
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __repr__(self) -> str:
+        name = getattr(self._function, "__name__", getattr(self._function, "func", self._function))
+        return f"<LazyParts of {len(self)} shards, by {getattr(name, '__name__', name)}>"
+
+
+def is_sharded(data: Any) -> bool:
+    """Whether data for a prediction are in shards: anything that `shards_of` takes, but an array of numpy."""
+    if isinstance(data, list | tuple):
+        return any(_is_part(part) or (isinstance(part, np.ndarray) and part.ndim > 1) for part in data)
+    return _is_part(data)
+
+
+def lazily(data: Any, function: Callable[[Array], Array]) -> Any:
+    """The results of a function of a block of rows: a dask array for one of dask, otherwise `LazyParts`."""
+    return _over_dask(data, function) if _is_dask(data) else LazyParts(shards_of(data), function)
+
+
+def of_block(block: Any, function: Callable[[Array], Array]) -> Array:
+    """The result for a block, also for one without rows, which scikit-learn refuses."""
+    block = np.asarray(block)
+    if len(block) or block.ndim != 2:
+        return function(block)
+    return function(np.ones((1, block.shape[1]), block.dtype))[:0]
+
+
+def _is_part(data: Any) -> bool:
+    return isinstance(data, Shard | str | os.PathLike) or _is_dask(data) or type(data).__module__.startswith("zarr.")
+
+
+def _is_dask(data: Any) -> bool:
+    return type(data).__module__.partition(".")[0] == "dask" and hasattr(data, "map_blocks")
+
+
+def _over_dask(data: Any, function: Callable[[Array], Array]) -> Any:
+    if len(data.chunks[1]) > 1:
+        data = data.rechunk({1: -1})
+    meta = of_block(np.ones((0, data.shape[1]), data.dtype), function)
+    block = functools.partial(of_block, function=function)
+    if meta.ndim == 1:
+        return data.map_blocks(block, dtype=meta.dtype, drop_axis=1, meta=meta)
+    return data.map_blocks(block, dtype=meta.dtype, chunks=(data.chunks[0], (meta.shape[1],)), meta=meta)

@@ -31,7 +31,7 @@ from pmstore.scale._travel import packed, packed_apart
 
 AHEAD = 2  # questions that a process has at a time: it needs not wait for the next one
 DEATHS = 5  # processes of a seat that end, one after the other, without a reply
-STUCK = 1.0  # seconds without any work of the processor after which a process that is late is replaced
+STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
 
@@ -170,13 +170,13 @@ class _Seat:
         return len(self._has) + len(self.waiting)
 
     def is_stuck(self) -> bool:
-        """Whether the process has not computed anything for a while, as far as the calls of this method tell."""
+        """Whether the process was stopped, or has been asleep for long, as far as the calls of this method tell."""
         with open(f"/proc/{self._process.pid}/stat") as file:
-            worked = file.read().rpartition(")")[2].split()[11:13]  # its time in the user's and in the system's code
-        now = time.monotonic()
-        if worked != self._worked[0]:
+            state, *figures = file.read().rpartition(")")[2].split()
+        worked, now = figures[10:12], time.monotonic()  # in the user's and in the system's code
+        if state == "D" or worked != self._worked[0]:  # it waits for a disk, or has computed something
             self._worked = worked, now
-        return now - self._worked[1] >= STUCK
+        return state == "T" or now - self._worked[1] >= STUCK
 
     def ask(self, question: Question, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
         """Ask the process, or let the question wait until it has answered others."""

@@ -120,12 +120,8 @@ PYTHON_ORDER = {
         "fit",
     ],
     "scale": [
-<<<<<<< HEAD
         "_tree _shards _messages _travel _routes _memory",
-=======
-        "_tree _shards _messages _travel",
         "_lazy",
->>>>>>> cefdc94 (KMeans over shards: engine=, the same bits on every engine)
         "_holder",
         "_engine _worker",
         "_epochs _processes _dask",

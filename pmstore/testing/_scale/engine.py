@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +27,7 @@ class SimulatedEngine(Engine):
         self._tags: list[Tag] = []  # of the questions, in their order
         self._seen: dict[tuple[int, Tag], str] = {}  # the hashes of valid replies that the coordinator has
         self._differ = ""
+        self._to_ask: set[tuple[int, Tag]] = set()  # what was lost or damaged
         self.failures: dict[tuple[int, Tag], list[str]] = {}  # what the coordinator was told of a question
         world.notice = self._notice
 
@@ -44,6 +45,7 @@ class SimulatedEngine(Engine):
         world.step("before a question")
         if not 0 <= i < self._count:
             raise Broken(f"the coordinator asks for shard {i} of {self._count}")
+        self._to_ask.discard((i, tag))
         asked = self._asked.setdefault((i, tag), [])
         worker = world.workers[i * len(world.workers) // self._count]
         if worker in asked:
@@ -57,6 +59,10 @@ class SimulatedEngine(Engine):
         world = self._world
         if self._differ:
             raise Broken(f"two results for one question were not noticed: {self._differ}")
+        for i, tag in self._to_ask:
+            if tag == self._tags[-1] and (i, tag) not in self._seen:
+                raise Broken(f"the coordinator does not ask again for shard {i}, which was lost in epoch {tag.epoch}")
+        self._to_ask.clear()
         world.step("before it waits")
         world.wait(timeout)
         world.step("with messages")
@@ -67,8 +73,7 @@ class SimulatedEngine(Engine):
 
     def cancel(self, tag: Tag) -> None:
         for worker in self._world.workers:
-            for question in [one for one in worker.waiting if one[3] == tag]:
-                worker.waiting.remove(question)
+            worker.waiting = deque(question for question in worker.waiting if question[3] != tag)
 
     def close(self) -> None:
         self._world.notice = lambda worker, reason: None
@@ -82,6 +87,7 @@ class SimulatedEngine(Engine):
     def _begin(self, tag: Tag) -> None:
         """The coordinator asks for another epoch."""
         self._tags.append(tag)
+        self._world.asked_for(tag)
         if tag.epoch < 0:
             return
         committed = self._store.attempt
@@ -96,6 +102,7 @@ class SimulatedEngine(Engine):
         question = message.shard, message.tag
         if isinstance(message, Lost):
             self.failures.setdefault(question, []).append("lost")
+            self._to_ask.add(question)
             return
         if message.failure is not None:
             self.failures.setdefault(question, []).append(message.failure.kind)
@@ -103,6 +110,8 @@ class SimulatedEngine(Engine):
             return
         if message.digest != digest_of(*question, message.result):
             self.failures.setdefault(question, []).append("damaged")
+            if 0 <= message.shard < self._count:
+                self._to_ask.add(question)
         elif self._seen.setdefault(question, message.digest) != message.digest and message.tag in self._tags[-2:]:
             self._differ = f"shard {message.shard}, epoch {message.tag.epoch}"
 

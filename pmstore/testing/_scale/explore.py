@@ -151,7 +151,7 @@ class _Case:
         except Exception as error:
             raise CrashTestError(f"the fit fails without any accident: {type(error).__name__}: {error}") from error
         if what is not None:
-            raise CrashTestError(f"the fit fails without any accident: {what}")
+            raise CrashTestError(f"the fit fails without any accident: {what}") from run.error
         self.states, self.history = run.states, run.history
         self.outcomes.clear()
         return run.world.points
@@ -257,7 +257,7 @@ class _Run:
                 return self._compare()
             self._case.outcomes[outcome] += 1
             world.last_attempt = world.this_attempt
-            world.pass_by(world.between(0.01, 5))
+            world.pass_by(10 ** world.between(-3, 0.7))
 
     def _once(self) -> Callable[[Any], Any]:
         """What stands for a function on workers."""

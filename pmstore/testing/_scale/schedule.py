@@ -15,7 +15,7 @@ from pmstore.testing._base.errors import CrashTestError
 
 MESSAGE = ("dropped", "delayed", "repeated")
 DAMAGE = ("altered", "altered hash", "another shard's", "cut", "a number of no shard")
-REPLY = (*MESSAGE, *DAMAGE, "impure")
+REPLY = (*MESSAGE, "held back", *DAMAGE, "impure")
 MAP = ("killed", "stopped", "slow", "not loaded", "given up", "changed")
 ANSWERED = ("killed", "stopped")
 COORDINATOR = ("coordinator killed",)
@@ -64,13 +64,19 @@ def schedule(seed: int, length: int, faults: int) -> Schedule:
     chance = random.Random(seed)
     kinds = [kind for kind in KINDS if kind not in RARE]
     chosen = chance.sample(kinds, chance.choice((1, 2, 3, len(kinds))))
-    if chance.random() < 0.15:
-        chosen = [*chosen, chance.choice(RARE), "killed"]
+    holds = chance.random() < 0.7
+    kind_of_schedule = chance.random()
+    if kind_of_schedule < 0.07:
+        chosen = ["impure", *chance.choice(((), ("held back",), ("coordinator killed",)))]
+    elif kind_of_schedule < 0.15:
+        chosen, holds = ["changed", *chance.choice(((), ("killed",)))], chance.random() < 0.3
+    elif kind_of_schedule < 0.35:  # messages for one coordinator reach another one
+        chosen = ["coordinator killed", chance.choice(("held back", "slow", "delayed", "stopped"))]
     begin = chance.randrange(length)
     end = begin + chance.choice((8, length, 2 * length))  # some in a row, others anywhere
     count = chance.randint(1, faults)
     points = frozenset(chance.randrange(begin, end) for _ in range(count))
-    return Schedule(seed, points, tuple(chosen), chance.random() < 0.7)
+    return Schedule(seed, points, tuple(chosen), holds)
 
 
 def parse(text: str, length: int, faults: int) -> Schedule:

@@ -21,6 +21,9 @@ from pmstore.testing._scale.schedule import ANSWERED, COORDINATOR, MAP, MESSAGE,
 LIMIT = 1e6
 """Seconds of virtual time in which a fit must end, with all that its schedule does."""
 
+CALLS = 10_000
+"""How often the coordinators of a schedule may wait."""
+
 Question = tuple[int, Any, Any, Tag]  # shard, function, shared, tag
 
 
@@ -104,8 +107,9 @@ class World:
         self._load = load
         self._load_fails = False
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._number = 0
+        self._number = self._waits = 0
         self._answer: Reply | None = None  # an earlier one
+        self._held_back: list[Reply] = []  # until another epoch or attempt begins
 
     @property
     def _memory(self) -> int | None:
@@ -147,6 +151,9 @@ class World:
 
     def wait(self, timeout: float | None) -> None:
         """Let the time pass until a message arrives."""
+        self._waits += 1
+        if self._waits > CALLS:
+            raise Broken(f"the fit hangs: its coordinators waited {CALLS:,} times")
         until = LIMIT if timeout is None else self.now + max(timeout, 1e-6)  # so that rounding stops no clock
         while not self.inbox:
             if not self._events and timeout is None:
@@ -177,11 +184,14 @@ class World:
         delay = self.between(0.001, 0.003)
         kind = self.accident(MESSAGE, lambda: f"question to {worker.name} about {_named(question)}")
         if kind == "delayed":
-            delay += self.between(0.1, 30)
+            delay += 10 ** self.between(-1, 1.5)
         elif kind == "repeated":
             self.at(delay + self.between(0, 5), self._arrive, worker, worker.generation, question)
         if kind != "dropped":
             self.at(delay, self._arrive, worker, worker.generation, question)
+
+    def _deliver(self, message: Reply | Lost) -> None:
+        self.inbox.append(message)
 
     def _reply(self, worker: Worker, reply: Reply) -> None:
         delay = self.between(0.001, 0.003)
@@ -189,15 +199,27 @@ class World:
         if kind == "dropped":
             return
         if kind == "delayed":
-            delay += self.between(0.1, 30)
+            delay += 10 ** self.between(-1, 1.5)
         elif kind == "repeated":
-            self.at(delay + self.between(0, 5), self.inbox.append, _sent(reply, True))
+            self.at(delay + self.between(0, 5), self._deliver, _sent(reply, True))
+        elif kind == "held back":
+            self._held_back.append(_sent(reply, True))
+            return
         elif kind is not None:
             sent = self._damaged(reply, kind)
-            self.at(delay, self.inbox.append, sent)
+            self.at(delay, self._deliver, sent)
             return
         self._answer = reply
-        self.at(delay, self.inbox.append, _sent(reply, True))
+        self.at(delay, self._deliver, _sent(reply, True))
+
+    def asked_for(self, tag: Tag) -> None:
+        """The coordinator asks the first question of an epoch: what was held back arrives before its answers."""
+        held, self._held_back = self._held_back, []
+        for reply in held:
+            if reply.tag == tag or tag.epoch < 0:
+                self._held_back.append(reply)
+            else:
+                self.at(self.between(0.01, 0.1), self._deliver, reply)
 
     def _damaged(self, reply: Reply, kind: str) -> Reply:
         result = reply.result
@@ -219,6 +241,8 @@ class World:
         if kind == "altered" or reply.tag.epoch < 0:  # contents are no matter of a map
             return _sent(dataclasses.replace(reply, result=other_result), False)
         self.impure = True
+        if self._chance.random() < 0.7:  # another worker computes the right result
+            self.at(self.between(0, 0.5), self._deliver, _sent(reply, True))
         digest = digest_of(reply.shard, reply.tag, other_result)
         return _sent(dataclasses.replace(reply, result=other_result, digest=digest), True)
 
@@ -245,7 +269,7 @@ class World:
             seconds *= self.between(5, 100)
         elif kind == "given up":  # the engine believes that the worker is gone
             self.notice(worker, "its connection was closed")
-        elif kind == "changed" and self.may_change:
+        elif kind == "changed" and self.may_change and self.changed is None:
             self.changed = question[0]
         self.at(seconds, self._end, worker, worker.generation, question, kind == "not loaded")
 

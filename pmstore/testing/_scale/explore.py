@@ -19,10 +19,10 @@ from pmstore.scale._shards import shards_of
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.progress import Counted, terminal
-from pmstore.testing._scale.engine import SimulatedEngine, Watched
 from pmstore.testing._scale.memory import GROUP, MemoryStore
 from pmstore.testing._scale.report import MapReduceReport
 from pmstore.testing._scale.schedule import Schedule, parse, schedule
+from pmstore.testing._scale.simulated import SimulatedEngine, Watched
 from pmstore.testing._scale.world import Broken, Killed, World, altered
 
 __all__ = ["explore_mapreduce"]

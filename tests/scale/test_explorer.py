@@ -22,7 +22,7 @@ from pmstore.testing._scale.schedule import KINDS, RARE
 from tests.conftest import LONGER
 from tests.support.sharded import Walk, several
 
-SCHEDULES = 400
+SCHEDULES = 1000
 BOUND = 300  # schedules within which each planted mistake is found
 
 

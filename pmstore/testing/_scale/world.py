@@ -235,9 +235,13 @@ class World:
                 return _sent(reply, True)
             return _sent(dataclasses.replace(reply, result=other.result, digest=other.digest), False)
         if kind == "cut":
+            if not result:
+                return _sent(reply, True)
             names = list(result)[:-1]
             return _sent(dataclasses.replace(reply, result={name: result[name] for name in names}), False)
         other_result = altered(result)
+        if other_result is result:
+            return _sent(reply, True)  # it has no bytes
         if kind == "altered" or reply.tag.epoch < 0:  # contents are no matter of a map
             return _sent(dataclasses.replace(reply, result=other_result), False)
         self.impure = True

@@ -184,6 +184,10 @@ class Clustering(Starts):
             result.update(self._farthest(X, labels, shared["centers"], int(shared["empty"])))
         return result
 
+    def labels(self, X: Array, centers: Array) -> Array:
+        """The nearest centres."""
+        return _sklearn.nearest(X, centers)
+
     def _labels(self, shard: Matrix, X: Array, centers: Array) -> Array:
         """The nearest centres, which a relocation needs a second time."""
         known = shard.memo.get("labels")

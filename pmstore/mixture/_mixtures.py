@@ -13,6 +13,9 @@ from pmstore._resume.fit import CONSTRAINTS, InStore
 from pmstore._resume.fit_group import StoreOrPath
 from pmstore.mixture import _sklearn
 from pmstore.mixture._em import EM, bound, has_converged
+from pmstore.mixture._sharded import MixtureFit
+from pmstore.scale._fit import ENGINE, OnShards
+from pmstore.scale._lazy import is_sharded
 
 Array = npt.NDArray[Any]
 
@@ -84,23 +87,32 @@ class _Mixture(InStore):
         self.lower_bounds_ = [bound(bounds, i) for i in range(1, n + 1)]
         self.lower_bound_ = self.lower_bounds_[-1] if n else -np.inf
         em.end_callbacks()
-        if n and not self.converged_:
+        if n:
+            self._warn_unless_converged()
+        return X
+
+    def _warn_unless_converged(self: Any) -> None:
+        if not self.converged_:
             warnings.warn(
                 "Best performing initialization did not converge. Try different init parameters, or increase "
                 "max_iter, tol, or check for degenerate data.",
                 common.ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        return X
 
 
-class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
-    """scikit-learn's GaussianMixture, with the state of the fit in a store.
+class GaussianMixture(OnShards, _Mixture, _sklearn.SklearnGaussianMixture):
+    """scikit-learn's GaussianMixture, with the state of the fit in a store, and on many workers.
 
     ``fit`` and ``fit_predict`` commit after every iteration, or as set by `commit_every`. The same call again, in
     another process if this one was killed, continues after the last commit. If the fit was finished, it loads the
     result. The result is the same as that of scikit-learn's own GaussianMixture with the same parameters and the same
     number of threads, bit for bit.
+
+    With `engine`, workers hold the data in shards, and ``fit`` takes whatever :func:`pmstore.scale.shards_of` takes.
+    The result depends on the shards, not on the engine, the number of workers, or which of them died. It is that of
+    scikit-learn up to rounding, if the start is the same, as it is for a single shard with `init_params` "kmeans" and
+    "k-means++".
 
     Parameters
     ----------
@@ -112,7 +124,8 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
         With ``warm_start=True``, a second ``fit`` of the same estimator starts where the first one ended, and depends
         on that start. With ``name=None``, each fit has its own group in the store. A program that runs again after a
         kill loads the first fit and continues the second. A group with a `name` can hold only one of them.
-    store, name, commit_every
+        With `engine`, `warm_start` is refused, and `verbose` has no effect.
+    store, name, commit_every, engine
         As in :class:`pmstore.cluster.KMeans`.
 
     Attributes
@@ -140,6 +153,8 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
     ------
     FingerprintMismatchError, TransactionError, StoreLockedError
         By ``fit``, ``fit_predict`` and ``reset``, as in :class:`pmstore.cluster.KMeans`.
+    ShardError, NondeterminismError, WorkersLostError, ValueError, TypeError
+        By ``fit`` with `engine`, as in :class:`pmstore.cluster.KMeans`.
 
     Notes
     -----
@@ -163,6 +178,7 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 (the name and the kind are scikit-learn's)
         **_sklearn.SklearnGaussianMixture._parameter_constraints,
         **CONSTRAINTS,
+        **ENGINE,
     }
 
     def __init__(
@@ -185,6 +201,7 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
         store: StoreOrPath | None = None,
         name: str | None = None,
         commit_every: float = 1,
+        engine: Any = None,
     ) -> None:
         super().__init__(
             n_components=n_components,
@@ -205,6 +222,102 @@ class GaussianMixture(_Mixture, _sklearn.SklearnGaussianMixture):
         self.store = store
         self.name = name
         self.commit_every = commit_every
+        self.engine = engine
+
+    @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: Any, y: Any = None) -> Any:
+        """Estimate the parameters, continue estimating them, or load them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            With `engine`: what :func:`pmstore.scale.shards_of` takes, dense and of two axes.
+        y : ignored
+
+        Returns
+        -------
+        GaussianMixture
+            The estimator.
+        """
+        return self._fit_sharded(X) if self._is_sharded() else super().fit(X, y)
+
+    @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit_predict(self, X: Any, y: Any = None) -> Any:
+        """Fit as `fit` does, and return the most probable component of every sample.
+
+        Parameters
+        ----------
+        X, y
+            As for `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,), int64
+            Or what `predict` returns for shards.
+        """
+        return self._fit_sharded(X).predict(X) if self._is_sharded() else super().fit_predict(X, y)
+
+    def _fit_sharded(self, X: Any) -> GaussianMixture:
+        """Fit on the engine's workers."""
+        if self.warm_start:
+            raise ValueError("engine takes no warm_start: pass weights_init, means_init and precisions_init")
+        if not self.max_iter and self.precisions_init is not None:
+            raise ValueError("max_iter=0 with precisions_init leaves no covariances: use max_iter=1 or more")
+        _, state = self._fit_on_shards(X, lambda shards: MixtureFit(self, shards))
+        covariances = state["best/covariances"]
+        cholesky = _sklearn.compute_precisions_cholesky(covariances, self.covariance_type)
+        self._set_parameters((state["best/weights"], state["best/means"] + state.mean, covariances, cholesky))
+        self.n_iter_, self.converged_ = state.best_em, state.best_close
+        self.lower_bounds_ = state["best/bounds"].tolist()
+        self.lower_bound_ = self.lower_bounds_[-1] if self.n_iter_ else -np.inf
+        if self.n_iter_:
+            self._warn_unless_converged()
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The most probable component of each sample.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Or data in shards, as for :meth:`pmstore.cluster.KMeans.predict`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,), int64
+            For an array of dask: one of dask. For other data in shards: a :class:`pmstore.scale.LazyParts`.
+        """
+        return self._over("predict", X) if is_sharded(X) else super().predict(X)
+
+    def predict_proba(self, X: Any) -> Any:
+        """The probabilities of the components for each sample.
+
+        Parameters
+        ----------
+        X
+            As for `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            For data in shards as for `predict`.
+        """
+        return self._over("predict_proba", X) if is_sharded(X) else super().predict_proba(X)
+
+    def score_samples(self, X: Any) -> Any:
+        """The log-likelihood of each sample.
+
+        Parameters
+        ----------
+        X
+            As for `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+            For data in shards as for `predict`.
+        """
+        return self._over("score_samples", X) if is_sharded(X) else super().score_samples(X)
 
 
 class BayesianGaussianMixture(_Mixture, _sklearn.SklearnBayesianGaussianMixture):

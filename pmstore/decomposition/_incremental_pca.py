@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume import sklearn as common
-from pmstore._resume.fit import CONSTRAINTS, Fit, InStore
+from pmstore._resume.fit import CONSTRAINTS, Fit
 from pmstore._resume.fit_group import StoreOrPath
-from pmstore._resume.state import Field
+from pmstore._resume.state import Field, State
 from pmstore.decomposition import _sklearn
+from pmstore.decomposition._sharded import ShardedPCA
+from pmstore.scale._fit import ENGINE, OnShards
+from pmstore.scale._lazy import is_sharded
 
 __all__ = ["IncrementalPCA"]
 
@@ -92,13 +95,17 @@ class PCAFit(Fit):
         return {name: value for name, value in self._learned.items() if name.endswith("_")}
 
 
-class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
-    """scikit-learn's IncrementalPCA, with the state of the fit in a store.
+class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
+    """scikit-learn's IncrementalPCA, with the state of the fit in a store, and on many workers.
 
     ``fit`` commits after every batch, or as set by `commit_every`. The same ``fit`` again, in another process if this
     one was killed, continues after the last commit. If the fit was finished, it loads the result. The result is the
     same as that of scikit-learn's own class, bit for bit. ``partial_fit`` is scikit-learn's own, and does not use the
     store: :func:`pmstore.partial_fit` is for batches that come one by one.
+
+    With `engine`, workers learn the shards side by side, each batch by batch, and what they learned is combined in an
+    order that depends on the shards only. ``fit`` then takes whatever :func:`pmstore.scale.shards_of` takes. For a
+    single shard the result is that of this class without `engine`, with one thread, bit for bit.
 
     Parameters
     ----------
@@ -110,6 +117,8 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     name : str, default=None
     commit_every : int or float, default=1
         As in :class:`pmstore.cluster.KMeans`, but counted in batches.
+    engine : int, dask.distributed.Client or Engine, default=None
+        As in :class:`pmstore.cluster.KMeans`. The fit is one epoch: a coordinator that is killed starts again.
 
     Attributes
     ----------
@@ -117,6 +126,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     explained_variance_, explained_variance_ratio_, singular_values_ : ndarray of shape (n_components_,)
     mean_, var_ : ndarray of shape (n_features,), float64
     noise_variance_ : float
+        With `engine` and several shards: the rest of the variance, divided by the number of the other components.
     n_components_, batch_size_, n_features_in_ : int
     n_samples_seen_ : int or float
     feature_names_in_ : ndarray of shape (n_features_in_,)
@@ -130,6 +140,8 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     ------
     FingerprintMismatchError, TransactionError, StoreLockedError
         As by :class:`pmstore.cluster.KMeans`.
+    ShardError, NondeterminismError, WorkersLostError, ValueError, TypeError
+        By ``fit`` with `engine`, as by :class:`pmstore.cluster.KMeans`.
 
     Notes
     -----
@@ -149,6 +161,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
     _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012 (the name and the kind are scikit-learn's)
         **_sklearn.SklearnIncrementalPCA._parameter_constraints,
         **CONSTRAINTS,
+        **ENGINE,
     }
 
     def __init__(
@@ -161,11 +174,13 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         store: StoreOrPath | None = None,
         name: str | None = None,
         commit_every: float = 1,
+        engine: Any = None,
     ) -> None:
         super().__init__(n_components=n_components, whiten=whiten, copy=copy, batch_size=batch_size)
         self.store = store
         self.name = name
         self.commit_every = commit_every
+        self.engine = engine
 
     @common.fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Any, y: Any = None) -> IncrementalPCA:
@@ -174,6 +189,7 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         Parameters
         ----------
         X : array-like or sparse matrix of shape (n_samples, n_features)
+            With `engine`: what :func:`pmstore.scale.shards_of` takes, dense and of two axes.
         y : ignored
 
         Returns
@@ -181,6 +197,11 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         IncrementalPCA
             The estimator.
         """
+        if self._is_sharded():
+            fit, state = self._fit_on_shards(X, lambda shards: ShardedPCA(self, shards))
+            self.batch_size_ = fit.batch_size
+            self._take(state)
+            return self
         if self._is_theirs():
             self._started_afresh()
             super().fit(X)
@@ -192,6 +213,12 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
         batches = PCAFit(self, X)
         state = self._fit_in_store(batches, X=X, y=y)
         batches.check()
+        self._take(state)
+        batches.end_callbacks()
+        return self
+
+    def _take(self, state: State) -> None:
+        """Set the attributes."""
         self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
         # The memory order is that of partial_fit, so that products with the components are added in the same order.
         self.components_ = np.asarray(state.components, order=_sklearn.components_order())
@@ -202,5 +229,33 @@ class IncrementalPCA(InStore, _sklearn.SklearnIncrementalPCA):
             self.explained_variance_ = squares / (self.n_samples_seen_ - 1)
             self.explained_variance_ratio_ = squares / np.sum(self.var_ * self.n_samples_seen_)
         self.n_components_ = self.n_components or len(self.components_)
-        batches.end_callbacks()
-        return self
+
+    def transform(self, X: Any) -> Any:
+        """The coordinates of each sample along the components.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n_samples, n_features)
+            Or data in shards, as for :meth:`pmstore.cluster.KMeans.predict`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            For an array of dask: one of dask. For other data in shards: a :class:`pmstore.scale.LazyParts`.
+        """
+        return self._over("transform", X) if is_sharded(X) else super().transform(X)
+
+    def inverse_transform(self, X: Any) -> Any:
+        """The samples with such coordinates.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_components)
+            Or data in shards, as for `transform`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            For data in shards as for `transform`.
+        """
+        return self._over("inverse_transform", X) if is_sharded(X) else super().inverse_transform(X)

@@ -357,5 +357,14 @@ static pm_status file_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
-const pm_media_operations pm_media_file = {file_write, file_write_hashed, file_flush, file_write_back, file_fence,
-                                           file_write_through, file_grow, file_settle, file_sync};
+const pm_media_operations pm_media_file = {
+    .write = file_write,
+    .write_hashed = file_write_hashed,
+    .flush = file_flush,
+    .write_back = file_write_back,
+    .fence = file_fence,
+    .write_through = file_write_through,
+    .grow = file_grow,
+    .settle = file_settle,
+    .sync = file_sync,
+};

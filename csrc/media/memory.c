@@ -213,6 +213,14 @@ static pm_status memory_settle(pm_media *media)
     return PM_OK;
 }
 
-const pm_media_operations pm_media_memory = {memory_write,      memory_write_hashed, memory_flush,
-                                             memory_write_back, memory_fence,        memory_write_through,
-                                             memory_grow,       memory_settle,       memory_fence};
+const pm_media_operations pm_media_memory = {
+    .write = memory_write,
+    .write_hashed = memory_write_hashed,
+    .flush = memory_flush,
+    .write_back = memory_write_back,
+    .fence = memory_fence,
+    .write_through = memory_write_through,
+    .grow = memory_grow,
+    .settle = memory_settle,
+    .sync = memory_fence,
+};

@@ -13,16 +13,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*.h csrc/*/*.[ch]) csrc/build_core.py
 LINT := build/lint
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL := -m pip install -qq --disable-pip-version-check --no-compile
 SANITIZED := build/sanitize
 BENCH := build/bench
 RACES := build/tsan
 # $(call tests,FOLDER,NAMES): paths of test files.
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
-LONG := $(call tests,core,async changed_metadata faults kill lost_writes out_of_memory parallel_compare trackers) $(call tests,store,model only values) \
-	$(call tests,resume,clusterers kmeans mixture partial_fit) $(call tests,testing,crash_reference testing_faults)
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
-WITHOUT_C := tests/mutants tests/power tests/project tests/watch $(call tests,archive,aggregate aggregate_crashes objects retrying) \
-	$(call tests,testing,testing_command testing_describe testing_docs testing_plugin)
+# Tests of Python code, which the sanitizers leave out.
+WITHOUT_C := tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) \
+	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes export objects places retrying tuning) \
+	$(call tests,testing,crash_files crash_files_use testing_command testing_describe testing_docs testing_plugin)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
@@ -73,39 +75,30 @@ test: build
 
 # Beside what make test has: moto's server, which speaks S3, s3fs, zarr and safetensors.
 test-archive: build
-	@set -e; if [ ! -e build/archive/.built ] || [ pyproject.toml -nt build/archive/.built ]; then \
-		echo "Installing pmstore, moto, s3fs, safetensors and zarr into build/archive …"; \
-	fi; $(call environment,build/archive,-e '.[test-archive]')
+	@set -e; $(call beside,build/archive,test-archive,)
 	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive $(ARGS)
 
-# Beside what make test has: the newest torch that is built for CPUs only, as others take gigabytes. Where pip lists none, torch.
+# Beside what make test has: torch, built for CPUs.
 test-torch: build
-	@set -e; if [ ! -e build/torch/.built ] || [ pyproject.toml -nt build/torch/.built ]; then \
-		torch=$$($(BIN)/python -m pip index versions torch --disable-pip-version-check 2>/dev/null | grep -o '[0-9.]*+cpu' | head -1); \
-		echo "Installing pmstore and torch$${torch:+ $$torch} into build/torch …"; \
-	fi; $(call environment,build/torch,"torch$${torch:+==$$torch}" -e '.[test-torch]')
+	@set -e; $(call beside,build/torch,test-torch,$(TORCH))
 	@build/torch/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/torch \
 		'tests/project/test_docs.py::test_python_blocks_run[training.md]' \
 		'tests/project/test_tidy.py::test_public_names_have_docstrings[pmstore.torch]' $(ARGS)
 
 # Beside what make test has: dask and distributed. The clusters are processes on this machine.
+test-scale: SCALE ?= tests/scale
 test-scale: build
-	@set -e; if [ ! -e build/scale/.built ] || [ pyproject.toml -nt build/scale/.built ]; then \
-		echo "Installing pmstore, dask and distributed into build/scale …"; \
-	fi; $(call environment,build/scale,-e '.[test-scale]')
-	@build/scale/bin/python -m pytest -q -rs -n $(JOBS) --dist loadfile tests/scale $(ARGS)
+	@set -e; $(call beside,build/scale,test-scale,)
+	@build/scale/bin/python -m pytest -q -rs -n $(JOBS) --dist loadfile $(SCALE) $(ARGS)
 
 # Beside what make test-torch has: PyTorch Lightning, Transformers and Accelerate, with what they need.
 test-frameworks: build
-	@set -e; if [ ! -e build/frameworks/.built ] || [ pyproject.toml -nt build/frameworks/.built ]; then \
-		torch=$$($(BIN)/python -m pip index versions torch --disable-pip-version-check 2>/dev/null | grep -o '[0-9.]*+cpu' | head -1); \
-		echo "Installing torch$${torch:+ $$torch}, lightning, transformers and accelerate into build/frameworks …"; \
-	fi; $(call environment,build/frameworks,"torch$${torch:+==$$torch}" -e '.[test-frameworks]')
+	@set -e; $(call beside,build/frameworks,test-frameworks,$(TORCH))
 	@build/frameworks/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/frameworks $(ARGS)
 
 # Without a browser of the distribution it says so.
 test-browser: build
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check 'playwright>=1.40'
+	@$(BIN)/python $(INSTALL) 'playwright>=1.40'
 	@$(BIN)/python -m pytest -q -rs tests/watch/test_browser.py $(ARGS)
 
 build: $(VENV)/.built
@@ -115,7 +108,7 @@ $(VENV)/.built: pyproject.toml setup.py $(CORE) | check
 	@if [ ! -e $@ ] || [ pyproject.toml -nt $@ ] || [ setup.py -nt $@ ]; then \
 		echo "Installing pmstore and what its tests need into $(VENV) …" && \
 		$(PYTHON) -m venv $(VENV) && \
-		$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[test]'; \
+		$(BIN)/python $(INSTALL) -e '.[test]'; \
 	else \
 		echo "Compiling csrc …" && \
 		$(BIN)/python setup.py -q build_ext --inplace; \
@@ -137,8 +130,7 @@ lint: build $(LINT)/.built
 
 $(LINT)/.built: pyproject.toml
 	@echo "Installing ruff and mypy into $(LINT) …"
-	@$(PYTHON) -m venv --clear $(LINT) && $(LINT)/bin/python -m pip install -qq --disable-pip-version-check \
-		$$($(BIN)/python -c 'import importlib.metadata as m; print(*[r.split(";")[0].strip() for r in m.requires("pmstore") if "\"lint\"" in r])')
+	@$(PYTHON) -m venv --clear $(LINT) && $(LINT)/bin/python $(INSTALL) $(call extra,lint)
 	@touch $@
 
 strict: build/strict
@@ -166,12 +158,11 @@ sanitize: build
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 
-# What make test leaves out; and what it tries a little of: random operations, races, damaged metadata, failing calls, crashes
-# of commits that are durable later.
+# The tests that make test leaves out; and again, for longer, those that it runs for a short time only: random operations,
+# races, damaged metadata, failing calls, crashes of commits that are durable later.
 long: build
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long $(ARGS)
 	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
-		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(LONG) $(ARGS)
+		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'long or longer' $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build
@@ -215,9 +206,25 @@ mutants-reach: build
 # $(call environment,FOLDER,REQUIREMENTS): shell text, under set -e, that makes one again after a change of pyproject.toml.
 environment = if [ ! -e $(1)/.built ] || [ pyproject.toml -nt $(1)/.built ]; then \
 		$(PYTHON) -m venv --clear $(1); \
-		$(1)/bin/python -m pip install -qq --disable-pip-version-check $(2); \
+		$(1)/bin/python $(INSTALL) $(2); \
 		touch $(1)/.built; \
 	fi;
+
+# $(call extra,NAME): shell text, the requirements of an extra of pyproject.toml, without those of other extras.
+extra = $$($(BIN)/python -c 'import importlib.metadata as m; \
+	print(*[r.split(";")[0].strip() for r in m.requires("pmstore") if "\"$(1)\"" in r and not r.startswith("pmstore")])')
+
+# $(call beside,FOLDER,EXTRA,REQUIREMENTS): the same with the packages of .venv and, beside them, those of an extra.
+packages = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+beside = if [ ! -e $(1)/.built ] || [ pyproject.toml -nt $(1)/.built ]; then \
+		set -- $(3) $(call extra,$(2)); echo "Installing $$* into $(1) …"; \
+		$(PYTHON) -m venv --clear --without-pip $(1); \
+		echo "import site; site.addsitedir('$$($(BIN)/python $(packages))')" >$$($(1)/bin/python $(packages))/beside.pth; \
+		$(1)/bin/python $(INSTALL) "$$@"; \
+		touch $(1)/.built; \
+	fi;
+# The newest torch that is built for CPUs only, as others take gigabytes. Where pip lists none, any.
+TORCH = $$($(BIN)/python -m pip index versions torch --disable-pip-version-check 2>/dev/null | grep -o '[0-9.]*+cpu' | head -1 | sed 's/^/torch==/')
 
 # make test has the newest one.
 sklearn: build
@@ -262,7 +269,7 @@ $(BENCH)/.built: pyproject.toml setup.py $(CORE) | check
 	@mkdir -p $(BENCH)
 	@if [ ! -e $@ ] || [ pyproject.toml -nt $@ ] || [ setup.py -nt $@ ]; then \
 		echo "Installing pmstore and its competitors into $(BENCH)/venv …" && \
-		$(PYTHON) -m venv $(BENCH)/venv && pip="$(BENCH)/venv/bin/python -m pip install -qq --disable-pip-version-check" && \
+		$(PYTHON) -m venv $(BENCH)/venv && pip="$(BENCH)/venv/bin/python $(INSTALL)" && \
 		{ $$pip -e '.[bench]' || { \
 			echo "pmstore: not all of them could be installed; going on with those that can" >&2; \
 			$$pip -e '.[sklearn]' setuptools || exit 1; \
@@ -274,7 +281,7 @@ $(BENCH)/.built: pyproject.toml setup.py $(CORE) | check
 	@touch $@
 
 wheel: build
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check build
+	@$(BIN)/python $(INSTALL) build
 	@$(BIN)/python -m build
 
 clean:

@@ -24,7 +24,7 @@ from _common import MEDIA, file_system, no_collection, parent, parser, save, scr
 
 import pmstore
 from pmstore import archive
-from pmstore.archive._format import ARCHIVE, Piece, Row, part_name, sealed
+from pmstore.archive._format import ARCHIVE, Piece, Row, part_name, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import place_of
 from pmstore.cluster import KMeans
@@ -196,7 +196,7 @@ def _pieces(found: archive.Archive, row: Row) -> list[Piece]:
 
 def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     place = place_of(folder)
-    place.create("archive", sealed(ARCHIVE, "archive", {"id": "listed", "lineage": "listed"}))
+    place.create("archive", wrapped(ARCHIVE, "archive", {"id": "listed", "lineage": "listed"}))
     writer = IndexWriter(place, Index([]), IndexWriter.token(place, {}))
     for flush in range(number // 100):
         part = part_name("0" * 16, flush)

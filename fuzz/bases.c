@@ -305,7 +305,7 @@ static void list_records(fuzz_base *base)
     memcpy(&marker, base->bytes + PM_DURABLE_MARKER_PLACE, sizeof marker);
     if (base->record_count && (marker.sequence != newest
                                || marker.checksum != fuzz_marker_checksum(&base->header, newest)))
-        fuzz_fail("base %s has no witness", base->name);
+        fuzz_fail("base %s has no durable marker", base->name);
     if (base->header.flags & PM_HEADER_CLEAN ? base->record_count
                                              : base->header.sequence + base->record_count != newest)
         fuzz_fail("base %s: %zu records for commit %llu", base->name, base->record_count, (unsigned long long)newest);

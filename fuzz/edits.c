@@ -328,17 +328,17 @@ static void hostile_edit(editor *e, const fuzz_edit *edit)
     case OP_SLAB: edit_slab(e, edit); return;
     case OP_RECORD: edit_record(e, edit); return;
     case OP_ITEM: edit_item(e, edit); return;
-    case OP_WITNESS: set_field(e, edit, PM_DURABLE_MARKER_PLACE, 8); return;
+    case OP_MARKER: set_field(e, edit, PM_DURABLE_MARKER_PLACE, 8); return;
     case OP_PLANT: plant(e, edit); return;
     case OP_RAW: set_field(e, edit, place_of(e->base, edit->what, edit->index, edit->at), 8); return;
     default: damage(e, edit); return;
     }
 }
 
-/* ---- sealing
+/* ---- checksums
  * -------------------------------------------------------------------------------------------------------------- */
 
-static void seal_headers(editor *e)
+static void rehash_headers(editor *e)
 {
     for (unsigned copy = 0; copy < 2; copy++) {
         pm_header *header = (void *)(e->bytes + copy * PM_PAGE);
@@ -346,7 +346,7 @@ static void seal_headers(editor *e)
     }
 }
 
-static void seal_pages(editor *e, uint64_t store_id, bool all)
+static void rehash_pages(editor *e, uint64_t store_id, bool all)
 {
     for (uint64_t place = PM_REGION_START; place + PM_PAGE <= e->size; place += PM_PAGE) {
         pm_page_head *head = (void *)(e->bytes + place);
@@ -365,7 +365,7 @@ static bool any_touched(const editor *e, uint64_t start, uint64_t length)
     return false;
 }
 
-static void seal_extent(editor *e, uint64_t offset, uint64_t length, uint64_t store_id)
+static void rehash_extent(editor *e, uint64_t offset, uint64_t length, uint64_t store_id)
 {
     uint64_t start = PM_REGION_START + offset;
     for (uint64_t block = 0; block < pm_extent_blocks(length); block++) {
@@ -376,7 +376,7 @@ static void seal_extent(editor *e, uint64_t offset, uint64_t length, uint64_t st
 }
 
 /* Sets the hash of what an item refers to, wherever that lies in the file. */
-static void seal_item(editor *e, const pm_log_item *item, const pm_header *header)
+static void rehash_item(editor *e, const pm_log_item *item, const pm_header *header)
 {
     uint64_t room = e->size > PM_REGION_START ? e->size - PM_REGION_START : 0;
     if (item->kind == PM_ITEM_RUN || item->offset >= room || !item->length || item->length > room - item->offset)
@@ -386,7 +386,7 @@ static void seal_item(editor *e, const pm_log_item *item, const pm_header *heade
         hash = pm_writer_body_hash(e->bytes + place, item->length, place, header->salt);
     } else {
         if (pm_extent_size(item->length) > room - item->offset) return;
-        seal_extent(e, item->offset, item->length, header->store_id);
+        rehash_extent(e, item->offset, item->length, header->store_id);
         uint64_t table = item->offset + pm_extent_table(item->length);
         hash = pm_keyed_checksum(pm_hash64(e->bytes + PM_REGION_START + table, 8 * pm_extent_blocks(item->length), 0),
                                  table, header->store_id);
@@ -394,7 +394,7 @@ static void seal_item(editor *e, const pm_log_item *item, const pm_header *heade
     memcpy(e->bytes + (item->bytes - e->bytes), &hash, sizeof hash);
 }
 
-static void seal_record(editor *e, fuzz_range range, const pm_header *header)
+static void rehash_record(editor *e, fuzz_range range, const pm_header *header)
 {
     if (range.start + sizeof(pm_record) > e->size) return;
     pm_record *record = (void *)(e->bytes + range.start);
@@ -403,31 +403,31 @@ static void seal_record(editor *e, fuzz_range range, const pm_header *header)
     if (record->body <= e->size - body) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(e->bytes + body, record->body, &cursor, &item);)
-            seal_item(e, &item, header);
+            rehash_item(e, &item, header);
         record->hash = pm_writer_body_hash(e->bytes + body, record->body, body, record->salt);
     }
     record->crc = pm_crc32c(record, offsetof(pm_record, crc), (uint32_t)range.start);
 }
 
-static void seal(editor *e)
+static void rehash(editor *e)
 {
     const fuzz_base *base = e->base;
     if (e->size < PM_REGION_START) return;
-    seal_headers(e);
+    rehash_headers(e);
     pm_header header;
     memcpy(&header, e->bytes + PM_PAGE, sizeof header);
     bool rebound = header.store_id != base->header.store_id || header.salt != base->header.salt;
-    seal_pages(e, header.store_id, rebound);
+    rehash_pages(e, header.store_id, rebound);
     for (size_t i = 0; i < base->extent_count; i++) {
         fuzz_range range = base->extents[i];
         uint64_t place = PM_REGION_START + range.start, size = pm_extent_size(range.length);
         if (place + size <= e->size && (rebound || any_touched(e, place, size)))
-            seal_extent(e, range.start, range.length, header.store_id);
+            rehash_extent(e, range.start, range.length, header.store_id);
     }
     for (size_t i = 0; i < base->record_count; i++)
         if (rebound || e->touched[0] || any_touched(e, base->records[i].start, base->records[i].length)
             || base->outside_count)
-            seal_record(e, base->records[i], &header);
+            rehash_record(e, base->records[i], &header);
     pm_durable_marker *marker = (void *)(e->bytes + PM_DURABLE_MARKER_PLACE);
     if (e->touched[0] && marker->sequence) marker->checksum = fuzz_marker_checksum(&header, marker->sequence);
 }
@@ -437,6 +437,6 @@ uint64_t fuzz_apply(const fuzz_base *base, bool hostile, const fuzz_edit *edits,
     static editor e;
     e = (editor){.base = base, .bytes = bytes, .size = base->size};
     for (size_t i = 0; i < count && i < FUZZ_EDITS; i++) hostile ? hostile_edit(&e, &edits[i]) : damage(&e, &edits[i]);
-    if (hostile) seal(&e);
+    if (hostile) rehash(&e);
     return e.size;
 }

@@ -70,7 +70,8 @@ static bool changed(const execution *x, fuzz_range range)
            || memcmp(bytes + range.start, x->base->bytes + range.start, range.length);
 }
 
-/* What the damage allows. A commit may be lost if all that knows of it is: the witness, and the records from it on. */
+/* What the damage allows. A commit may be lost if everything that names it is damaged: the durable marker, and the
+ * records from it on. */
 static void weigh(execution *x)
 {
     const fuzz_base *base = x->base;

@@ -3,7 +3,7 @@
  * itself when it starts. So inputs stay small, and a mutation of an input is a mutation of what a file means.
  *
  *   bases.c   the base stores, and what is known of them
- *   edits.c   applies an input's edits to a copy of a base; seals what a hostile writer would seal
+ *   edits.c   applies an input's edits to a copy of a base; computes the checksums as a hostile writer would
  *   use.c     everything that is done with a store: walk, check, change
  *   fuzz.c    one execution, and the oracle
  *   mutate.c  mutates inputs edit by edit
@@ -62,7 +62,7 @@ enum {
     OP_SLAB,
     OP_RECORD,
     OP_ITEM,
-    OP_WITNESS,
+    OP_MARKER,
     OP_PLANT,
     OP_RAW,
     ALL_OPS

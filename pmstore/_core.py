@@ -317,7 +317,7 @@ class Core:
         if status:
             raise error(status)
 
-    def unpromised(self, ranges: Any) -> tuple[int, int, int] | None:
+    def undeclared(self, ranges: Any) -> tuple[int, int, int] | None:
         """The first change of an array elsewhere: offset of the extent, where in it, how many bytes."""
         out = ffi.new("pm_broken *")
         status = lib.pm_violation(self._store, ranges, len(ranges), out)

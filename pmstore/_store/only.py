@@ -69,7 +69,7 @@ def _ranges_of(core: Core, views: list[Any]) -> Any:
 def violation(catalog: Catalog, ranges: Any) -> TransactionError | None:
     """The error that names the array that changed although it was not declared, and the elements; None if there is
     none."""
-    found = catalog.core.unpromised(ranges)
+    found = catalog.core.undeclared(ranges)
     if found is None:
         return None
     extent, at, length = found

@@ -26,7 +26,7 @@ from pmstore._store.new_store import Progress, refuse_taken, written_anew
 from pmstore._store.opening import path_of
 from pmstore.archive._begin import places_of
 from pmstore.archive._differences import Difference, difference
-from pmstore.archive._format import TAG, Loss, Row, sealed, tell_losses
+from pmstore.archive._format import TAG, Loss, Row, tell_losses, wrapped
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError
 from pmstore.archive._retention import Keep
@@ -256,7 +256,7 @@ class Archive(Mapping[int, Version]):
             raise ArchiveError(f"version {row.version} is in {archive.url}: tag it there")
         for place in self._sources.places:
             try:
-                place.create(f"tags/{name}", sealed(TAG, f"tags/{name}", row.version))
+                place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
             except ObjectExistsError:
                 if tags_of(Sources([place])).get(name) != row.version:
                     raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None

@@ -34,7 +34,7 @@ __all__ = [
     "lossy_text",
     "opened",
     "part_name",
-    "sealed",
+    "wrapped",
     "tell_losses",
 ]
 
@@ -49,7 +49,7 @@ _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-([0-9]{6})")
 _LONGEST = 1 << 62
 
 
-def sealed(kind: bytes, name: str, content: Any) -> list[bytes]:
+def wrapped(kind: bytes, name: str, content: Any) -> list[bytes]:
     """The bytes of an object. Its hash is of its name, too, so that no other object is valid in its place."""
     payload = msgpack.packb(content)
     about = _ENVELOPE.pack(_MAGIC, kind, FORMAT, len(payload))

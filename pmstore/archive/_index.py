@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError
-from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, sealed
+from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 
 __all__ = ["Index", "IndexWriter"]
@@ -225,7 +225,7 @@ class IndexWriter:
         for _ in range(_ATTEMPTS):
             number = _newest_token(place) + 1
             try:
-                place.create(f"writers/{number:06d}", sealed(WRITER, f"writers/{number:06d}", about))
+                place.create(f"writers/{number:06d}", wrapped(WRITER, f"writers/{number:06d}", about))
             except ObjectExistsError:
                 continue
             place.delete(f"writers/{old:06d}" for old in range(max(1, number - 8), number))
@@ -247,7 +247,7 @@ class IndexWriter:
         segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
         index = self.index.added(segment, packed)
         try:
-            self._place.create(segment.name, sealed(SEGMENT, segment.name, packed))
+            self._place.create(segment.name, wrapped(SEGMENT, segment.name, packed))
         except ObjectExistsError:
             self.require_newest()
             raise ArchiveConflictError(f"another process has written to {self._place.url}") from None
@@ -282,7 +282,7 @@ class IndexWriter:
         old = [segment for segment, _ in self.index.segments[start:stop]]
         generation = max(segment.generation for segment in old) + 1 if len(old) == 1 else 0
         merged = Segment(old[0].first, old[-1].last, generation)
-        self._place.put(merged.name, sealed(SEGMENT, merged.name, rows))
+        self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))
         segments = [*self.index.segments[:start], (merged, rows), *self.index.segments[stop:]]
         if rows == [row for _, old_rows in self.index.segments[start:stop] for row in old_rows]:
             self.index = copy.copy(self.index)

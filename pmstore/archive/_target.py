@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError
-from pmstore.archive._format import ARCHIVE, TAG, Row, opened, sealed
+from pmstore.archive._format import ARCHIVE, TAG, Row, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, forget, retain
@@ -75,7 +75,7 @@ class Target:
             about = about_of(sources)
         except MissingObjectError:
             try:
-                place.create("archive", sealed(ARCHIVE, "archive", new))
+                place.create("archive", wrapped(ARCHIVE, "archive", new))
                 about = new
             except ObjectExistsError:
                 about = about_of(sources)

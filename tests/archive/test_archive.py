@@ -11,7 +11,7 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive._archive import Archive
-from pmstore.archive._format import ARCHIVE, sealed
+from pmstore.archive._format import ARCHIVE, wrapped
 from pmstore.archive._sources import Sources
 from tests.archive.conftest import Target
 from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
@@ -344,7 +344,7 @@ def test_an_archive_that_claims_to_be_its_own_past(tmp_path: Path) -> None:
         store.commit()
         archived(steps)
     about = {"id": "id", "lineage": "x", "created": 0.0, "parent": [place.url, 5]}
-    place.objects["archive"] = b"".join(sealed(ARCHIVE, "archive", about))
+    place.objects["archive"] = b"".join(wrapped(ARCHIVE, "archive", about))
     found = Archive(Sources([place]))
     with pytest.warns(pmstore.ArchiveWarning, match="its own past"):
         assert found.versions() == [1]

@@ -15,7 +15,7 @@ import pytest
 import pmstore
 from pmstore.archive import _format
 from pmstore.archive._archive import Archive
-from pmstore.archive._format import ARCHIVE, SEGMENT, Directory, Piece, opened, sealed
+from pmstore.archive._format import ARCHIVE, SEGMENT, Directory, Piece, opened, wrapped
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, archived, contents, same, stepping
@@ -124,7 +124,7 @@ def test_an_older_version_is_restored_and_said(tmp_path: Path, made: tuple[Objec
 
 def test_a_newer_format_is_refused(made: tuple[Objects, dict[int, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_format, "FORMAT", 99)
-    newer = b"".join(sealed(ARCHIVE, "archive", {"id": "x", "lineage": "y"}))
+    newer = b"".join(wrapped(ARCHIVE, "archive", {"id": "x", "lineage": "y"}))
     monkeypatch.undo()
     with pytest.raises(pmstore.FormatVersionError, match="newer pmstore"):
         Archive(Sources([Memory(made[0] | {"archive": newer})]))
@@ -146,7 +146,7 @@ def hostile(objects: Objects, change: Any, directory: Any = None) -> Objects:
         rows[-1][5] = [*rows[-1][5], part]
         rows[-1][6] = [part, 0, len(packed), hash64(packed)]
     change(rows)
-    made[name] = b"".join(sealed(SEGMENT, name, rows))
+    made[name] = b"".join(wrapped(SEGMENT, name, rows))
     return made
 
 
@@ -220,6 +220,6 @@ def test_directories_come_back_as_they_were(made: tuple[Objects, dict[int, Any]]
 
 def test_the_object_of_an_archive_is_checked(made: tuple[Objects, dict[int, Any]]) -> None:
     for about in ([], {}, {"id": 5, "lineage": "x"}, {"id": "x", "lineage": "y", "parent": [1, 2]}, None):
-        objects = made[0] | {"archive": b"".join(sealed(ARCHIVE, "archive", about))}
+        objects = made[0] | {"archive": b"".join(wrapped(ARCHIVE, "archive", about))}
         with pytest.raises(pmstore.ArchiveDamagedError):
             Archive(Sources([Memory(objects)]))

@@ -56,6 +56,7 @@ def wait_until_durable(store: pmstore.Store) -> None:
 # ---- crashes
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("pace", [0, PACE, 160])
 @pytest.mark.parametrize("workload", [*WORKLOADS, *LATE], ids=lambda workload: workload.__name__)
 def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workload, pace: int) -> None:
@@ -66,6 +67,7 @@ def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workloa
     assert_survives(recording, **limits(workload, BUDGET // (2 if pace == PACE else 3), depth))
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("workload", [names, *LATE], ids=lambda workload: workload.__name__)
 def test_I14_file_systems_that_sync_whole_files(tmp_path: Path, workload: Workload) -> None:
     assert_survives(record(tmp_path / "s.pm", "file", workload, ranges=False, **ASYNC), **limits(workload, BUDGET))
@@ -76,12 +78,14 @@ def test_I14_disks_with_sectors_of_4096_bytes(tmp_path: Path, workload: Workload
     assert_survives(record(tmp_path / "s.pm", "file", workload, **ASYNC), depth=2, sector=4096)
 
 
+@pytest.mark.longer
 def test_I14_over_several_lives(tmp_path: Path) -> None:
     assert_survives(record(tmp_path / "a.pm", "file", names, again, closed, lazily, again, **ASYNC), depth=2)
     recording = record(tmp_path / "b.pm", "file", slots, slots_again, slots_shut, slots_again, **ASYNC)
     assert_survives(recording, **limits(slots, BUDGET))
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("workload", [arrays, reuse, flips, lazily], ids=lambda workload: workload.__name__)
 def test_D7_syncs_that_fail(tmp_path: Path, workload: Workload) -> None:
     """Each of them once; the next life makes durable all that it adopts."""
@@ -348,6 +352,7 @@ def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
         assert store["x"][5] == 1
 
 
+@pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("kind", CLASSES)

@@ -84,6 +84,7 @@ def fuzz(directory: str, seed: int, rounds: int) -> None:
     assert 0 < through < rounds, "the changes were all harmless, or none was"
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("part", range(2))
 def test_changed_metadata_give_errors_and_no_more(tmp_path: Path, part: int) -> None:
     run_in_fork(fuzz, str(tmp_path), part * 100_000, FUZZED // 2)

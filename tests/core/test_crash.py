@@ -170,7 +170,7 @@ def test_the_explorer_notices_missing_fences(medium: Medium, workload: Workload)
     found_in(without(recording, lib.PM_EVENT_FENCE, lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RANGE))
 
 
-def test_the_explorer_notices_home_written_before_the_record(medium: Medium) -> None:
+def test_the_explorer_notices_an_image_written_before_the_record(medium: Medium) -> None:
     """I3: each commit's record is moved behind its writes to the committed image."""
 
     def late(events: list[Any]) -> list[Any]:
@@ -207,7 +207,7 @@ def test_the_explorer_notices_a_lost_acknowledged_commit(medium: Medium) -> None
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_D6_a_later_record_tells_that_an_earlier_one_was_durable(medium: Medium, lost: int) -> None:
-    """The witness tells too, but a power cut may lose that. Of two commits in the log one is damaged."""
+    """The durable marker tells too, but a power cut may lose that. Of two commits in the log one is damaged."""
     path = medium.directory / "records.pm"
     store = pmstore.open(path, "x", media=medium.name)
     store["x"] = np.zeros(64)

@@ -250,6 +250,7 @@ def every_fault(directory: str, workload_name: str) -> None:
         print(kind, happened, sep=": ")
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda f: f.__name__)
 def test_every_fault_leaves_a_commit_whole_on_ext4(fault_library: Path, directory: Path, workload: Workload) -> None:
     said = in_child(fault_library, every_fault, directory, workload.__name__)

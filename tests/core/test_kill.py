@@ -41,6 +41,7 @@ while True:
 """
 
 
+@pytest.mark.longer
 @pytest.mark.slow
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("kind", CLASSES)

@@ -125,6 +125,7 @@ def evaluate(path: Path, medium: str, mode: str, state: Snapshot) -> str:
         return "error"
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
 def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crashed: bool) -> None:
     lives = Lives(medium.directory, medium.name, crashed)
@@ -336,6 +337,7 @@ class Life:
             self.rng.choice((*often, *seldom, *rarely))()
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_leave_a_sound_store(medium: Medium, seed: int) -> None:
     life = Life(medium.directory / "life.pm", medium.name, seed)
@@ -424,10 +426,10 @@ def test_what_was_damaged_can_be_deleted(medium: Medium, table: bool) -> None:
         assert not table or "deleted" in texts[0]
 
 
-def test_home_that_knows_more_than_the_log_is_found(medium: Medium) -> None:
-    """The newest record is lost, and the witness with it: the store opens at the commit before, and check() sees that
-    there was another one."""
-    path = medium.directory / "home.pm"
+def test_an_image_that_is_newer_than_the_log_is_found(medium: Medium) -> None:
+    """The newest record is lost, and the durable marker with it: the store opens at the commit before, and check() sees
+    that there was another one."""
+    path = medium.directory / "image.pm"
     store = pmstore.open(path, media=medium.name)
     store["x"] = np.zeros(50)
     store.commit()

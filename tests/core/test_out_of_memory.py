@@ -192,6 +192,7 @@ def every_refusal(folder: str, workload: str, medium: str, durability: str) -> N
         print(at)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(("medium", "durability"), [("file", "sync"), ("memory", "sync"), ("file", "async")])
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_whatever_request_for_memory_is_refused(

@@ -30,6 +30,7 @@ def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMSTORE_TRACKER", "compare")
 
 
+@pytest.mark.longer
 @settings(max_examples=20 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 70),

@@ -19,7 +19,7 @@ from tests.support.snapshots import snapshot
 OpenStore = Callable[..., pmstore.Store]
 
 
-def test_pages_that_home_has_lost_come_back_from_the_log(medium, open_store: OpenStore, tmp_path: Path) -> None:
+def test_pages_that_the_image_has_lost_come_back_from_the_log(medium, open_store: OpenStore, tmp_path: Path) -> None:
     """Wherever they are in a region of 16 MiB, in the newest version; on a disk also from the log of a memory store."""
     store = open_store(max_size=64 << 20)
     w = store.create_array("w", (4000, PAGE // 8))

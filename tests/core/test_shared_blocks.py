@@ -291,7 +291,7 @@ def test_I13_a_slot_is_not_written_while_a_run_waits_for_it(tmp_path: Path, numb
         assert np.array_equal(store["w"], new)
 
 
-class Home:
+class Image:
     """Stops what is written while no commit is made, which is the committed image: ENOSPC."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -306,23 +306,23 @@ class Home:
 
 
 @pytest.mark.parametrize("how", ["close", "sync"])
-def test_commits_that_can_not_be_brought_home_are_durable_all_the_same(tmp_path: Path, how: str) -> None:
+def test_commits_that_can_not_be_written_back_are_durable_all_the_same(tmp_path: Path, how: str) -> None:
     """close() and sync() have said so."""
     path = tmp_path / "store.pm"
     with Recorder(path, "file", pace=0) as recorder:
-        home = Home(recorder)
+        image = Image(recorder)
         store = pmstore.open(path, durability="async")
         store["a"] = np.zeros(700)
         store.commit()
         for value in range(1, 5):
-            home.free()
+            image.free()
             store["a"][:] = value
             store.commit()
-            home.full(but=value == 1)  # the witness of the first sync
+            image.full(but=value == 1)  # the durable marker of the first sync
             if value < 4:
                 store.sync()
         getattr(store, how)()
-        home.free()
+        image.free()
         if not store.closed:
             store._drop(discard=True)
     recording = recorder.recording
@@ -337,18 +337,18 @@ def test_the_thread_comes_back_when_there_is_space_again(tmp_path: Path) -> None
     """Commits whose syncs lacked space become durable in the background, without another call that asks for it."""
     path = tmp_path / "store.pm"
     with Recorder(path, "file", pace=100) as recorder:
-        home = Home(recorder)
+        image = Image(recorder)
         store = pmstore.open(path, durability="async")
         a = store.create_array("a", 700)
         for value in range(5):
-            home.free()
+            image.free()
             a[:] = value
             store.commit()
-            home.full()
+            image.full()
             for _ in range(50):  # the thread's turn
                 store.stats()
         assert store.stats().durable_sequence < store.sequence
-        home.free()
+        image.free()
         for _ in range(200):
             store.stats()
         assert store.stats().durable_sequence == store.sequence

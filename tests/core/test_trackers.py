@@ -185,6 +185,7 @@ def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: s
         assert_committed(store)
 
 
+@pytest.mark.longer
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     """Every word that a writer wrote before it stopped is in the commit after that, at the latest."""
     store = open_store()
@@ -274,6 +275,7 @@ def test_I10_a_failed_commit_then_a_rollback(open_store: Open, tracker: str) -> 
 # ---- everything else, in any order
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
     rng = random.Random(seed)

@@ -260,7 +260,7 @@ def test_recovery_gives_up_nothing_for_a_bad_block(disk: BadDisk, part: str, mod
     in_child(use)
 
 
-def test_home_that_the_log_covers_is_written_anew(disk: BadDisk) -> None:
+def test_an_image_that_the_log_covers_is_written_anew(disk: BadDisk) -> None:
     """What a crash left of a page that was being written need not be read, but by who may not write it."""
     pages = crashed(disk.behind / "store.pm")
     disk.spoil("store.pm", pages["a"])

@@ -107,7 +107,7 @@ def test_its_threads_take_no_signals_and_most_stores_have_none(open_store: Opene
     assert set(os.listdir("/proc/self/task")) <= before
 
 
-def test_I1_killed_while_home_is_behind(medium: Medium) -> None:
+def test_I1_killed_while_the_image_is_behind(medium: Medium) -> None:
     path = medium.directory / "store.pm"
     with pmstore.open(path, "x", media=medium.name) as store:
         sparse(store)
@@ -123,7 +123,7 @@ def test_I1_killed_while_home_is_behind(medium: Medium) -> None:
             np.testing.assert_array_equal(store["w"], after(value))
 
 
-def test_a_fork_while_home_is_behind(open_store: Opener) -> None:
+def test_a_fork_while_the_image_is_behind(open_store: Opener) -> None:
     store = open_store()
     w = sparse(store)
 
@@ -177,7 +177,7 @@ def failing(directory: str, how: str) -> None:
         store.commit()
     store.stats()
     change(w, 4)
-    with faults(Fault("pwrite", ONCE, errno.EIO, 5), path):  # the first is the witness
+    with faults(Fault("pwrite", ONCE, errno.EIO, 5), path):  # the first is the durable marker
         if how != "closing commit":
             store.commit()
         if how != "call":
@@ -245,13 +245,13 @@ def failed_sync_behind(path: Path, commits: int, number: int, seed: int, expecte
                     refused()
             store._drop(discard=True)
     events = map(recorder.recording.event, range(len(recorder.recording)))
-    home = any(e.kind == lib.PM_EVENT_SYNC_FAILED and e.length > w.nbytes // 2 for e in events)
+    image = any(e.kind == lib.PM_EVENT_SYNC_FAILED and e.length > w.nbytes // 2 for e in events)
     with pmstore.open(path, "r+", verify=True) as store:
         found = next(k for k in range(commits + 1) if np.array_equal(store["w"], expected[k]))
         assert acknowledged <= found <= acknowledged + 1
         assert store.check().ok
     path.unlink()
-    return None if error is None else Teller(type(error) if home else None, acknowledged)
+    return None if error is None else Teller(type(error) if image else None, acknowledged)
 
 
 def test_D7_a_sync_that_fails_behind_a_small_commit_is_told(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ NOTICED = [
         "old-objects-of-the-index-first",
         "F",
         INDEX,
-        "self._place.put(merged.name, sealed(SEGMENT, merged.name, rows))",
+        "self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))",
         "self._place.delete(segment.name for segment in old)\n"
-        "        self._place.put(merged.name, sealed(SEGMENT, merged.name, rows))",
+        "        self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))",
         "a crash while the index is merged loses versions (I25)",
     ),
     Mutant(

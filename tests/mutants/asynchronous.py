@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.build import Mutant
 
-ASYNC, UNSETTLED = "csrc/commit/async.c", "csrc/space/overlay.c"
+ASYNC, OVERLAY = "csrc/commit/async.c", "csrc/space/overlay.c"
 RECOVERY, HEAP, REGION, LOG = "csrc/recovery/recovery.c", "csrc/space/heap.c", "csrc/space/region.c", "csrc/log/log.c"
 COMMITS = "csrc/commit/write_slots.c"
 REGION_IMAGE = "csrc/space/region_image.c"
@@ -29,7 +29,7 @@ MUTANTS = [
         within="PM_TRY(media->operations->sync(media));\n    PM_TRY(pm_log_durable_marker(",
     ),
     Mutant(
-        "background-witness-not-durable",
+        "background-marker-not-durable",
         "R",
         ASYNC,
         "store->async->snapshot_declared ? media->operations->sync(media) : PM_OK",
@@ -94,7 +94,7 @@ MUTANTS = [
         "what a power cut brings back has been written over (I7)",
     ),
     Mutant(
-        "unsettled-space-used",
+        "space-not-yet-durable-used",
         "P",
         HEAP,
         "if (page == stop) return end;",
@@ -145,7 +145,7 @@ MUTANTS = [
         "what recovery adopts is not on the disk",
     ),
     Mutant(
-        "adopted-witness-not-durable",
+        "adopted-marker-not-durable",
         "N",
         RECOVERY,
         "store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.build import Mutant
 
-DIO, LOG, HOME, STORE = "csrc/media/direct_io.c", "csrc/log/log.c", "csrc/commit/write_back.c", "csrc/store/store.c"
+DIO, LOG, STORE = "csrc/media/direct_io.c", "csrc/log/log.c", "csrc/store/store.c"
+WRITE_BACK = "csrc/commit/write_back.c"
 ASYNC = "csrc/commit/async.c"
 WRITER = "csrc/log/writer.c"
 
@@ -56,7 +57,7 @@ MUTANTS = [
     Mutant(
         "image-not-awaited",
         "O",
-        HOME,
+        WRITE_BACK,
         "while (store->write_back.busy) pm_thread_wait(&store->write_back.done, &store->mutex);",
         ";",
         "a call goes on while the committed image is brought up to date with the last commit",
@@ -72,7 +73,7 @@ MUTANTS = [
     Mutant(
         "busy-not-said",
         "O",
-        HOME,
+        WRITE_BACK,
         "store->write_back.busy = true;",
         ";",
         "nobody waits for the thread that brings the committed image up to date",
@@ -80,7 +81,7 @@ MUTANTS = [
     Mutant(
         "overflowed-body-s-space-given-back",
         "P",
-        HOME,
+        WRITE_BACK,
         "write_back->overflowed ? pm_checkpoint_make(store, false) : pm_image_begin_write_back(store, before)",
         "pm_image_begin_write_back(store, before)",
         "the log refers to free pages, which are used again (I9)",
@@ -129,7 +130,7 @@ MUTANTS = [
     Mutant(
         "recovered-store-does-not-await-its-image",
         "ON",
-        HOME,
+        WRITE_BACK,
         "while (store->write_back.busy) pm_thread_wait(&store->write_back.done, &store->mutex);",
         "while (store->write_back.busy && !store->statistics.records_replayed)"
         " pm_thread_wait(&store->write_back.done, &store->mutex);",

@@ -335,7 +335,7 @@ def faults(directory: Path) -> None:
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="sync"),
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="async"),
         partial(test_shared_blocks.test_I13_a_slot_is_not_written_while_a_run_waits_for_it, number=2, then="rollback"),
-        partial(test_shared_blocks.test_commits_that_can_not_be_brought_home_are_durable_all_the_same, how="close"),
+        partial(test_shared_blocks.test_commits_that_can_not_be_written_back_are_durable_all_the_same, how="close"),
         test_shared_blocks.test_the_thread_comes_back_when_there_is_space_again,
         partial(test_schedule.test_a_part_that_is_not_written_is_written_again, error=errno.EIO),
         partial(test_schedule.test_a_part_that_is_not_written_is_written_again, error=0),

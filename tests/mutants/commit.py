@@ -7,7 +7,7 @@ from __future__ import annotations
 from tests.mutants.build import Mutant, part
 
 RECOVERY, TRANSACTION, DIRECT = "csrc/recovery/recovery.c", "csrc/commit/transaction.c", "csrc/commit/direct.c"
-STORE, REGION, HOME = "csrc/store/store.c", "csrc/space/region.c", "csrc/commit/write_back.c"
+STORE, REGION, WRITE_BACK = "csrc/store/store.c", "csrc/space/region.c", "csrc/commit/write_back.c"
 IMAGE = "csrc/commit/image.c"
 REGION_IMAGE = "csrc/space/region_image.c"
 CHECKPOINT = "csrc/commit/checkpoint.c"
@@ -27,7 +27,7 @@ COMMIT = [
     Mutant(
         "image-not-written",
         "P",
-        HOME,
+        WRITE_BACK,
         "pm_image_apply(store, job.body, job.length)",
         "PM_OK",
         "the next transaction begins from an old state",
@@ -52,7 +52,7 @@ COMMIT = [
     Mutant(
         "image-behind-fails-in-silence",
         "M",
-        HOME,
+        WRITE_BACK,
         "if (status != PM_NO_SPACE) return pm_failed(store, status);",
         "if (status != PM_NO_SPACE) return status;",
         "a store whose committed image is torn, or a sync of which failed, goes on",
@@ -68,7 +68,7 @@ COMMIT = [
     Mutant(
         "image-behind-is-lost-with-the-thread",
         "P",
-        HOME,
+        WRITE_BACK,
         "store->write_back.stop = true;",
         "store->write_back.stop = true; store->write_back.job.body = NULL;",
         "a store that was closed before its thread came to the last commit opens without it",
@@ -76,7 +76,7 @@ COMMIT = [
     Mutant(
         "overflow-left-for-later",
         "R",
-        HOME,
+        WRITE_BACK,
         "write_back->job.body ? run_job(store) : PM_OK",
         "write_back->job.body && !write_back->overflowed ? run_job(store) : PM_OK",
         "the log is emptied of a commit that committed image does not show",
@@ -159,7 +159,7 @@ COMMIT = [
         TRANSACTION,
         "PM_TRY(gather_body(store, list, count, &next));",
         ";",
-        "the first commit after opening is sealed with the wrong salt",
+        "the first commit after opening is hashed with the wrong salt",
         within="PM_TRY(pm_checkpoint_make(store, false));\n            PM_TRY(gather_body(store, list, count, &next));",
     ),
     Mutant(

@@ -13,7 +13,7 @@ import numpy as np
 
 import pmstore
 from pmstore._core import BLOCK, hash64
-from tests.support.images import crc32c, seal
+from tests.support.images import crc32c, keyed_checksum
 from tests.support.snapshots import snapshot
 
 
@@ -97,10 +97,10 @@ def aimed(image: bytes, place: int, target: int) -> bytes:
     salt, _, body = struct.unpack_from("<QII", image, place + 16)
     record = bytearray(image[place : place + 64 + body])
     struct.pack_into("<Q", record, 64, target)
-    value = seal(hash64(bytes(record[64 : 64 + min(body, BLOCK)])), place + 64, salt)
+    value = keyed_checksum(hash64(bytes(record[64 : 64 + min(body, BLOCK)])), place + 64, salt)
     for at in range(BLOCK, body, BLOCK):
         value = (value << 7 | value >> 57) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
-        value += seal(hash64(bytes(record[64 + at : 64 + min(body, at + BLOCK)])), place + 64 + at, salt)
+        value += keyed_checksum(hash64(bytes(record[64 + at : 64 + min(body, at + BLOCK)])), place + 64 + at, salt)
         value &= (1 << 64) - 1
     struct.pack_into("<Q", record, 32, value)
     struct.pack_into("<I", record, 60, crc32c(bytes(record[:60]), place & 0xFFFFFFFF))

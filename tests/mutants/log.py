@@ -277,7 +277,7 @@ RECORDS = [
         within="if (writer->last_run && writer->last_end == offset) {",
     ),
     Mutant(
-        "witness-before-the-record",
+        "marker-before-the-record",
         "R",
         TRANSACTION,
         "PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));",
@@ -286,7 +286,7 @@ RECORDS = [
         "a torn commit is taken for lost data",
     ),
     Mutant(
-        "witness-runs-ahead",
+        "marker-runs-ahead",
         "P",
         LOG,
         "pm_media_write(log->media, PM_DURABLE_MARKER_PLACE, &marker, sizeof marker, PM_WRITE_CACHED)",
@@ -295,7 +295,7 @@ RECORDS = [
         "a commit that never began is missed",
     ),
     Mutant(
-        "witness-missing",
+        "marker-missing",
         "D",
         TRANSACTION,
         "pm_log_durable_marker(&store->log, store->log.sequence)",

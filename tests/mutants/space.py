@@ -8,7 +8,7 @@ from tests.mutants.build import Mutant, part
 
 GATHER, HEAP, REGION = "csrc/commit/gather.c", "csrc/space/heap.c", "csrc/space/region.c"
 COMPARE, PARALLEL = "csrc/base/compare.c", "csrc/commit/parallel_compare.c"
-HOME, TRANSACTION = "csrc/commit/write_back.c", "csrc/commit/transaction.c"
+WRITE_BACK, TRANSACTION = "csrc/commit/write_back.c", "csrc/commit/transaction.c"
 CATALOG, STORE, VERIFY = "csrc/space/catalog.c", "csrc/store/store.c", "csrc/recovery/verify.c"
 PAGE = "csrc/space/page.c"
 ENTRIES = "csrc/store/entries.c"
@@ -95,7 +95,7 @@ GATHERING = [
         "a change in an array's last block is lost",
     ),
     Mutant(
-        "composed-granule-compared-short",
+        "composed-unit-compared-short",
         "P",
         GATHER,
         "memcmp(c->bytes, c->region->committed + c->offset, length)",
@@ -143,7 +143,7 @@ GATHERING = [
         "check() finds damage where there is none",
     ),
     Mutant(
-        "page-not-sealed",
+        "page-without-checksum",
         "P",
         GATHER,
         "pm_page_checksum(region, live);",
@@ -152,7 +152,7 @@ GATHERING = [
         within="case PM_META_PAGE:\n            pm_page_checksum(region, live);",
     ),
     Mutant(
-        "slab-not-sealed",
+        "slab-without-checksum",
         "P",
         GATHER,
         "pm_page_checksum(region, live);",
@@ -182,7 +182,7 @@ SPACE = [
     Mutant(
         "image-that-lacked-space-is-forgotten",
         "M",
-        HOME,
+        WRITE_BACK,
         "if (store->write_back.stuck) return status;",
         "if (store->write_back.stuck) { store->write_back.job.body = NULL; return status; }",
         "the next transaction begins from an old state",

@@ -49,7 +49,7 @@ def digest(store: Any) -> str:
     return hashed.hexdigest()
 
 
-class Witness:
+class Observer:
     """A store that reports which of its states is acknowledged. say: writes to the trace; states: receives digests."""
 
     def __init__(self, store: pmstore.Store, say: Callable[[str], None], states: list[str], later: bool) -> None:
@@ -202,11 +202,11 @@ def run(workload: Workload, path: Path, say: Callable[[str], None]) -> list[str]
     later = workload.options.get("durability") == "async"
     for life in workload.lives:
         store = pmstore.open(path, **workload.options)
-        witness = Witness(store, say, states, later)
+        observer = Observer(store, say, states, later)
         if not states:
-            witness._committed(durable=True)
+            observer._committed(durable=True)
         try:
-            life(witness)
+            life(observer)
         finally:
             if not store.closed:
                 store._drop(discard=True)
@@ -217,13 +217,13 @@ def recover(path: Path, before: list[str], say: Callable[[str], None]) -> list[s
     """Open the store that a power cut left, change it and close it. before: the states that it may be in."""
     states = list(before)
     store = pmstore.open(path, "r+", verify=True)
-    witness = Witness(store, say, states, later=False)
-    witness._committed()
+    observer = Observer(store, say, states, later=False)
+    observer._committed()
     store["after"] = np.arange(3000.0)
-    witness.commit()
+    observer.commit()
     store["after"][7] = -1
-    witness.commit()
-    witness.close()
+    observer.commit()
+    observer.close()
     return states
 
 

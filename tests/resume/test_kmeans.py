@@ -200,6 +200,7 @@ def test_too_few_distinct_points_are_warned_of(path: Path) -> None:
 # ---- death
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
 @pytest.mark.parametrize("kind", ["float64", "csr float32", "weights", "few distinct"])
 def test_a_fit_goes_on_from_every_commit(

@@ -114,6 +114,7 @@ def predictions(estimator: Any) -> Any:
     return None
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("case", CASES)
 def test_it_goes_on_after_every_commit(case: str, path: Path) -> None:
     estimator, batch_of, parameters = CASES[case]
@@ -142,6 +143,7 @@ def test_an_attribute_that_is_a_parameter_is_that_parameter_again(path: Path) ->
         assert_same(model, whole)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("case", ["MultinomialNB", "BernoulliNB", "ComplementNB"])
 def test_what_follows_from_other_attributes_is_not_stored(case: str, path: Path) -> None:
     estimator, batch_of, parameters = CASES[case]
@@ -154,6 +156,7 @@ def test_what_follows_from_other_attributes_is_not_stored(case: str, path: Path)
         assert derived not in names and derived not in nodes
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("case", ["MLPClassifier", "MiniBatchKMeans", "IncrementalPCA"])
 def test_with_two_threads(case: str, path: Path) -> None:
     estimator, batch_of, parameters = CASES[case]

@@ -303,6 +303,8 @@ class OnFile(Model):
 
 
 LIMITS = settings(max_examples=30 * LONGER, stateful_step_count=40, suppress_health_check=list(HealthCheck))
-TestMemory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")(OnMemory.TestCase)
-TestFile = OnFile.TestCase
+TestMemory = pytest.mark.longer(
+    pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")(OnMemory.TestCase)
+)
+TestFile = pytest.mark.longer(OnFile.TestCase)
 TestMemory.settings = TestFile.settings = LIMITS

@@ -12,6 +12,7 @@ from tests.core.test_trackers import Open, assert_committed, committed, fill_up,
 pytestmark = pytest.mark.usefixtures("tracker")
 
 
+@pytest.mark.longer
 def test_what_is_declared_is_committed(open_store: Open) -> None:
     store = open_store()
     w = settled(store)

@@ -311,6 +311,7 @@ def test_hostile_bytes_give_one_error(data):
         pass
 
 
+@pytest.mark.longer
 @settings(max_examples=100 * LONGER)
 @given(st.data())
 def test_damaged_values_give_one_error(data):

@@ -29,7 +29,7 @@ def item(kind: int, offset: int, length: int, data: bytes) -> bytes:
 def body_hash(body: bytes, place: int, salt: int) -> int:
     out = 0
     for at in range(0, len(body), PAGE):
-        piece = seal(hash64(body[at : at + PAGE]), place + at, salt)
+        piece = keyed_checksum(hash64(body[at : at + PAGE]), place + at, salt)
         out = ((out << 7 | out >> 57) * 0x9E3779B97F4A7C15 + piece) & WORD
     return out
 
@@ -48,7 +48,7 @@ def crc32c(data: bytes, start: int = 0) -> int:
     return int(lib.pm_crc32c(ffi.from_buffer(data), len(data), start))
 
 
-def seal(value: int, place: int, key: int) -> int:
+def keyed_checksum(value: int, place: int, key: int) -> int:
     x = (place + key * 0x9E3779B97F4A7C15) & WORD
     x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & WORD
     x = ((x ^ x >> 27) * 0x94D049BB133111EB) & WORD
@@ -110,12 +110,12 @@ class Image:
     def put(self, page: int, at: int, value: int, form: str = "Q") -> None:
         """Sets a field of a page, and its hash."""
         struct.pack_into("<" + form, self.bytes, REGION + page + at, value & (1 << 8 * struct.calcsize("<" + form)) - 1)
-        self.seal(page)
+        self.rehash(page)
 
-    def seal(self, page: int) -> None:
+    def rehash(self, page: int) -> None:
         size = 64 if self.get(page, 16, "I") == SLAB else PAGE
         start = REGION + page
-        value = seal(hash64(bytes(self.bytes[start + 8 : start + size])), page, self.store_id)
+        value = keyed_checksum(hash64(bytes(self.bytes[start + 8 : start + size])), page, self.store_id)
         struct.pack_into("<Q", self.bytes, start, value)
 
     def pages(self, *types: int) -> Iterator[int]:
@@ -170,7 +170,7 @@ class Image:
         struct.pack_into("<QQIIQHHH", contents, 0, 0, page, NODE, level, first_child, len(cells), PAGE - used, used)
         struct.pack_into(f"<{len(slots)}H", contents, 64, *slots)
         self.bytes[REGION + page : REGION + page + PAGE] = contents
-        self.seal(page)
+        self.rehash(page)
         self.map_kind(page, META)
 
     def change_cell(self, key: bytes, **fields: int | bytes) -> None:

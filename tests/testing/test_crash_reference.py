@@ -309,12 +309,14 @@ def compare(medium: str, cell: int, eadr: bool, program: list[Step]) -> None:
                 assert some <= allowed[bounds], f"{bounds}: a chosen state is one that the model forbids"
 
 
+@pytest.mark.longer
 @settings(max_examples=100 * LONGER)
 @given(memory_programs())
 def test_memory_is_as_the_reference_says(program: list[Step]) -> None:
     compare("memory", LINE, False, program)
 
 
+@pytest.mark.longer
 @settings(max_examples=60 * LONGER)
 @example([Step(lib.PM_EVENT_STORE, 56, 16, bytes(16))])
 @given(memory_programs())
@@ -322,6 +324,7 @@ def test_memory_whose_caches_are_durable_is_as_the_reference_says(program: list[
     compare("memory", LINE, True, program)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("sector", [512, 4096])
 @settings(max_examples=80 * LONGER)
 @example([wrote(0), wrote(512), Step(lib.PM_EVENT_SYNC_FAILED, 512, 8), Step(lib.PM_EVENT_SYNC)])

@@ -209,8 +209,8 @@ def test_a_state_that_may_be_lost(tmp_path: Path) -> None:
     store._drop(discard=True)
     image = bytearray(path.read_bytes())
     record = image.rfind(b"PMRC") if b"PMRC" in image else len(image) - store_log(image) + place
-    witness = bytes(16)
-    image[2048 : 2048 + 16] = witness  # what tells that it was durable is not durable itself
+    marker = bytes(16)
+    image[2048 : 2048 + 16] = marker  # what tells that it was durable is not durable itself
     damage = Damage("zeros", record)
     with pytest.raises(CrashFailure, match="it is at commit 1 instead of 2"):
         explore_damage(bytes(image), medium="file", only=damage)

@@ -254,7 +254,7 @@ def found_in(recording: Recording, tmp_path: Path, **options: Any) -> str:
 
 
 def test_a_store_without_fences_is_found_and_told(recording: Recording, tmp_path: Path) -> None:
-    """The core's promise, broken: what is told is the fewest lost pieces, by the names of what they are."""
+    """A guarantee of the core, broken: the fewest lost pieces are reported, by their names."""
     broken = changed(recording, lambda events: [event for event in events if event[2] not in FENCES])
     text = found_in(broken, tmp_path)
     first, lost = text.splitlines()[:2]

@@ -59,6 +59,7 @@ def busy(store: pmstore.Store) -> None:
 # ---- the core
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("workload", [*WORKLOADS, busy], ids=lambda workload: workload.__name__)
 def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
     """The commit is wholly absent and the store goes on, or it refuses to; nothing acknowledged is lost."""
@@ -79,6 +80,7 @@ def test_arrays_of_a_workload_that_failed_keep_no_space() -> None:
     assert report.outcomes == {"went on": 1}
 
 
+@pytest.mark.longer
 def test_I4_faults_in_the_recoveries_of_several_lives(medium: Medium) -> None:
     def again(store: pmstore.Store) -> None:
         store["x"] *= 2
@@ -139,7 +141,7 @@ def test_a_workload_that_swallows_the_error_is_refused() -> None:
 
 
 def test_an_acknowledged_commit_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: after an error an older version of the file takes its place."""
+    """A mutant: after an error an older version of the file takes its place."""
     older: list[bytes] = []
     failed: list[Exception] = []
     real = pmstore.Store._drop
@@ -187,7 +189,7 @@ def test_I11_a_rollback_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_I11_a_rollback_that_is_refused_for_no_reason(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
-    """Planted: after any failure. Accepted is only what the store refuses by itself, as the committed image is not
+    """A mutant: after any failure. Accepted is only what the store refuses by itself, as the committed image is not
     the last commit.
     """
     honest = _core.Core.rollback
@@ -230,7 +232,7 @@ def test_I11_a_rollback_that_is_refused_for_no_reason(monkeypatch: pytest.Monkey
 
 
 def test_other_contents_without_a_word() -> None:
-    """Planted: the workload itself does something else under the fault."""
+    """A mutant: the workload itself does something else under the fault."""
     runs: list[int] = []
 
     def counting(store: pmstore.Store) -> None:
@@ -295,7 +297,7 @@ def test_the_check_is_asked_about_what_is_left() -> None:
 
 
 def test_a_workload_that_stumbles_over_what_it_was_not_told() -> None:
-    """Planted: it depends on something that a fault changes."""
+    """A mutant: it depends on something that a fault changes."""
     runs: list[int] = []
 
     def counting(store: pmstore.Store) -> None:

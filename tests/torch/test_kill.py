@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 import pmstore
-from tests.torch.training import train
+from tests.support.template import template
+from tests.torch.training import OPTIMIZING, train
 
 LIVES = 5
 ITERATIONS = 60
@@ -40,18 +37,18 @@ def main(path: str) -> None:
 
 def life(path: Path, kill_after: int) -> str:
     """Run until a number of lines, and kill it then: "", or the digest if it came to its end."""
-    command = [sys.executable, "-m", "tests.torch.test_kill", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
-        assert process.stdout is not None
-        durable, last = -1, ""
-        for number, line in enumerate(process.stdout):
-            last = line.strip()
-            if " " in last:
-                iteration, durable = map(int, last.split())
-                assert 0 <= iteration - durable < 3
-            if number == kill_after:
-                process.send_signal(signal.SIGKILL)
-        return last if len(last) == 64 else ""
+    code = "import sys; from tests.torch.test_kill import main; main(sys.argv[1])"
+    process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path)
+    last = ""
+    for number, line in enumerate(process.stdout):
+        last = line.strip()
+        if " " in last:
+            iteration, durable = map(int, last.split())
+            assert 0 <= iteration - durable < 3
+        if number == kill_after:
+            process.kill()
+    process.communicate()
+    return last if len(last) == 64 else ""
 
 
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -62,7 +59,3 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     while not (ended := life(tmp_path / "killed.pm", draws.randrange(4, 20) if lives < LIVES else -1)):
         lives += 1
     assert (ended, lives) == (whole, LIVES)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -14,7 +14,8 @@ from torch import nn
 
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
-from tests.torch.training import SAMPLES, Tied, X, Y, equal
+from tests.support.template import template
+from tests.torch.training import OPTIMIZING, SAMPLES, Tied, X, Y, equal
 
 RANKS, ITERATIONS = 2, 14
 
@@ -54,14 +55,13 @@ def run(path: Path, out: Path, stop: int = -1, dies: int = -1, mode: str = "dens
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
     arguments = (port, str(path), str(out), stop, dies, mode)
-    processes = [context.Process(target=work, args=(rank, *arguments)) for rank in range(RANKS)]
+    start = template([*OPTIMIZING, "tests.torch.test_ranks"]).start
+    code = "from tests.torch.test_ranks import work; work"
+    processes = [start("-c", f"{code}{(rank, *arguments)}") for rank in range(RANKS)]
     for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return [process.exitcode or 0 for process in processes]
+        process.communicate(timeout=300)
+    return [process.wait() for process in processes]
 
 
 def results(out: Path) -> list[Any]:

@@ -13,6 +13,9 @@ from torch import nn
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
 
+# What torch imports when it makes the first optimizer, which takes two seconds: for templates of processes.
+OPTIMIZING = ("torch._dynamo", "torch.distributed")
+
 FEATURES, CLASSES, SAMPLES = 12, 4, 90
 
 _made = np.random.RandomState(5)

@@ -528,31 +528,64 @@ uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
 
 typedef enum { PM_LCDELTA_DOUBLE = 0, PM_LCDELTA_FLOAT, PM_LCDELTA_HALF, PM_LCDELTA_BRAIN } pm_lcdelta_type;
 
-/* Counts the changes x - before of n elements by bucket: the sign bit times 2048, plus the exponent as a double has it,
- * biased by 1023. The exponent 0 stands for zeros and denormals, 2047 for infinities and NaN. counts: 4096, added
- * to. */
+/* Counts the changes x - before by bucket. The bucket of a change is its sign bit times 2048, plus its exponent as a
+ * double has it, biased by 1023. The exponent 0 stands for zeros and denormals, 2047 for infinities and NaN.
+ *
+ *   type        of the elements
+ *   x, before   n elements each
+ *   counts      4096 numbers, one for each bucket; the counts are added to them
+ */
 void pm_lcdelta_count(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, uint64_t *counts);
 
-/* Gives each element the code of its bucket. table: 4096 codes. sums, numbers: of the changes of each code, added to;
- * each is four times 256, to be summed up. */
+/* Gives each element the code of the bucket of its change.
+ *
+ *   type, x, before, n   as for pm_lcdelta_count
+ *   table                the code of each of the 4096 buckets
+ *   codes                n codes
+ *   sums, numbers        four parts of 256 elements, one for each code: the sum of the changes with a code, and their
+ *                        number, are added to the parts; the caller adds the four parts up
+ */
 void pm_lcdelta_code(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *table,
                      uint8_t *codes, double *sums, uint64_t *numbers);
 
-/* Adds values[code] to each element whose code is not 0. values: 256. */
+/* Adds values[code] to each element whose code is not 0, in place.
+ *
+ *   type, x, n   the elements
+ *   codes        n codes
+ *   values       256 values
+ */
 void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const double *values);
 
-/* result: before with values[code] added, as pm_lcdelta_add does it. Zeros, denormals, infinities and NaN of x are
- * exact in it, and so is each element that would not be a finite number: the places of those that had to be made exact,
- * at most n, are written to `places`, and their number is returned. errors: the largest absolute error, the sum of the
- * squares of errors and that of x, added to; without what is not finite. */
+/* Computes what x is decoded to: before with values[code] added, as pm_lcdelta_add does it, except for exact elements.
+ * These are the zeros, denormals, infinities and NaN of x, and elements whose sum would not be a finite number.
+ *
+ *   type, x, before, n, codes, values   as for the functions above
+ *   result                              n elements
+ *   places                              room for n; the places of elements that had to be made exact
+ *   errors                              three numbers, added to or exceeded: the largest absolute error, the sum of the
+ *                                       squares of the errors, and that of x; elements that are not finite do not count
+ *
+ * Returns the number of places. */
 uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *codes,
                           const double *values, void *result, uint32_t *places, double *errors);
 
-/* Packs codes of so many bits, 1 to 8. A byte has the number of zeros before a code, times 2^bits, plus the code, which
- * is 0 only if the number does not fit, and in the end. bytes: n. Returns the number of bytes. */
+/* Packs codes into bytes. A byte is the number of zeros before a code, times 2^bits, plus the code. The code is
+ * 0 only if the number of zeros does not fit into one byte, and at the end.
+ *
+ *   codes, n   the codes, of at most `bits` bits
+ *   bits       1 to 8
+ *   bytes      room for n
+ *
+ * Returns the number of bytes. */
 uint64_t pm_lcdelta_pack(const uint8_t *codes, uint64_t n, unsigned bits, uint8_t *bytes);
 
-/* The codes again. Returns their number, or n + 1 if there are more than n. */
+/* Unpacks what pm_lcdelta_pack has packed. The bytes are not trusted.
+ *
+ *   bytes, count   the packed codes
+ *   bits           as for pm_lcdelta_pack
+ *   codes          room for n
+ *
+ * Returns the number of codes, or n + 1 if there are more than n. */
 uint64_t pm_lcdelta_unpack(const uint8_t *bytes, uint64_t count, unsigned bits, uint8_t *codes, uint64_t n);
 /* cffi: end */
 

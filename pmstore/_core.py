@@ -76,6 +76,11 @@ def error(status: int, extension: Any = lib) -> Exception:
     return _KINDS.get(status, _errors.InternalError)(text)
 
 
+def _require_ok(status: int) -> None:
+    if status:
+        raise error(status)
+
+
 _SYSTEM: dict[int, type[_errors._SystemError]] = {
     lib.PM_IO: _errors.StoreIOError,
     lib.PM_UNREADABLE: _errors.StoreIOError,
@@ -163,9 +168,7 @@ class Trace:
         """Stores that are opened from now on do their background work in an order that the seed decides. pace: in 256,
         how likely some of it is done at each point where it could be; 0: only what is waited for. None may be open.
         """
-        status = lib.pm_trace_background(self.pointer, seed, pace)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_trace_background(self.pointer, seed, pace))
 
     def operations(self) -> tuple[int, int]:
         """How many were counted since `fail`, and how many of them failed."""
@@ -179,9 +182,7 @@ def _pointer(trace: Trace | None) -> Any:
 
 def format_file(fd: int, media: str, trace: Trace | None = None) -> None:
     """Writes an empty store into the empty file fd."""
-    status = lib.pm_format(fd, MEDIA[media], _pointer(trace))
-    if status:
-        raise error(status)
+    _require_ok(lib.pm_format(fd, MEDIA[media], _pointer(trace)))
 
 
 def _row(buffer: Any, at: int) -> tuple[Row, int]:
@@ -220,9 +221,7 @@ class Core:
     def _open(self, fd: int, media: str, read_only: bool, trace: Trace | None, max_size: int, snapshot: Any) -> None:
         flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0)
         out = ffi.new("pm_store **")
-        status = lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out))
         self.trace = trace
         self.snapshot = snapshot
         self._attach(out[0])
@@ -302,14 +301,10 @@ class Core:
 
     def commit_async(self, interval: float) -> None:
         """From now on commits are durable when a sync, begun `interval` seconds later, ends."""
-        status = lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9))
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9)))
 
     def sync(self) -> None:
-        status = lib.pm_sync(self._store)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_sync(self._store))
 
     def commit_only(self, ranges: Any) -> None:
         """Of arrays, only these ranges were changed. ranges: from `no_ranges`."""
@@ -320,32 +315,22 @@ class Core:
     def undeclared(self, ranges: Any) -> tuple[int, int, int] | None:
         """The first change of an array elsewhere: offset of the extent, where in it, how many bytes."""
         out = ffi.new("pm_broken *")
-        status = lib.pm_violation(self._store, ranges, len(ranges), out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_violation(self._store, ranges, len(ranges), out))
         return (out.extent, out.at, out.length) if out.length else None
 
     def mark(self, offset: int, length: int) -> None:
         """The store itself has changed an extent: the next commit takes it, whatever `only` declares."""
-        status = lib.pm_mark(self._store, offset, length)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_mark(self._store, offset, length))
 
     def rollback(self) -> None:
-        status = _rollback(self._store)
-        if status:
-            raise error(status)
+        _require_ok(_rollback(self._store))
 
     def checkpoint(self) -> None:
-        status = lib.pm_checkpoint(self._store)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_checkpoint(self._store))
 
     def renumber(self, sequence: int) -> None:
         """Give the last commit this number, and empty the log. For a new store that no other process has seen."""
-        status = lib.pm_renumber(self._store, sequence)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_renumber(self._store, sequence))
 
     @property
     def sequence(self) -> int:
@@ -371,9 +356,7 @@ class Core:
         """gone: all keys that start with it are deleted in the same call, which no signal can interrupt."""
         offset, length, kind, flags, meta = entry
         row = ffi.new("pm_entry *", (offset, length, kind, flags, len(meta)))
-        status = lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone))
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone)))
 
     def delete(self, key: bytes, gone: bytes = b"") -> bool:
         """False if there is no such key. gone: as for put."""
@@ -430,28 +413,20 @@ class Core:
 
     def alloc(self, length: int) -> int:
         offset = ffi.new("uint64_t *")
-        status = lib.pm_alloc(self._store, length, offset)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_alloc(self._store, length, offset))
         return int(offset[0])
 
     def free(self, offset: int, length: int) -> None:
-        status = lib.pm_free(self._store, offset, length)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_free(self._store, offset, length))
 
     def write(self, offset: int, at: int, source: Any, length: int) -> None:
         """source: bytes, or the address of the first byte."""
         if isinstance(source, int):
             source = ffi.cast("void *", source)
-        status = lib.pm_write(self._store, offset, at, source, length)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_write(self._store, offset, at, source, length))
 
     def fill(self, offset: int, length: int, pattern: bytes) -> None:
-        status = lib.pm_fill(self._store, offset, length, pattern, len(pattern))
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_fill(self._store, offset, length, pattern, len(pattern)))
 
     def read(self, offset: int, length: int) -> bytes:
         """The contents, checked against their hashes."""
@@ -471,9 +446,7 @@ class Core:
     def _read(self, offset: int, length: int, destination: Any) -> None:
         if self.snapshot is not None:
             self.buffer(offset, length, False)
-        status = lib.pm_read(self._store, offset, length, destination)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_read(self._store, offset, length, destination))
 
     def buffer(self, offset: int, length: int, writable: bool, fixed: bool = False) -> Any:
         """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space.
@@ -482,9 +455,7 @@ class Core:
         """
         out = ffi.new("pm_buffer **")
         how = (lib.PM_BUFFER_WRITABLE if writable else 0) | (lib.PM_BUFFER_FIXED if fixed else 0)
-        status = lib.pm_buffer_open(self._store, offset, length, how, out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_buffer_open(self._store, offset, length, how, out))
         handle = out[0]
         address = ffi.gc(ffi.cast("char *", lib.pm_buffer_address(handle)), functools.partial(_release, handle))
         if self.snapshot is not None:
@@ -495,22 +466,16 @@ class Core:
         """StoreIOError if the disk can't read these bytes of an extent, which are then read from its memory."""
         if self.snapshot is not None:
             return  # a buffer copies them
-        status = lib.pm_readable(self._store, offset, length, at, count)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_readable(self._store, offset, length, at, count))
 
     def release(self, offset: int, length: int) -> None:
-        status = lib.pm_release(self._store, offset, length)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_release(self._store, offset, length))
 
     # ---- looking
 
     def stats(self) -> dict[str, int]:
         out = ffi.new("pm_statistics *")
-        status = lib.pm_stats(self._store, out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_stats(self._store, out))
         if self.snapshot is not None:
             self.snapshot.describe(out)
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
@@ -520,9 +485,7 @@ class Core:
         key b"", extents that a program has changed in place.
         """
         rows, length = ffi.new("uint8_t **"), ffi.new("size_t *")
-        status = lib.pm_pending(self._store, rows, length)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_pending(self._store, rows, length))
         kept = ffi.gc(rows[0], lib.pm_pending_free)
         buffer = ffi.buffer(kept, length[0])[:] if length[0] else b""
         found, at = [], 0
@@ -536,9 +499,7 @@ class Core:
         if self.snapshot is not None:
             self._bring_all()
         out = ffi.new("pm_report **")
-        status = lib.pm_check(self._store, out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_check(self._store, out))
         report = ffi.gc(out[0], lib.pm_report_free)
         problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
         return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
@@ -558,9 +519,7 @@ class Core:
         if self.snapshot is not None:
             self._bring_all()
         out = ffi.new("uint64_t *")
-        status = lib.pm_state_hash(self._store, out)
-        if status:
-            raise error(status)
+        _require_ok(lib.pm_state_hash(self._store, out))
         return int(out[0])
 
 

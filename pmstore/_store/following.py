@@ -165,36 +165,38 @@ class Following(NameMapping):
         mtbf: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Keep commits as versions of an archive from now on, while the program goes on.
+        """From now on, keep commits as versions of an archive, while the program continues.
 
-        A thread takes each version from the store's file, as a reader does: a commit does not wait for it. What can't
-        keep up has fewer versions, and never a mixed one. Closing the store archives its last commit, too. After a
-        restart of the program, the same call goes on with the archive.
+        A thread takes each version from the store's file, as a reader does, and no commit waits for it. If the thread
+        or a place is too slow, there are fewer versions; a version is always one whole commit. Closing the store
+        archives its last commit. After a restart of the program, the same call continues the archive.
 
         Parameters
         ----------
         url : str, path-like, or several
-            A folder, or the URL of any target of fsspec such as ``s3://bucket/run``. Several are levels: each has all
-            versions, and gets them from the one before. Only the first must keep up.
+            A folder, or the URL of any target of fsspec such as ``s3://bucket/run``. With several, each one gets all
+            versions from the one before. Only the first must be fast enough.
         every : int
-            Commits between two versions, at least.
+            The least number of commits between two versions.
         keep : int, dict or Keep, optional
-            Versions that stay: so many of the newest, or a dict with ``last``, ``every`` and ``age`` (seconds). By
-            default, all. Tagged versions stay, too, and so does what others need.
+            Which versions stay: the number of the newest ones, or a dict with ``last``, ``every`` and ``age``
+            (seconds). By default, all stay. Tagged versions always stay, and so do versions that others need.
         codec : str, None, a codec of numcodecs, or a dict of these
-            By default, differences to the version before are shuffled and compressed with zstd. None: as they are. A
-            dict has patterns of names: ``{"weights/*": pmstore.codecs.LCDelta()}``. Its first one that matches an
-            array counts; what none matches has the default. LCDelta is lossy (docs/lossy.md), other codecs are not.
+            By default, differences to the version before are shuffled and compressed with zstd. None stores contents as
+            they are. A dict has codecs by patterns of names: ``{"weights/*": pmstore.codecs.LCDelta()}``. The first
+            pattern that matches an array decides. Arrays that match none have the default. LCDelta is lossy
+            (docs/lossy.md), other codecs are not.
         part_size, queue_size : int or str
-            Bytes of an object, and of what waits in memory for the first place, at most. The second is also the limit
-            of the memory for the contents of the last version, from which differences are taken.
+            The largest size of an object, and the most bytes that wait in memory for the first place. The second is
+            also the limit of memory for the contents of the last version, from which differences are taken.
         on_error : {"warn", "raise"}
-            "warn": what goes wrong is an ArchiveWarning. "raise": `Drain.wait` and `Drain.close` raise it. The
-            program's commits go on either way.
+            "warn": an error becomes an ArchiveWarning. "raise": `Drain.wait` and `Drain.close` raise it. The program
+            can commit in both cases.
         mtbf : float, optional
-            The mean time between failures that take the store itself, in seconds. Then the number of versions in an
-            object, which such a failure may lose, and the distance of bases are those with the least lost plus spent
-            time (LowDiff, arXiv 2509.04084; docs/archive-tuning.md), by what the drain measures.
+            The mean time in seconds between failures that destroy the store itself. The drain then measures its costs,
+            and chooses the number of versions in an object and the distance of bases so that lost plus spent time is
+            least (LowDiff, arXiv 2509.04084; docs/archive-tuning.md). Such a failure may lose the versions of one
+            object.
         storage_options : dict, optional
             For fsspec, such as ``key`` and ``secret``.
 
@@ -205,7 +207,7 @@ class Following(NameMapping):
         Raises
         ------
         ArchiveConflictError
-            The place is the archive of another store, or this store was taken back behind its newest version.
+            The place has the archive of another store, or has a newer version than this store has.
         ArchiveError
             An extra is not installed: ``pip install 'pmstore[archive]'``.
         ArchiveUnavailableError, ArchiveDamagedError, ClosedStoreError, TypeError, ValueError

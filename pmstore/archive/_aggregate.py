@@ -78,16 +78,16 @@ def aggregate(
     patience: float = 60.0,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Aggregation:
-    """Write the shards of all processes of a group as one version, which exists as a whole or not at all.
+    """Write the shards of all processes of a group as one version. The version exists as a whole or not at all.
 
-    All processes of the group call it, with the same arguments but for `shards` and `group`. No shard may change until
-    it returns. When it returns, in any of them, the version is durable.
+    All processes of the group call it, with the same arguments except `shards` and `group`. No shard may change until
+    the call returns. When it has returned in any process, the version is durable.
 
     Parameters
     ----------
     url : str or path
-        A folder, or any URL that fsspec knows, for these aggregates alone. All processes must see the same folder, also
-        those of other machines. One group at a time writes there.
+        A folder, or any URL that fsspec knows, which has nothing but these aggregates. All processes must see the same
+        folder, also on other machines. Only one group at a time may write there.
     sequence : int
         The number of the version, for example that of the store at its last commit.
     shards : mapping of str to array or bytes
@@ -101,9 +101,10 @@ def aggregate(
     part_size : int or str, default="128MiB"
         The bytes of a part. A shard of this size or more is a part of its own.
     keep : int, optional
-        Older versions are deleted when this one is durable, and so many stay. Default: all.
+        The number of versions that stay; older ones are deleted when this one is durable. By default, all stay.
     replace : bool, default=False
-        If the version exists already, exchange it, as when a run that went back to an older version comes here again.
+        Replace the version if it exists already, as when a run that went back to an older version comes to this one
+        again.
     patience : float, default=60.0
         The seconds for which transient failures of a target that is no folder are tried again.
     storage_options : mapping, optional

@@ -19,9 +19,9 @@ _TOGETHER = 1 << 26  # bytes that are read at once
 
 
 class Aggregate:
-    """One version of an aggregate, as `open_aggregate` finds it. Nothing is kept in memory but its manifest.
+    """One version of an aggregate, made by `open_aggregate`. It keeps only the manifest in memory.
 
-    Whatever is read is verified; what does not match its hash raises ArchiveDamagedError. Methods raise
+    All bytes that are read are verified. If they do not match their hash, ArchiveDamagedError is raised. Methods raise
     ArchiveUnavailableError if the target can't be reached.
 
     Attributes
@@ -111,7 +111,7 @@ class Aggregate:
         return made
 
     def share(self, rank: int, ranks: int) -> dict[str, np.ndarray[Any, Any]]:
-        """What process `rank` of `ranks` has of each array that is split by rows, if all get equally many.
+        """The rows that process `rank` of `ranks` gets of each array that is split by rows, if all get equally many.
 
         It has the rows from ``count * rank // ranks`` up to, and without, ``count * (rank + 1) // ranks``.
         """

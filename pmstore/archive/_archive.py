@@ -61,7 +61,7 @@ class Info(NamedTuple):
         Of the commit: see `Store.transaction`.
     tags : tuple of str
     lossy : int
-        The number of arrays that are not those of the commit, because of a lossy codec; `Version.losses` has each.
+        The number of arrays that are approximations of a lossy codec; `Version.losses` has the error of each.
     loss : Loss or None
         The worst of them.
     """
@@ -82,8 +82,8 @@ class Archive(Mapping[int, Version]):
     """The versions of a store, made by `open`: a mapping from version numbers, which are sequence numbers of commits,
     to `Version`.
 
-    It shows the versions that were there when it was opened; `refresh` shows newer ones. It is for one thread at a
-    time.
+    It has the versions that existed when it was opened; `refresh` adds newer ones. Only one thread at a time may use
+    it.
     """
 
     def __init__(self, sources: Sources, options: Mapping[str, Any] | None = None, forks: tuple[str, ...] = ()) -> None:
@@ -163,7 +163,7 @@ class Archive(Mapping[int, Version]):
         return archive._opened(row)
 
     def log(self) -> list[Info]:
-        """All versions, with what the index tells of them. It reads no version."""
+        """A list of all versions, from the index alone: no version is read."""
         tagged: dict[int, list[str]] = {}
         for name, version in sorted(self._tags.items()):
             tagged.setdefault(version, []).append(name)
@@ -282,11 +282,11 @@ class Archive(Mapping[int, Version]):
     ) -> int:
         """Make a store of a version.
 
-        Everything is checked on the way. If an object is missing or damaged, it is taken from the next place; if no
-        place has it whole, a version asked for by number is an error, and without a number the newest older version
-        that is whole is restored, with an ArchiveWarning. A kill or a crash leaves no file under the path, or the whole
-        store. A store of the newest version goes on with the same archive when it is drained; a store of an older one
-        is a fork (see `fork`). An ArchiveWarning tells of arrays that a lossy codec has approximated.
+        All bytes are checked. If an object is missing or damaged, it is read from the next place. If no place has a
+        whole copy, a call with a number raises an error; a call without a number restores the newest older version that
+        is whole, with an ArchiveWarning. After a kill or a crash, the path has no file or the whole store. A store of
+        the newest version can continue the archive. A store of an older version is a fork (see `fork`). An
+        ArchiveWarning reports arrays that are approximations of a lossy codec.
 
         Parameters
         ----------
@@ -323,10 +323,10 @@ class Archive(Mapping[int, Version]):
         raise ArchiveDamagedError(f"{self.url} has no version that is whole")
 
     def fork(self, version: int, path: str | bytes | os.PathLike[Any], *, progress: Progress | None = None) -> int:
-        """Make a store that goes on from a version on a way of its own.
+        """Make a store that continues from a version with an archive of its own.
 
-        Its drain needs another place. That archive shares the past: it lists the versions of this one up to the fork.
-        The version gets the tag ``fork-`` and its number here, so that it stays.
+        The drain of the new store needs another place. The new archive also lists the versions of this archive up to
+        the fork. In this archive, the version gets a tag, ``fork-`` and its number, so that it stays.
 
         Parameters, return value and errors as of `restore`.
         """
@@ -388,9 +388,9 @@ class Archive(Mapping[int, Version]):
         return verify(self._sources, progress)
 
     def forget(self, versions: Iterable[int] = (), *, keep: Any = None) -> list[int]:
-        """Remove versions, in all places. What other versions need of them stays until those go, too.
+        """Remove versions in all places. A version that others need is no longer listed, and is deleted when they are.
 
-        No process may drain to the archive meanwhile: its drain would end with an ArchiveConflictError.
+        No process should drain to the archive at the same time: its drain would end with an ArchiveConflictError.
 
         Parameters
         ----------
@@ -455,8 +455,8 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
     Parameters
     ----------
     url : str, path-like, or several
-        Where `Store.drain` put it. Of several places that hold the same archive, each object is taken from the first
-        that has it whole.
+        The place that `Store.drain` was given. If there are several places of the same archive, each object is read
+        from the first one whose copy is whole.
     **storage_options
         For fsspec, such as ``key`` and ``secret``.
 
@@ -487,13 +487,13 @@ def restore(
     progress: Progress | None = None,
     **storage_options: Any,
 ) -> int:
-    """Make a store of a version of the archive in these places; `Archive.restore` explains it.
+    """Restore a version of the archive in these places to a new store. `Archive.restore` has the details.
 
     Parameters
     ----------
     path, version, progress
         As of `Archive.restore`.
     sources : sequence of str or path-like
-        The places, those to be asked first in front. Places that can't be reached are passed over.
+        The places, in the order in which they are asked. Places that can't be reached are left out.
     """
     return open(sources, **storage_options).restore(path, version, progress=progress)

@@ -74,7 +74,7 @@ class Options(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a drain is. All versions are sequence numbers of commits; -1: none yet.
+    """The progress of a drain. All versions are sequence numbers of commits; -1: none yet.
 
     Attributes
     ----------
@@ -285,7 +285,7 @@ class _Shown:
 
 
 class Drain:
-    """A store's way to its archive, made by `Store.drain`. A context manager, which closes it.
+    """The writing of a store's versions to its archive, made by `Store.drain`. It is a context manager that closes it.
 
     It runs in threads of this process. They end with `close`, which closing the store and leaving Python call. In a
     forked child it does nothing.
@@ -324,7 +324,7 @@ class Drain:
     # ---- about it
 
     def progress(self) -> Progress:
-        """How far it is. Raises ForkedStoreError."""
+        """The progress of the drain. Raises ForkedStoreError."""
         self._refuse_fork()
         steps = self._steps
         error = next((one for one in self._errors if one is not None), None)
@@ -354,7 +354,7 @@ class Drain:
         Raises
         ------
         ArchiveUnavailableError
-            It was not done in time; the message says what is missing. The drain goes on.
+            The time was not enough; the message says what is missing. The drain continues.
         ArchiveError
             The drain has ended with an error.
         """
@@ -380,11 +380,11 @@ class Drain:
             self._changed.notify_all()
 
     def close(self, timeout: float = 60.0) -> None:
-        """Archive the newest commit, and end. Closing again is allowed.
+        """Archive the newest commit, and end the drain. Closing it again does nothing.
 
-        After `timeout` seconds it ends even if a place can't be reached, with an ArchiveWarning that says what is
-        missing there, or, with ``on_error="raise"``, an ArchiveUnavailableError. The store itself has lost nothing: a
-        later drain goes on.
+        After `timeout` seconds it ends even if a place can't be reached. An ArchiveWarning then says what is missing
+        there, or, with ``on_error="raise"``, an ArchiveUnavailableError. The store has lost nothing, and a later drain
+        continues.
         """
         if os.getpid() != self._pid:
             return

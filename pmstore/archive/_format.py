@@ -154,7 +154,7 @@ class Frame(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How far an array of a version is from that of the commit (I27).
+    """The error of an array that is an approximation of the commit's array (I27).
 
     Attributes
     ----------

@@ -81,7 +81,8 @@ class LocalGroup(Group):
     rank, size : int
         This process, from 0 to size - 1, and the number of processes.
     barrier : multiprocessing.Barrier or threading.Barrier, optional
-        Where they wait for each other; anything with `wait(timeout)`. Default: FIFOs in the folder.
+        An object with `wait(timeout)`, at which the processes wait for each other. By default, they use FIFOs in the
+        folder.
     timeout : float, default=600
         The seconds that a process waits for the others. If one of them died, the others raise ArchiveError then.
     """
@@ -118,7 +119,8 @@ class LocalGroup(Group):
         return self._read(0) if self.rank else message
 
     def close(self) -> None:
-        """Close the FIFOs. Others may still read the last message: whoever made the folder removes it, at the end."""
+        """Close the FIFOs. Other processes may still read the last message, so only the program that made the folder
+        removes it, at the end."""
         if isinstance(self._barrier, _Fifos):
             self._barrier.close()
 

@@ -23,7 +23,7 @@ def latest_common(
     verify: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int | None:
-    """The newest version that every one of several targets has whole: where a group of processes can go on together.
+    """The newest version of which each of several targets has a whole copy. A group of processes can continue from it.
 
     Parameters
     ----------

@@ -18,10 +18,16 @@ __all__ = ["Keep", "forget", "retain"]
 
 
 class Keep(NamedTuple):
-    """Which versions stay. The newest one and tagged ones always do.
+    """Which versions stay. The newest version and tagged ones always stay. Without any attribute, all stay.
 
-    last: the number of the newest ones; every: also each whose number is a multiple of it; age: also those that are not
-    older, in seconds. None of them: all stay.
+    Attributes
+    ----------
+    last : int or None
+        The number of the newest versions that stay.
+    every : int or None
+        Versions whose number is a multiple of it stay, too.
+    age : float or None
+        Versions that are at most so many seconds old stay, too.
     """
 
     last: int | None = None

@@ -26,8 +26,8 @@ class Problem(NamedTuple):
 
 
 class VerifyReport(Sequence[Problem]):
-    """What `Archive.verify` found. `versions` and `bytes` count what was checked, in all places; `lossy` the versions
-    in which a lossy codec has approximated arrays, which is no problem."""
+    """The result of `Archive.verify`. `versions` and `bytes` count what was checked in all places. `lossy` counts the
+    versions that have approximations of a lossy codec, which is not a problem."""
 
     def __init__(self, problems: list[Problem], versions: int, count: int, lossy: int) -> None:
         self._problems = problems

@@ -300,8 +300,8 @@ class _VersionCatalog(Catalog):
 
 
 class Version(NameMapping):
-    """A version of an archive: a mapping from its names to values, which are read, and checked, when they are asked
-    for. Arrays are copies of their own, and can't be written.
+    """A version of an archive: a mapping from names to values. A value is read and checked when it is used. Arrays are
+    copies that can't be written.
 
     Attributes
     ----------
@@ -312,7 +312,7 @@ class Version(NameMapping):
     message, attributes : str or None, dict
         Of the commit: see `Store.transaction`.
     losses : dict of str to Loss
-        The arrays that are not those of the commit, because of a lossy codec, and how far they are from them.
+        The arrays that are approximations of a lossy codec, and their errors.
     """
 
     __slots__ = ("_core", "attributes", "losses", "message", "time", "url", "version")
@@ -330,7 +330,7 @@ class Version(NameMapping):
 
     @property
     def store(self) -> Any:
-        """The version itself, for its groups."""
+        """The version itself, as groups have a `store`."""
         return self
 
     @property
@@ -348,7 +348,7 @@ class Version(NameMapping):
     openings = 1
 
     def read(self, name: str, rows: Any) -> Any:
-        """Some rows of an array, as an array of its own, without reading the others.
+        """Some rows of an array, as a new array. Other rows are not read.
 
         Parameters
         ----------

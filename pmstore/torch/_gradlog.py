@@ -37,12 +37,12 @@ _following: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[GradLog
 
 
 class GradLog:
-    """Training that survives a crash: every iteration's gradients are logged, and resuming replays them.
+    """A log of the gradients of each iteration, so that a training survives a crash: resuming replays them.
 
-    The gradients are what leads from one state of training to the next one, and training computes them anyway (LowDiff,
-    arXiv 2509.04084). A store holds a full state (parameters, buffers, the optimizer's state, random generators,
-    schedulers, the position in the data) and, since then, one row for each iteration. Rows are committed in batches. A
-    crash loses at most the iterations of the batch that was not committed, fewer than `batch`.
+    The gradients lead from one state of a training to the next one, and training computes them anyway (LowDiff, arXiv
+    2509.04084). A store holds a full state (parameters, buffers, the optimizer's state, random generators, schedulers,
+    the position in the data) and, since then, one row for each iteration. Rows are committed in batches. A crash loses
+    at most the iterations of the batch that was not committed, fewer than `batch`.
 
     Parameters
     ----------
@@ -56,9 +56,9 @@ class GradLog:
     mode : {"dense", "topk"}, default="dense"
         "dense" logs all gradients, and a resumed training ends with the same bits. "topk" lets only the largest
         elements of each gradient take effect, adds the others to the next gradient (error feedback), and logs the
-        indices and values. **"topk" changes training.** A training that resumes has the same parameters and optimizer
-        state as before the crash, but has lost what was left out of gradients since the full state: it does not go on
-        with the same bits, unless `resume` gets ``replay=False``.
+        indices and values. **"topk" changes training.** A resumed training has the same parameters and optimizer state
+        as before the crash, but has lost the parts of gradients that were left out since the full state. It does not
+        continue with the same bits, unless `resume` gets ``replay=False``.
     name : str, default="training"
         The group of the store.
     ratio : float, default=0.01
@@ -66,8 +66,8 @@ class GradLog:
     batch : int or "auto", default="auto"
         Iterations in a commit.
     full_every : int or "auto", default="auto"
-        Iterations between full states, which are written at the end of a batch. "auto" weighs what a crash loses
-        against what is written, by the measured times (docs/archive-tuning.md).
+        Iterations between full states, which are written at the end of a batch. "auto" weighs the work that a crash
+        loses against the cost of writing, by measured times (docs/archive-tuning.md).
     mtbf : float, default=21600.0
         The mean time between failures in seconds, for "auto".
     scheduler : torch.optim.lr_scheduler.LRScheduler, optional
@@ -78,7 +78,7 @@ class GradLog:
     data : BatchSampler, optional
         `step` counts its batches.
     keep : dict, optional
-        Other objects with state_dict() and load_state_dict(), by name: what the loop itself changes.
+        Other objects with state_dict() and load_state_dict(), by name, that the loop itself changes.
     max_iter : int, optional
         The number of iterations that the training will have, for ``pmstore watch``.
     finite : bool, default=True
@@ -192,16 +192,16 @@ class GradLog:
     # ---- the public calls of a loop
 
     def resume(self, replay: bool = True) -> int:
-        """Go on after the last iteration of the log, or begin one.
+        """Continue after the last iteration of the log, or begin a log.
 
-        Model, optimizer, random generators and all objects that the log keeps get their states; a log that is empty
-        takes theirs. Call it once, when all of them are made, and before the first iteration.
+        Model, optimizer, random generators and all kept objects get their states from the log; an empty log takes their
+        states. Call it once, after all of them are made and before the first iteration.
 
         Parameters
         ----------
         replay : bool, default=True
-            False: go back to the last full state, and forget the iterations since. With "topk", only this goes on with
-            the bits of a training that was not interrupted.
+            False: go back to the last full state, and forget the iterations since. With "topk", only this continues
+            with the bits of an uninterrupted training.
 
         Returns
         -------
@@ -252,8 +252,7 @@ class GradLog:
             The optimizer was stepped by other code (see `record`) or interrupted in its step, a transaction of the
             store is going on, or resume() was not called and the store has a training.
         OutOfSpaceError, StoreIOError
-            The commit failed. The optimizer was stepped, and the iteration is done. The next commit has all that this
-            one should have had.
+            The commit failed. The optimizer was stepped, and the iteration is done. The next commit includes it.
         """
         self._check_begun()
         if self._captured:
@@ -271,7 +270,7 @@ class GradLog:
         return self._done(loss, batches)
 
     def record(self, loss: float = math.nan, *, batches: int = 1) -> int:
-        """`step` for a loop that steps the optimizer and the scheduler itself, as frameworks do: it only logs.
+        """Log an iteration of a loop that steps the optimizer and the scheduler itself, as frameworks do.
 
         Parameters, returned value and errors are those of `step`. Also raises ValueError if the optimizer was not
         stepped, unless there is a scaler.
@@ -282,12 +281,12 @@ class GradLog:
         return self._done(float(loss), batches)
 
     def flush(self) -> None:
-        """Commit the iterations that are not durable yet. For the time between two iterations."""
+        """Commit the iterations that are not durable yet. Call it between two iterations."""
         self._check_begun()
         self._write()
 
     def finish(self) -> None:
-        """Write the last state as a full state, without gradients, and mark the training as finished.
+        """Write the last state as a full state, and mark the training as finished. Gradients are not part of it.
 
         `resume` still finds that state.
         """

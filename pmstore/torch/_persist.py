@@ -45,7 +45,7 @@ _hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of 
 
 
 class Persisted:
-    """A module, and perhaps its optimizer, that lie in a store. `persist` returns it.
+    """A module, and perhaps its optimizer, in the memory of a store. `persist` returns it.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Persisted:
     # ---- what the store and the optimizer call
 
     def before_commit(self) -> None:
-        """Put what is not in the store yet into it. Raises DetachedError."""
+        """Store all changes that are not in the store yet. Raises DetachedError."""
         self._settle()
         if self._ended:
             return
@@ -169,7 +169,7 @@ class Persisted:
         self._take_also()
 
     def after_rollback(self) -> None:
-        """Take over what the store has."""
+        """Take the values of the store."""
         self._settle()
 
     def before_step(self, *_: Any) -> None:
@@ -219,14 +219,14 @@ def persist(
                 optimizer.step()
                 store["position"] += 1
 
-    Parameters, persistent buffers and the optimizer's state then lie in the memory of the store. What changes them in
-    place changes the store, and each commit takes it; a rollback takes all of them back. If the store has them already,
-    the module and the optimizer take the stored values, so that a program which was killed goes on where it was. If the
-    store does not have them, they are stored and, outside of a transaction, committed.
+    Parameters, persistent buffers and the optimizer's state are then in the memory of the store. A change in place
+    changes the store, each commit makes it durable, and a rollback restores the last commit. If the store has them
+    already, the module and the optimizer take the stored values, so that a killed program continues at its last commit.
+    Otherwise they are stored and, outside of a transaction, committed.
 
     Names in the store: ``module/…`` has the arrays with the keys of ``module.state_dict()``, ``optimizer/…`` the
-    optimizer's tensors by parameter, and ``training/…`` hyperparameters and what else belongs to it. Parameters and
-    buffers become contiguous. Random states and the position in the data are the program's own: see docs/training.md.
+    optimizer's tensors by parameter, and ``training/…`` hyperparameters and other settings. Parameters and buffers
+    become contiguous. The program itself stores random states and the position in the data (docs/training.md).
 
     Parameters
     ----------
@@ -237,8 +237,8 @@ def persist(
     store : Store or Group
         Open for writing. Several modules need a group each.
     also : dict of str to objects, optional
-        Objects with state_dict() and load_state_dict() whose states are kept, too: learning rate schedulers, gradient
-        scalers. Each commit stores what changed.
+        Other objects with state_dict() and load_state_dict(), such as learning rate schedulers and gradient scalers.
+        Each commit includes their states.
 
     Returns
     -------

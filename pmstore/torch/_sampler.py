@@ -103,9 +103,9 @@ class BatchSampler:
         return np.random.RandomState(bits).permutation(self._samples)  # numpy keeps its bits in all versions
 
     def advance(self, batches: int = 1) -> None:
-        """So many batches are done. `GradLog.step` calls it for the sampler that it was given as `data`.
+        """Count batches as done. `GradLog.step` calls it for the sampler that it was given as `data`.
 
-        Raises ValueError if the epoch has not so many.
+        Raises ValueError if the epoch has fewer batches left.
         """
         self._check(batches)
         self.position += batches
@@ -118,7 +118,7 @@ class BatchSampler:
             )
 
     def end_epoch(self) -> None:
-        """Let the next iteration be of the next epoch, if all batches of this one are done.
+        """Let the next iteration over the sampler begin the next epoch, if all batches of this one are done.
 
         After a resume, the epoch that was done comes once more, without a batch, so that a loop sees its end. This call
         is for loops that know the epoch from elsewhere, as those of frameworks do.
@@ -126,7 +126,7 @@ class BatchSampler:
         self._resumed = self._resumed and self.position < self._batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, position and what the order depends on."""
+        """The epoch, the position, and the settings that the order depends on."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -139,7 +139,8 @@ class BatchSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there. Raises ValueError if the order would be another one, and names what differs."""
+        """Continue at that position. Raises ValueError, which names the differences, if the order would be another
+        one."""
         own = self.state_dict()
         other = [
             f"{key}: {state.get(key)!r} ≠ {own[key]!r}"

@@ -29,8 +29,8 @@ class ReadOnlyTensor(torch.Tensor):
     """A tensor that can't be written to: the contents of a store that was opened with "r", or of an array with
     writeable=False.
 
-    Slices, transposes and other views of it are such tensors, too. All that torch computes from it is an ordinary
-    tensor. Operations that write to it raise ReadOnlyStoreError, and `clone` gives a tensor that can be written.
+    Slices, transposes and other views of it are read-only, too. Results that torch computes from it are ordinary
+    tensors. Operations that write to it raise ReadOnlyStoreError, and `clone` gives a tensor that can be written.
     `numpy` gives an array that can't be written. A pickle and a copy hold the elements, as ordinary tensors.
     """
 
@@ -142,11 +142,11 @@ def _without_warning(array: Array) -> torch.Tensor:
 
 
 def tensor(mapping: NameMapping, name: str) -> torch.Tensor:
-    """A tensor over the memory of an array of a store: what changes it in place changes the store, and the next commit
-    takes it.
+    """A tensor over the memory of an array of a store. An operation that changes it in place changes the store, and the
+    next commit makes the change durable.
 
-    Its address stays valid while the store grows. Nothing is copied. After `Store.close`, and after the array was
-    replaced, deleted or rolled back to nothing, the tensor keeps its memory, and changes of it are in no store.
+    Nothing is copied. The address stays valid while the store grows. After `Store.close`, or after the array was
+    replaced, deleted or rolled back to nothing, the tensor keeps its memory, but its changes are not stored.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def tensor(mapping: NameMapping, name: str) -> torch.Tensor:
 
 
 def state_dict(mapping: NameMapping) -> dict[str, Any]:
-    """All values of a group, arrays as tensors: what ``module.load_state_dict`` takes.
+    """All values of a group, with arrays as tensors, for ``module.load_state_dict``.
 
     ``store.group("best").update(module.state_dict())`` stores such a dict, and
     ``module.load_state_dict(pmstore.torch.state_dict(store.group("best")))`` reads it. Nothing is copied: the tensors

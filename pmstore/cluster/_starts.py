@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._resume.fingerprint import state_of
-from pmstore._resume.state import Field, State
+from pmstore._resume.state import Field, State, check_generator_state
 from pmstore.cluster import _sklearn
 from pmstore.scale._fit import Matrix, ShardedFit
 
@@ -251,6 +251,7 @@ def _packed(random_state: np.random.RandomState) -> Array:
 
 
 def _unpack(random_state: np.random.RandomState, total: Mapping[str, Array]) -> None:
-    """Set a generator to a state of `_packed`."""
+    """Set a generator to a state of `_packed`. Raises ValueError if it is no such state."""
     *key, pos, has_gauss, gauss = total["state"].tolist()
+    check_generator_state("MT19937", {"state": {"pos": int(pos)}})
     random_state.set_state(("MT19937", np.array(key, np.uint32), int(pos), int(has_gauss), gauss))

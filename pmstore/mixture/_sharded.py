@@ -147,11 +147,11 @@ class MixtureFit(ShardedFit):
         """The first parameters: the caller's, and the others from the moments."""
         state, (weights, means, precisions) = self.state, self.given
         if total:
-            found = self._parameters(
-                total, np.zeros((self.components, self.features)), self.clustering.result(state)[1]
-            )
-            state.weights, state.means, state.covariances = found
-            state.weights = found[0] / sum(self.rows)
+            around = np.zeros((self.components, self.features))
+            if self._needs_centres():
+                around = self.clustering.result(state)[1].astype(np.float64)
+            nk, state.means, state.covariances = self._parameters(total, around)
+            state.weights = nk / sum(self.rows)
         if weights is not None:
             state.weights = weights
         if means is not None:
@@ -174,16 +174,12 @@ class MixtureFit(ShardedFit):
             state.phase = ENDED
         return {"objective": bound, "change": change}
 
-    def _parameters(self, total: Result, old: Array, rows: Any = None) -> tuple[Array, Array, Array]:
-        """Samples per component, means and covariances; of chosen rows if their start is one."""
-        eps = 10 * np.finfo(self.dtype).eps
-        if "counts" in total:
-            counts, first = total["counts"], total["first"]
-        else:  # each component has one row
-            counts, first = np.ones(self.components), rows.astype(np.float64)
-        if "reference" in total:
-            old = rows.astype(np.float64)
-        nk = counts + eps
+    def _parameters(self, total: Result, around: Array) -> tuple[Array, Array, Array]:
+        """Samples per component, means and covariances, from moments around some means. Without moments, each component
+        has one sample, which is its mean."""
+        counts = total.get("counts", np.ones(self.components))
+        first = total.get("first", around)
+        nk = counts + 10 * np.finfo(self.dtype).eps
         means = first / nk[:, np.newaxis]
         if self.kind == "tied":
             covariances = total["second"] - (nk * means.T) @ means
@@ -195,10 +191,8 @@ class MixtureFit(ShardedFit):
             covariances.flat[:: self.features + 1] += self.regularization
             return nk, means, covariances
         second = total["second"] if "counts" in total else 0.0
-        if "counts" not in total:
-            old = first
-        moved = means - old
-        rest = first - counts[:, np.newaxis] * old
+        moved = means - around
+        rest = first - counts[:, np.newaxis] * around
         if self.kind == "full":
             mixed = rest[:, :, np.newaxis] * moved[:, np.newaxis, :]
             squares = moved[:, :, np.newaxis] * moved[:, np.newaxis, :]
@@ -273,7 +267,7 @@ class MixtureFit(ShardedFit):
                 done += len(block)
                 return resp
 
-            return {**self._moments(X, of_labels, shared["means"]), "reference": np.zeros(0)}
+            return self._moments(X, of_labels, shared["means"])
         return {"second": (X.T @ X).astype(np.float64) if self.kind == "tied" else np.zeros(0)}
 
     def _moments(self, X: Array, responsibilities: Callable[[Array], Array], around: Array) -> Result:

@@ -152,6 +152,8 @@ class Matrix:
 
     def numbers(self) -> Array:
         """The data as they were given, in C order. Raises TypeError or ValueError for what scikit-learn refuses."""
+        if self._centred is not None:
+            raise RuntimeError("this question belongs to an earlier epoch")
         if not isinstance(self._given, np.ndarray):
             raise TypeError(
                 f"a shard is an array, not a {type(self._given).__name__}: fit sparse data without engine, "

@@ -242,6 +242,18 @@ class Mortal(Processes):
         return messages
 
 
+def test_a_generator_that_other_code_changed_is_refused(path: Path) -> None:
+    """numpy would read outside of its buffer."""
+    with pytest.raises(Stopped):
+        KMeans(K, random_state=0, store=path, name="fit", engine=Stopping(3)).fit([BLOBS])
+    with pmstore.open(path) as store:
+        state = np.array(store["fit/rows"])
+        state[624] = 1e6  # the place in the buffer
+        store["fit/rows"] = state
+    with pytest.raises(pmstore.ShardError, match="of its buffer"):
+        KMeans(K, random_state=0, store=path, name="fit", engine=Serial()).fit([BLOBS])
+
+
 def test_the_fit_is_recognized(path: Path) -> None:
     shards = parts(BLOBS)
     model = KMeans(3, store=path, name="fit", random_state=None, engine=Serial()).fit(shards)

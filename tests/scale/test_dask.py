@@ -170,3 +170,13 @@ def test_what_can_not_travel_is_refused(client: Any) -> None:
 
     with pytest.raises(TypeError, match="the algorithm can't be sent"):
         Walk(several(2), accident=threading.Lock()).run(engine=client)
+
+
+def test_the_example_that_kills_everything() -> None:
+    script = Path(__file__).resolve().parent.parent.parent / "examples" / "dask_killed.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if "same bits" in line] == [
+        "kmeans: the same bits",
+        "mixture: the same bits",
+    ]

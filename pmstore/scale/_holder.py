@@ -77,12 +77,12 @@ class Holder:
     def _shard(self, i: int, shard: Shard, function: Function, prepared: bool) -> tuple[str, Any]:
         """The contents and the shard; it is prepared if that is asked for."""
         contents, is_prepared, held = self._held.get(i, ("", False, None))
-        if not contents:
+        if contents and is_prepared == prepared:
+            return contents, held
+        if not contents or is_prepared:  # what was prepared is not what was loaded
             held = read_only(shard())
             contents = contents_of(held)
-        elif is_prepared == prepared:
-            return contents, held
-        if prepared and not is_prepared:
+        if prepared:
             held = function.prepare(held)
         self._drop(i)
         size = _size(held)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scale import Lost, Reply, Serial, _epochs, _mapreduce
+from pmstore.scale import Holder, Lost, Reply, Serial, Tag, _epochs, _mapreduce, shards_of
 from pmstore.scale._epochs import Epochs
+from pmstore.scale._holder import Describe, contents_of
 from pmstore.scale._messages import digest_of
 from pmstore.scale._tree import Tree
 from pmstore.testing import CrashFailure, CrashTestError, MapReduceReport, explore_mapreduce
@@ -39,6 +40,12 @@ class Short(Walk):
     def fields(self) -> list[pmstore.Field]:
         more = [pmstore.Field("own", generator=self.own), pmstore.Field("notes", dtype=object)]
         return [*super().fields(), *more, pmstore.Field("best", (3, 4), role="best")]
+
+    def prepare(self, shard: Any) -> Any:
+        return {"rows": shard}
+
+    def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+        return super().map(shard["rows"], shared, rng)
 
     def start(self) -> None:
         self.state.centers = self.own.normal(size=(3, 4))
@@ -79,6 +86,18 @@ def test_the_undisturbed_fit_is_that_of_another_engine() -> None:
     last = dict(case.states[-1])
     for name in ("centers", "best"):
         assert last[f"fit/{name}"][2] == state[name].tobytes()
+
+
+@pytest.mark.parametrize("init", ["k-means++", "k-means||"])
+def test_I31_I32_kmeans_over_shards(init: str) -> None:
+    pytest.importorskip("sklearn")
+    from pmstore.cluster import KMeans
+    from pmstore.cluster._sharded import KMeansFit
+
+    shards = shards_of([part[:8] for part in several(3)])
+    explore_mapreduce(
+        lambda: KMeansFit(KMeans(3, random_state=0, n_init=2, max_iter=3), shards, init, 2), schedules=40 * LONGER
+    )
 
 
 # ---- planted mistakes
@@ -344,6 +363,20 @@ def test_a_loader_that_fails_once_is_tried_again_whatever_was_lost_before() -> N
 
     assert Own([several(2)[0], pmstore.Shard(load)]).run(engine=Loses()).epoch == 1
     assert not failing
+
+
+def test_a_shard_that_is_prepared_is_loaded_again_to_be_described() -> None:
+    short, holder, shard = make(1), Holder("a worker"), pmstore.Shard(lambda: several(1)[0])
+    contents = contents_of(several(1)[0])
+    function = _mapreduce._Mapping(short, [contents])
+    shared = {"centers": np.zeros((3, 4))}
+    described, mapped = [], []
+    for epoch in (0, -1, 0, -1):
+        reply = holder.answer(0, shard, Describe() if epoch < 0 else function, shared, Tag("run", 1, epoch))
+        assert reply.failure is None
+        (described if epoch < 0 else mapped).append(reply.digest)
+    assert len(set(described)) == len(set(mapped)) == 1
+    assert described[0] == Holder("another").answer(0, shard, Describe(), {}, Tag("run", 1, -1)).digest
 
 
 def test_I31_a_crash_anywhere_in_a_commit_leaves_whole_epochs(crash_explorer: Any, tmp_path: Path) -> None:

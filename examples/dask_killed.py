@@ -36,8 +36,8 @@ KILLS = (("worker", 6), ("program", 10), ("scheduler", 14), ("worker", 20), ("pr
 def estimator(kind: str, **where: Any) -> Any:
     """A fit with some hundred epochs."""
     if kind == "kmeans":
-        return KMeans(40, n_init=3, tol=0, random_state=0, **where)
-    return GaussianMixture(12, covariance_type="diag", max_iter=60, tol=0, random_state=0, **where)
+        return KMeans(40, tol=0, random_state=0, **where)
+    return GaussianMixture(12, covariance_type="diag", max_iter=40, tol=0, random_state=0, **where)
 
 
 def shards() -> list[Any]:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import mmap
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -150,11 +151,18 @@ def environment(threads: int) -> str:
 def limited_threads(threads: int) -> AbstractContextManager[Any]:
     """A context in which BLAS and OpenMP use so many threads, in the whole process."""
     try:
-        from threadpoolctl import threadpool_limits
+        limits: AbstractContextManager[Any] = _libraries(len(sys.modules)).limit(limits=threads)
     except ModuleNotFoundError:
         return contextlib.nullcontext()
-    limits: AbstractContextManager[Any] = threadpool_limits(threads)
     return limits
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries(modules: int) -> Any:
+    """The loaded libraries with threads. Listing them takes milliseconds, and only an import changes the list."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def _checked(result: Any) -> Result:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # make test-scale runs them, too
+
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 

@@ -23,7 +23,7 @@ from pmstore.testing._scale.schedule import KINDS, RARE
 from tests.conftest import LONGER
 from tests.support.sharded import Walk, several
 
-SCHEDULES = 1000
+SCHEDULES = 500
 BOUND = 300  # schedules within which each planted mistake is found
 
 

@@ -210,7 +210,7 @@ def test_a_fit_that_keeps_stopping(path: Path) -> None:
     assert set(fit.history_["attempt"]) == set(range(1, 1 + len(fit.history_["attempt"]) // 2 + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_coordinator_and_killed_workers(path: Path, child: Callable[..., Any], tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", DIGITS)
     code = """

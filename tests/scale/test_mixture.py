@@ -153,7 +153,7 @@ def test_a_coordinator_that_stops_anywhere_goes_on(given: dict[str, Any], path: 
     assert bits(again, RESULT) == bits(reference, RESULT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_coordinator_and_processes(path: Path, child: Callable[..., Any], tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", X)
     code = """

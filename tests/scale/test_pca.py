@@ -99,7 +99,7 @@ def test_the_engine_does_not_matter() -> None:
     assert bits(IncrementalPCA(5, engine=Backwards()).fit(parts()), RESULT) == bits(one, RESULT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_coordinator_and_processes(path: Path, child: Callable[..., Any], tmp_path: Path) -> None:
     np.save(tmp_path / "X.npy", X)
     code = """

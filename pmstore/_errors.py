@@ -318,6 +318,10 @@ class ShardError(MapReduceError):
 class ShardTimeoutError(ShardError, TimeoutError):
     """A shard has no result after the time that the caller allows."""
 
+    def __init__(self, text: str, shard: int | None = None, worker: str | None = None) -> None:
+        super().__init__(text, shard, worker)
+        self.errno = errno.ETIMEDOUT
+
 
 class NondeterminismError(MapReduceError):
     """A map gave two results for the same shard, state and random numbers."""

@@ -181,7 +181,8 @@ def _given(array: Any) -> Any:
 
 def _mapped(array: np.memmap[Any, Any], begin: int, end: int) -> Shard:
     """Rows of a memory map, which a worker maps again."""
-    if array.base is None or array.filename is None or not array.flags.c_contiguous or _sliced(array):
+    private = array.base is None or array.mode == "c"  # changes are not in the file
+    if private or array.filename is None or not array.flags.c_contiguous or _sliced(array):
         return Shard(_given, np.asarray(array[begin:end]))
     row = array.nbytes // len(array) if len(array) else 0
     shape = (end - begin, *array.shape[1:])

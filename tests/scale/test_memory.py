@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pmstore.scale import Holder, Serial, Shard, Tag
+from pmstore.scale import Holder, Serial, Shard, Tag, shards_of
 from pmstore.scale import _memory as memory
 from pmstore.scale._holder import Describe
 from tests.support.sharded import Walk, result, rows
@@ -106,6 +106,15 @@ def test_data_three_times_the_memory_limit_are_fitted(files: list[Path], limited
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "lost 0\n"), done.stderr  # the system killed no process
     assert result(Copying(files).run(path, "walk", engine=Serial())) == expected
+
+
+def test_a_memory_map_whose_changes_are_not_in_its_file(tmp_path: Path) -> None:
+    array = np.memmap(tmp_path / "rows.bin", np.float64, "w+", shape=(32, 2))
+    array.flush()
+    changed = np.memmap(tmp_path / "rows.bin", np.float64, "c", shape=(32, 2))
+    changed[...] = 1.0
+    for data in (changed, [changed]):
+        assert all((shard() == 1.0).all() for shard in shards_of(data))
 
 
 def in_group(group: str, store: str, *files: str) -> None:

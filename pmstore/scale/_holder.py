@@ -166,10 +166,10 @@ def _libraries(modules: int) -> Any:
 
 
 def _checked(result: Any) -> Result:
-    """The result as arrays in C order. Raises TypeError for anything else."""
+    """The result as arrays in C order: copies, as a map may use a buffer again. Raises TypeError for anything else."""
     if not isinstance(result, Mapping) or not all(type(name) is str for name in result):
         raise TypeError(f"map() returns a dict of arrays by name, not {result!r:.200}")
-    arrays = {name: np.asarray(value, order="C") for name, value in result.items()}
+    arrays = {name: np.array(value, order="C") for name, value in result.items()}
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise TypeError(f"map() returns arrays of numbers; {name!r} is {result[name]!r:.200}")

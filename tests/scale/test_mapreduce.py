@@ -315,6 +315,20 @@ def test_what_a_map_may_return(returned: Any, message: str) -> None:
         Returns(several(2)).run(engine=Serial())
 
 
+def test_a_map_may_use_a_buffer_again() -> None:
+    class Buffered(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            buffer = vars(self).setdefault("buffer", np.zeros(1))
+            buffer[0] = len(shard)
+            return {"rows": buffer}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.state.shift = total["rows"][0]
+
+    data = several(4)
+    assert Buffered(data).run(engine=Serial()).shift == sum(len(array) for array in data)
+
+
 def test_contributions_of_different_shapes_are_named() -> None:
     class Lengths(Walk):
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:

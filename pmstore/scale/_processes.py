@@ -119,9 +119,10 @@ class Processes(Engine):
             "threads": self._threads,
             "workers": self._places,
         }
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), json.dumps(told)],
+                [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(told)],
                 pass_fds=(theirs.fileno(), self._shared_file),
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **threads},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -368,6 +369,11 @@ def test_what_can_not_travel_is_refused() -> None:
         Walk(several(2), accident=lock).run(engine=1)
     with pytest.raises(TypeError, match="the shards can't be sent to workers"):
         Walk([pmstore.Shard(np.load, lock)]).run(engine=1)
+
+
+def test_sys_path_may_have_other_things_in_it(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path, Path("/folder")])
+    assert result(Walk(several()).run(engine=1)) == undisturbed
 
 
 def test_a_full_disk_at_the_decision_keeps_the_last_epoch(path: Path, undisturbed: bytes) -> None:

@@ -149,6 +149,7 @@ class _Place:
         self._open = 0
         self._ended = threading.Event()
         self._future: Any = None  # of the actor
+        self._actor: Any = None
         self._sent: set[int] = set()  # the shards that the actor has
         self.address = ""
         self.name = ""
@@ -239,11 +240,13 @@ class _Place:
     def _drop(self) -> None:
         """Let the actor go."""
         future, self._future = self._future, None
+        actor, self._actor = self._actor, None
         self.address = ""
         self._sent.clear()
-        if future is not None:
-            with contextlib.suppress(Exception):
-                future.release()
+        for held in (future, getattr(actor, "_future", None)):  # both keep the actor, with its shards, on its worker
+            if held is not None:
+                with contextlib.suppress(Exception):
+                    held.release()
 
 
 class _Actor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,6 +172,22 @@ def test_what_can_not_travel_is_refused(client: Any) -> None:
 
     with pytest.raises(TypeError, match="the algorithm can't be sent"):
         Walk(several(2), accident=threading.Lock()).run(engine=client)
+
+
+def test_actors_end_with_the_run(client: Any) -> None:
+    def actors(dask_worker: Any) -> int:
+        return len(dask_worker.state.actors)
+
+    gc.collect()
+    gc.disable()  # the shards must not stay on the workers until cycles are collected here
+    try:
+        Walk(several()).run(engine=client)
+        until = time.monotonic() + 30
+        while any(client.run(actors).values()) and time.monotonic() < until:
+            pass
+        assert not any(client.run(actors).values())
+    finally:
+        gc.enable()
 
 
 def test_the_example_that_kills_everything() -> None:

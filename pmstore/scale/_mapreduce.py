@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import numbers
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -233,6 +234,8 @@ class MapReduce(Resumable):
     @contextlib.contextmanager
     def _at_work(self, engine: Engine, timeout: float | None) -> Iterator[None]:
         """A context with workers, which have told of the shards."""
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
+            raise ValueError(f"seed is a whole number from 0, not {self.seed!r}: maps draw from it")
         shards = shards_of(self.shards)
         with contextlib.closing(engine):
             engine.start(shards)

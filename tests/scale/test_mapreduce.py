@@ -363,6 +363,14 @@ def test_engines_that_are_none(engine: Any) -> None:
         Walk(several(2)).run(engine=engine)
 
 
+@pytest.mark.parametrize("seed", [None, -1, 0.5, True])
+def test_seeds_that_are_none(seed: Any) -> None:
+    walk = Walk(several(2))
+    walk.seed = seed
+    with pytest.raises(ValueError, match="seed is a whole number"):
+        walk.run(engine=Serial())
+
+
 def test_what_can_not_travel_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match="the algorithm can't be sent to workers"):

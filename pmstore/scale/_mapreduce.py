@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import numbers
+import threading
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -191,6 +192,8 @@ class MapReduce(Resumable):
             A map gave two results for the same shard and state.
         WorkersLostError
             No worker can be had, or workers compute with different libraries.
+        RuntimeError
+            The engine, an object, is at work for another run, in another thread or around this call.
         TypeError
             The shards, or this object, can't be sent to workers.
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
@@ -237,7 +240,7 @@ class MapReduce(Resumable):
         if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
             raise ValueError(f"seed is a whole number from 0, not {self.seed!r}: maps draw from it")
         shards = shards_of(self.shards)
-        with contextlib.closing(engine):
+        with _alone(engine), contextlib.closing(engine):
             engine.start(shards)
             epochs = Epochs(engine, shards, timeout, engine.clock)
             try:
@@ -265,6 +268,24 @@ class MapReduce(Resumable):
         with contextlib.nullcontext() if fit_group is None else fit_group.store.transaction():
             self.state.attempt += 1
         super()._finish_runs(fit_group, commits, rows)
+
+
+_at_work: set[int] = set()  # the ids of the engines that run
+_looking = threading.Lock()
+
+
+@contextlib.contextmanager
+def _alone(engine: Engine) -> Iterator[None]:
+    """A context that has the engine for itself. Raises RuntimeError if another run has it."""
+    with _looking:
+        if id(engine) in _at_work:
+            raise RuntimeError("this engine is at work for another fit, which has not ended: give each an engine")
+        _at_work.add(id(engine))
+    try:
+        yield
+    finally:
+        with _looking:
+            _at_work.remove(id(engine))
 
 
 class _Asking:

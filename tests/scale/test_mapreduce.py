@@ -371,6 +371,19 @@ def test_seeds_that_are_none(seed: Any) -> None:
         walk.run(engine=Serial())
 
 
+def test_an_engine_at_work_is_refused(undisturbed: bytes) -> None:
+    engine = Serial()
+
+    class Nested(Walk):
+        def update(self, total: Mapping[str, Any]) -> Any:
+            with pytest.raises(RuntimeError, match="at work for another fit"):
+                Walk(several(2)).run(engine=engine)
+            return super().update(total)
+
+    assert result(Nested(several()).run(engine=engine)) == undisturbed
+    assert result(Walk(several()).run(engine=engine)) == undisturbed
+
+
 def test_what_can_not_travel_is_refused() -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match="the algorithm can't be sent to workers"):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,6 +31,7 @@ from pmstore.scale._travel import packed, packed_apart
 
 AHEAD = 2  # questions that a process has at a time: it needs not wait for the next one
 DEATHS = 5  # processes of a seat that end, one after the other, without a reply
+PIECE = 1 << 20  # bytes that are read at a time
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
@@ -163,6 +164,7 @@ class _Seat:
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
+        self._incoming = bytearray()  # what was read of replies that are not there as a whole
         self._knows = [-1, -1]  # the numbers of the function and of the state that the process has
         threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
 
@@ -195,15 +197,23 @@ class _Seat:
             self._outbox.put(pickle.dumps(question, 5))
 
     def received(self) -> Sequence[Reply | Lost]:
-        """The reply that arrived, or what is lost because the process ended."""
+        """The replies that are there as a whole, or what is lost because the process ended.
+
+        A process may be stopped while it sends a reply. What it has sent is kept, and nobody waits for the rest.
+        """
         try:
-            reply: Reply = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError):
+            data = os.read(self.connection.fileno(), PIECE)
+        except OSError:
+            data = b""
+        if not data:
             return self.replace()
-        self._deaths = 0
-        self._has.pop((reply.shard, reply.tag), None)
+        self._incoming += data
+        replies: list[Reply] = [pickle.loads(message) for message in _whole_messages(self._incoming)]
+        for reply in replies:
+            self._deaths = 0
+            self._has.pop((reply.shard, reply.tag), None)
         self._send()
-        return [reply]
+        return replies
 
     def forget(self, question: Question) -> None:
         """Another seat has answered."""
@@ -242,6 +252,20 @@ def _send_all(connection: Connection, outbox: queue.SimpleQueue[bytes | None]) -
             connection.send_bytes(data)
     except OSError:
         pass  # the process ended, which the reading side notices
+
+
+def _whole_messages(buffer: bytearray) -> Iterator[bytearray]:
+    """Take messages of a Connection out of what was read. Each follows its length, in 4 bytes, or -1 and 8 bytes."""
+    while len(buffer) >= 4:
+        begin, length = 4, int.from_bytes(buffer[:4], "big", signed=True)
+        if length == -1:
+            begin, length = 12, int.from_bytes(buffer[4:12], "big")
+        end = begin + length
+        if len(buffer) < max(end, begin):
+            return
+        message = buffer[begin:end]
+        del buffer[:end]
+        yield message
 
 
 def _shared(data: Sequence[Any]) -> int:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,31 @@ def test_I32_a_worker_that_dies_costs_its_shard(tmp_path: Path, undisturbed: byt
 def test_I32_a_worker_that_hangs_costs_its_shard(tmp_path: Path, undisturbed: bytes) -> None:
     walk = Walk(several(), Later(tmp_path / "once", 7))
     assert result(walk.run(engine=2)) == undisturbed
+    assert walk.history_["late"].any()
+
+
+class StopsInAReply:
+    """Stops the process when it has sent a part of its reply, once."""
+
+    def __init__(self, marker: Path, shard: Any) -> None:
+        self.once, self.shard = Once(marker, "stop"), shard
+
+    def __call__(self, shard: Any) -> None:
+        if not np.array_equal(shard, self.shard):
+            return
+
+        def send(connection: Any, data: Any, *args: Any) -> None:
+            os.write(connection.fileno(), bytes(data[:2]))
+            self.once()
+            whole(connection, data[2:])
+
+        whole, Connection._send = Connection._send, send  # type: ignore[attr-defined]
+
+
+def test_I32_a_worker_that_stops_in_its_reply_costs_its_shard(tmp_path: Path, undisturbed: bytes) -> None:
+    shards = several()
+    walk = Walk(shards, StopsInAReply(tmp_path / "once", shards[3]))
+    assert result(walk.run(engine=2, timeout=60)) == undisturbed
     assert walk.history_["late"].any()
 
 

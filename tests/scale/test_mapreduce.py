@@ -51,6 +51,13 @@ def test_processes_give_the_same_bits(workers: int, undisturbed: bytes, path: Pa
     assert not walk.history_["lost"].any()
 
 
+def test_arrays_in_f_order_give_the_same_bits_on_any_engine() -> None:
+    array = np.asfortranarray(np.random.default_rng(0).normal(size=(3000, 4)))
+    for data in (array, [array[:1000], array[1000:]]):
+        assert result(Walk(data).run(engine=1)) == result(Walk(data).run(engine=Serial()))
+        assert all(shard().flags.contiguous for shard in shards_of(data))
+
+
 def test_a_finished_fit_is_loaded_without_a_map(path: Path, undisturbed: bytes, tmp_path: Path) -> None:
     Walk(several()).run(path, "walk", engine=Serial())
     again = Walk(several(), Always("raise"))

@@ -71,7 +71,7 @@ class ShardedPCA(ShardedFit):
         yield Field("noise_variance")
 
     def prepare(self, shard: Any) -> Matrix:
-        return Matrix(shard, self.dtype)
+        return Matrix(shard, self.dtype, "K")  # sums over batches are added in that order
 
     def map(self, shard: Matrix, shared: Mapping[str, Array], rng: np.random.Generator) -> Mapping[str, Any]:
         X = shard.numbers()

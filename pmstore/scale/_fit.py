@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -134,6 +134,8 @@ class Matrix:
     given : array of shape (n, d)
     dtype : dtype
         float32 or float64.
+    order : {"C", "K"}, default="C"
+        K: the order of the numbers in memory stays as it is given.
 
     Attributes
     ----------
@@ -143,15 +145,15 @@ class Matrix:
         The memory that this takes at most, with four numbers per row in the memo.
     """
 
-    def __init__(self, given: Any, dtype: np.dtype[Any]) -> None:
-        self._given, self._dtype = given, dtype
+    def __init__(self, given: Any, dtype: np.dtype[Any], order: Literal["C", "K"] = "C") -> None:
+        self._given, self._dtype, self._order = given, dtype, order
         self._mean: Array = np.zeros(0)
         self._centred: Array | None = None
         self.memo: dict[str, Any] = {}
         self.nbytes = given.shape[0] * (given.shape[1] + 4) * dtype.itemsize
 
     def numbers(self) -> Array:
-        """The data as they were given, in C order. Raises TypeError or ValueError for what scikit-learn refuses."""
+        """The data as they were given. Raises TypeError or ValueError for what scikit-learn refuses."""
         if self._centred is not None:
             raise RuntimeError("this question belongs to an earlier epoch")
         if not isinstance(self._given, np.ndarray):
@@ -159,7 +161,7 @@ class Matrix:
                 f"a shard is an array, not a {type(self._given).__name__}: fit sparse data without engine, "
                 "or make them dense in the shard's loader"
             )
-        array = np.ascontiguousarray(self._given, dtype=self._dtype)
+        array = np.asarray(self._given, dtype=self._dtype, order=self._order)
         if not np.isfinite(array.sum(dtype=np.float64)) and not np.isfinite(array).all():
             raise ValueError(f"Input X contains {'NaN' if np.isnan(array).any() else 'infinity'}.")
         return array

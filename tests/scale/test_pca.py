@@ -63,6 +63,14 @@ def test_one_shard_gives_the_bits_of_one_machine(given: dict[str, Any], dtype: s
     assert ours.n_features_in_ == 64
 
 
+def test_one_shard_in_f_order_gives_the_bits_of_one_machine() -> None:
+    data = np.asfortranarray(X)
+    theirs = SklearnIncrementalPCA(7).fit(data)
+    for engine in (Serial(), 1):
+        ours = IncrementalPCA(7, engine=engine).fit([data])
+        assert bits(ours, RESULT) == bits(theirs, RESULT)
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_many_shards_are_close_to_the_whole(dtype: str) -> None:
     whole = PCA(5).fit(X)

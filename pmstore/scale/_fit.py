@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -222,7 +223,7 @@ class OnShards(InStore):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if state.get("engine") is not None and not isinstance(state["engine"], int):
+        if state.get("engine") is not None and not isinstance(state["engine"], Integral):
             state["engine"] = None  # its workers belong to this process
         labels = state.get("labels_")
         if isinstance(labels, LazyParts) or hasattr(labels, "dask"):

@@ -130,6 +130,8 @@ def read_only(data: Any) -> Any:
         return view
     if isinstance(data, Mapping):
         return {key: read_only(value) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*map(read_only, data))
     if type(data) in (list, tuple):
         return type(data)(map(read_only, data))
     return data

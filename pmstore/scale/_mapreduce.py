@@ -142,6 +142,7 @@ class MapReduce(Resumable):
 
     def combine(self, left: Result, right: Result) -> Result:
         """The combination of two neighbours' contributions, the lower shards' on the left: by default their sums.
+        Booleans and small integers are added as 64-bit integers.
 
         Raises
         ------
@@ -150,7 +151,7 @@ class MapReduce(Resumable):
         """
         if _layouts(left) != _layouts(right):
             raise ValueError(f"map() returned {_kinds(left)} for one shard, and {_kinds(right)} for its neighbour")
-        return {name: left[name] + right[name] for name in left}
+        return {name: np.add(left[name], right[name], dtype=_dtype_of_sum(left[name])) for name in left}
 
     # ---- methods for callers
 
@@ -199,6 +200,8 @@ class MapReduce(Resumable):
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is a number of seconds greater than 0, or None, not {timeout!r}")
         with self._at_work(engine_of(engine), timeout):
             return super().run(store, name, commit_every=commit_every)
 
@@ -239,6 +242,8 @@ class MapReduce(Resumable):
         """A context with workers, which have told of the shards."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
             raise ValueError(f"seed is a whole number from 0, not {self.seed!r}: maps draw from it")
+        if not hasattr(self, "shards"):
+            raise TypeError(f"{self.title} has no data: set the attribute shards in its __init__")
         shards = shards_of(self.shards)
         with _alone(engine), contextlib.closing(engine):
             engine.start(shards)
@@ -336,7 +341,13 @@ def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:
 
 def _layouts(result: Result) -> list[tuple[Any, ...]]:
     """What must be the same in two contributions."""
-    return [(name, array.dtype, array.shape) for name, array in result.items()]
+    return [(name, _dtype_of_sum(array), array.shape) for name, array in result.items()]
+
+
+def _dtype_of_sum(array: Array) -> np.dtype[Any]:
+    """The dtype in which arrays are added: counts of many shards need more room than those of one."""
+    small = array.dtype.itemsize < 8 and array.dtype.kind in "biu"
+    return np.dtype(np.uint64 if array.dtype.kind == "u" else np.int64) if small else array.dtype
 
 
 def _kinds(result: Result) -> str:

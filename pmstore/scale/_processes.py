@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from numbers import Integral
 from typing import Any
 
 from pmstore._errors import WorkersLostError
@@ -53,12 +54,11 @@ class Processes(Engine):
     """
 
     def __init__(self, workers: int, *, threads: int = 1, memory: int | None = None) -> None:
-        for name, value in {"workers": workers, "threads": threads, "memory": memory}.items():
-            if (isinstance(value, bool) or not isinstance(value, int) or value < 1) and not (
-                name == "memory" and value is None
-            ):
+        for name, value in {"workers": workers, "threads": threads, "memory": 1 if memory is None else memory}.items():
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} is a whole number from 1, not {value!r}")
-        self._workers, self._threads, self._memory = workers, threads, memory
+        self._workers, self._threads = int(workers), int(threads)
+        self._memory = None if memory is None else int(memory)
         self._seats: list[_Seat] = []
         self._shared_file = -1
 

@@ -451,3 +451,35 @@ def test_reset_forgets(path: Path) -> None:
     walk.reset(path)
     with pmstore.open(path, "r") as store:
         assert len(store) == 0
+
+
+def test_counts_of_many_shards_do_not_overflow() -> None:
+    class Counts(Walk):
+        max_iter = 1
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            return {"small": np.full(2, 200, np.uint8), "flag": np.array(True)}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.state.shift = float(total["small"][0] + total["flag"])
+
+    assert Counts(several(12)).run(engine=Serial()).shift == 12 * 200 + 12
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_that_is_none(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout is a number of seconds"):
+        Walk(several(2)).run(engine=Serial(), timeout=timeout)
+
+
+def test_an_algorithm_without_shards() -> None:
+    class Nothing(Walk):
+        def __init__(self) -> None:
+            self.accident = None
+
+    with pytest.raises(TypeError, match="set the attribute shards"):
+        Nothing().run(engine=Serial())
+
+
+def test_a_number_of_processes_of_numpy() -> None:
+    assert Processes(np.int64(2))._workers == 2  # type: ignore[arg-type]

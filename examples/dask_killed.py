@@ -90,6 +90,7 @@ class Cluster:
         from dask.distributed import Client
 
         with Client(scheduler_file=str(self.file)) as client:
+            client.wait_for_workers(2)
             os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
 
     def stop(self) -> None:
@@ -122,11 +123,11 @@ def disturbed(kind: str, folder: Path) -> bytes:
                 left.pop(0)
                 if what == "worker":
                     cluster.kill_worker()
-                elif what == "scheduler":
-                    cluster.processes["scheduler"].kill()
-                    cluster.processes["scheduler"].wait()
-                else:
-                    program.kill()
+                    continue
+                killed = program if what == "program" else cluster.processes[what]
+                killed.kill()
+                killed.wait()
+                break  # the program ends, too
             program.wait()
             if starts > 3 * len(KILLS):
                 raise RuntimeError(f"{kind} was started {starts} times, and is not finished")

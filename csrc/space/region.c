@@ -236,16 +236,14 @@ static void copy_committed(pm_region *region, uint64_t offset, uint64_t committe
     }
 }
 
-/* Restores whole pages. They are dropped; or copied, where the file does not have the committed bytes (I13). end: of
- * the contents. */
-static void restore_pages(pm_region *region, uint64_t page, uint64_t last, uint64_t end)
+/* Restores whole pages. They are dropped; or copied, where the file does not have the committed bytes (I13). */
+static void restore_pages(pm_region *region, uint64_t page, uint64_t last)
 {
     while (page < last) {
         uint64_t stop = pm_overlay_next(region, page, last);
         if (page < stop) pm_region_drop(region, page * PM_PAGE, (stop - page) * PM_PAGE);
         for (page = stop; page < last && pm_overlay_covers(region, page * PM_PAGE); page++)
-            copy_committed(region, page * PM_PAGE, page * PM_PAGE,
-                           end - page * PM_PAGE < PM_PAGE ? end - page * PM_PAGE : PM_PAGE);
+            copy_committed(region, page * PM_PAGE, page * PM_PAGE, PM_PAGE);
     }
 }
 
@@ -260,7 +258,7 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
          page = pm_page_set_next(dirty, page, end)) {
         uint64_t first = page;
         while (page < end && pm_page_set_has(dirty, page)) page++;
-        restore_pages(region, first, page, offset + length);
+        restore_pages(region, first, page);
     }
     return true;
 }
@@ -274,7 +272,7 @@ static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
     if (watched) return;
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
     if (offset % PM_PAGE == 0 && committed == offset) {
-        restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length), offset + length);
+        restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length));
         return;
     }
     copy_committed(region, offset, committed, length);

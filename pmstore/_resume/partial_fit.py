@@ -176,7 +176,6 @@ class Learned:
 
     def put_back(self) -> None:
         """Restore the state before the fit."""
-        self._arrays = {}
         self._restore(*self._before)
 
     def remember(self, number: int, of_batch: int) -> None:

@@ -360,7 +360,7 @@ BUFFERS = [
         "offset / PM_PAGE + pm_extent_blocks(length)",
         "offset / PM_PAGE + length / PM_PAGE",
         "the end of an array is not rolled back",
-        within="restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length), offset + length);",
+        within="restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length));",
     ),
     Mutant(
         "rollback-leaves-metadata",

@@ -68,12 +68,18 @@ pm_status pm_source_read(pm_source *source, uint64_t place, uint64_t length, con
 
 /* ---- the header ----------------------------------------------------------------------------------------------- */
 
-/* Reads both copies of the header, and the durable marker. A copy that can't be read stays zeros. */
+/* Reads both copies of the header, and the durable marker, if that is possible. */
+static pm_status read_both(int fd, uint64_t size, uint8_t *pages)
+{
+    return pm_source_pread(fd, 0, size < PM_REGION_START ? size : PM_REGION_START, pages, "the header");
+}
+
+/* The same, but a copy that can't be read stays zeros. */
 static pm_status read_copies(int fd, uint64_t size, uint8_t *pages)
 {
     memset(pages, 0, PM_REGION_START);
+    if (read_both(fd, size, pages) == PM_OK) return PM_OK;
     if (size > PM_REGION_START) size = PM_REGION_START;
-    if (pm_source_pread(fd, 0, size, pages, "the header") == PM_OK) return PM_OK;
     pm_status first = pm_source_pread(fd, 0, size < PM_PAGE ? size : PM_PAGE, pages, "the header");
     if (first != PM_OK) memset(pages, 0, PM_PAGE);
     if (size <= PM_PAGE) return first;
@@ -113,6 +119,8 @@ static pm_status read_header(int fd, uint8_t *pages, pm_media *media, pm_log *lo
         if (status == PM_OK && marker_is_torn(fd, log, pages)) continue;
         if (status != PM_CORRUPT || media->size < PM_REGION_START) break;
     }
+    /* Perhaps the copy that can't be read is a sound one. */
+    if (status == PM_CORRUPT || status == PM_NOT_A_STORE) PM_TRY(read_both(fd, media->size, pages));
     return status;
 }
 

@@ -177,6 +177,22 @@ def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
     in_child(use)
 
 
+def test_check_reads_no_part_of_a_large_array_without_asking(disk: BadDisk) -> None:
+    """It asks for a megabyte at a time."""
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store["array"] = np.zeros(3 * LARGE // 8)
+        store.commit()
+        bad = page_of(store, "array", 300 * PAGE)
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        with pmstore.open(disk.mount / "store.pm", "r", media="file", exclusive=True) as store:
+            (problem,) = store.check()
+            assert problem.block == 300 and "cannot read" in problem.text
+
+    in_child(use)
+
+
 @pytest.mark.parametrize("part", ["root", "map list", "map", "catalog"])
 def test_metadata_on_a_bad_block(disk: BadDisk, part: str) -> None:
     path = spoiled(disk, part)
@@ -221,6 +237,22 @@ def test_a_header_copy_that_can_not_be_read_is_mended_from_the_other(disk: BadDi
             refused(lambda: pmstore.open(disk.mount / "both", "r", exclusive=how), "cannot read the header")
 
         in_child(look)
+
+
+def test_a_header_copy_that_can_not_be_read_beside_one_that_is_damaged(disk: BadDisk) -> None:
+    """It may be a store's: the file is not said to be none, or to be damaged."""
+    for name, at in (("magic", 0), ("fields", 50)):
+        make(disk.behind / name)
+        with open(disk.behind / name, "r+b") as file:
+            file.seek(at)
+            file.write(b"12345678")
+        disk.spoil(name, 1)
+        for exclusive in (False, True):
+
+            def look(name: str = name, how: bool = exclusive) -> None:
+                refused(lambda: pmstore.open(disk.mount / name, "r", exclusive=how), "cannot read the header")
+
+            in_child(look)
 
 
 def crashed(path: Path) -> dict[str, int]:

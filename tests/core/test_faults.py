@@ -479,6 +479,33 @@ def test_an_abandoned_attempt_fails_the_store_if_its_parts_do(fault_library: Pat
     in_child(fault_library, abandoned, directory)
 
 
+def neither_way(directory: str) -> None:
+    """A part of a record can't be written past the cache, and then not through it."""
+    pretend_ext4(True)
+    for at in range(1, 15):  # more than there are parts
+        path = Path(directory) / f"neither-{at}.pm"
+        store = pmstore.open(path, "x", media="file")
+        wide = store.create_array("wide", (500, 512))
+        store.commit()
+        wide[:, 0] = 1
+        possible = [1.0]
+        with faults(Fault("a write's end, or pwrite", HALF, errno.EIO, at), path):
+            try:
+                store.commit()
+            except pmstore.StoreIOError:
+                possible = [0.0, 1.0]
+        store._drop(discard=True)
+        with pmstore.open(path, "r+", media="file", verify=True) as store:
+            (found,) = np.unique(store["wide"][:, 0])
+            assert found in possible, at
+
+
+def test_what_can_be_written_in_neither_way_is_an_error(fault_library: Path, directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has none")
+    in_child(fault_library, neither_way, directory)
+
+
 def without_descriptors(directory: str) -> None:
     """The limit is reached when the first record that could go past the cache is committed."""
     pretend_ext4(True)

@@ -90,3 +90,27 @@ def test_absurd_lengths_find_no_space(open_store, length):
     store["a"] = np.ones(1000)
     store.commit()
     assert store.check().ok
+
+
+PAGE = 4096
+MAP = (PAGE - 64) * 4  # pages that one page of the space map describes
+
+
+def test_free_pages_of_one_map_are_not_those_of_the_next(open_store):
+    """Pages at the end of a map and at its beginning are not in a row."""
+    core = open_store()._catalog.core
+
+    def length(pages: int) -> int:
+        return pages * (PAGE - 8)
+
+    def alloc(pages: int) -> int:
+        return core.alloc(length(pages)) // PAGE
+
+    first = alloc(3 * MAP)
+    core.free(first * PAGE, length(3 * MAP))
+    assert first < MAP and alloc(MAP - first) == first
+    at_first, rest, at_last, behind = alloc(100), alloc(MAP - 200), alloc(100), alloc(MAP // 2)
+    assert [at_first, rest, at_last, behind] == [MAP, MAP + 100, 2 * MAP - 100, 2 * MAP]
+    core.free(at_first * PAGE, length(100))
+    core.free(at_last * PAGE, length(100))
+    assert alloc(150) == behind + MAP // 2

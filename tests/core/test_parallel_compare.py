@@ -142,3 +142,14 @@ def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store
     for mask in started:
         assert not any(mask >> number - 1 & 1 for number in own)
         assert all(mask >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1))
+
+
+def test_pages_of_ones_that_change(store: pmstore.Store) -> None:
+    """Bytes of 255, as -1 or a mask has them, are compared like others."""
+    x = store.create_array("x", (PAGES, 8 * PAGE), "u1", fill_value=255)
+    store.commit()
+    x[::7, 5] = 7
+    store.commit()
+    x[1::7] = 3
+    store.commit()
+    assert np.array_equal(committed(store)["x"], x)

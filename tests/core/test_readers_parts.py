@@ -40,6 +40,19 @@ def test_I20_every_part_of_a_large_array(path: str, medium: Medium, pages: int, 
             np.testing.assert_array_equal(store.read(("array", part)), array[part])
 
 
+def test_I20_an_array_that_ends_where_the_region_does(path: str, medium: Medium) -> None:
+    with pmstore.open(path, "w", media=medium.name) as store:
+        before = store.stats()
+        free = before.region_size - before.region_used
+        array = np.random.default_rng(1).integers(0, 256, free // PAGE * (PAGE - 8), np.uint8)
+        store["array"] = array
+        store.commit()
+        assert store.stats().region_used == store.stats().region_size == before.region_size
+    with pmstore.open(path, "r") as store:
+        np.testing.assert_array_equal(store["array"], array)
+        np.testing.assert_array_equal(store.read(("array", np.s_[5:-5])), array[5:-5])
+
+
 @pytest.mark.parametrize("block", DAMAGED_AT)
 def test_I20_a_damaged_block_of_a_large_array(path: str, medium: Medium, block: int) -> None:
     """Whichever thread reads it, the error is the caller's."""

@@ -283,9 +283,12 @@ def test_more_arrays_than_can_have_two_slots(medium):
             for x in arrays:
                 x += 1
             store.commit()
+        for x in arrays[::3]:  # so that the slots that are current have no regular order
+            x += 1
+        store.commit()
         assert store.check().ok
     with pmstore.open(medium.directory / "many.pm", verify=True) as store:
-        assert all((store[name] == 4.0).all() for name in store)
+        assert all((store[f"x{i:04}"] == (4.0 if i % 3 else 5.0)).all() for i in range(1100))
 
 
 def test_all_of_them_change_places_with_as_many_others(medium):
@@ -377,3 +380,28 @@ def contradictions(path: Path) -> None:
 
 def test_a_table_of_slots_that_contradicts_the_catalog(tmp_path):
     run_in_fork(contradictions, tmp_path / "x.pm")
+
+
+def an_extent_of_nobody(path: Path) -> None:
+    """The table of slots has an extent that no entry of the catalog has."""
+
+    def fill(store: pmstore.Store) -> None:
+        x = store.create_array("x", 140_000, "f8")
+        store.commit()
+        for _ in range(3):
+            x += 1
+            store.commit()
+
+    image = image_of(path, fill)
+    table, last = image.get(0, 2160), image.region_size - 4 * PAGE
+    for at, value in enumerate((last, last + 2 * PAGE, 5000)):
+        image.put(table, 96 + 8 * at, value)
+    for page in range(4):
+        image.map_kind(last + page * PAGE, DATA)
+    image.save()
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        assert "the table of slots names 2 extents; the catalog has 1 of them" in str(store.check())
+
+
+def test_an_extent_with_two_slots_that_the_catalog_has_not(tmp_path):
+    run_in_fork(an_extent_of_nobody, tmp_path / "x.pm")

@@ -92,6 +92,15 @@ def test_each_iteration_is_a_task_also_in_a_resumed_fit(kind: str, path: Path) -
         assert (one == other).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_history_has_the_figures_of_each_iteration(kind: str, path: Path) -> None:
+    plain = KINDS[kind](store=path, name="plain").fit(X.copy()).history_
+    history = KINDS[kind](store=path, name="fit").set_callbacks(Log()).fit(X.copy()).history_
+    assert history.keys() == plain.keys() and len(plain["iteration"])
+    for name in plain.keys() - {"time", "seconds"}:
+        np.testing.assert_array_equal(history[name], plain[name], name)
+
+
 def test_without_a_store_the_callbacks_see_the_iterations_too() -> None:
     log = Log()
     model = KMeans(3, max_iter=4, tol=0, random_state=0).set_callbacks(log).fit(X)

@@ -172,6 +172,15 @@ def test_a_finished_mixture_with_more_iterations_than_bounds(path: Path) -> None
         FITS["mixture"](path)
 
 
+@pytest.mark.parametrize("best", [-1, 2])
+def test_a_finished_fit_whose_best_run_does_not_exist(best: int, path: Path) -> None:
+    FITS["lloyd"](path)
+    with pmstore.open(path) as store:
+        store["fit/progress"]["best_run"] = best
+    with pytest.raises(pmstore.FingerprintMismatchError, match="how far a fit of 2 runs"):
+        FITS["lloyd"](path)
+
+
 def test_no_fit_inside_another_ones_group(path: Path) -> None:
     """It would go when the other is forgotten."""
     FITS["lloyd"](path)

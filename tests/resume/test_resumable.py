@@ -16,7 +16,7 @@ import pytest
 import pmstore
 from pmstore._core import Core
 from pmstore._resume import loop
-from tests.support.resuming import in_memory, interrupted
+from tests.support.resuming import copied, in_memory, interrupted
 
 pytest.importorskip("xxhash")
 
@@ -431,3 +431,36 @@ def test_without_xxhash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ModuleNotFoundError, match="pip install xxhash"):
         Climb(PEAK).run(tmp_path / "x.pm")
     Climb(PEAK).run()
+
+
+class Between(pmstore.Resumable):
+    """A walk that two generators of the old kind disagree about."""
+
+    max_iter = 4
+
+    def __init__(self) -> None:
+        self.up, self.down = np.random.RandomState(1), np.random.RandomState(2)
+
+    def fields(self) -> Any:
+        yield pmstore.Field("place")
+        yield pmstore.Field("up", generator=self.up)
+        yield pmstore.Field("down", generator=self.down)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.state.place = 0
+
+    def step(self) -> None:
+        self.state.place += self.up.uniform() - 2 * self.down.uniform()
+
+
+def test_each_of_two_generators_goes_on_where_it_was(path: Path) -> None:
+    whole = Between()
+    with copied(path) as copies:
+        whole.run(path, "walk")
+    for copy in copies:
+        resumed = Between()
+        resumed.run(copy, "walk")
+        assert resumed.state.place == whole.state.place

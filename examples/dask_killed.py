@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,12 @@ from sklearn.datasets import load_digits
 import pmstore
 from pmstore.cluster import KMeans
 from pmstore.mixture import GaussianMixture
+from pmstore.scale import Dask, Tag
 
-KILLS = (("worker", 6), ("program", 10), ("scheduler", 14), ("worker", 20), ("program", 24))
-"""What is killed, and after which commit of the fit."""
+KILLS = {5: "worker", 9: "program", 14: "scheduler", 20: "worker", 24: "program"}
+"""What is killed after which epoch, with SIGKILL."""
+
+SCHEDULER = "scheduler.json"  # the file by which the processes of a cluster find its scheduler
 
 
 def estimator(kind: str, **where: Any) -> Any:
@@ -53,25 +55,61 @@ def bits(fitted: Any) -> bytes:
     return b"".join(np.asarray(getattr(fitted, name)).tobytes() for name in names if hasattr(fitted, name))
 
 
-def fit(kind: str, store: str, scheduler: str, result: str) -> None:
+class Accidents(Dask):
+    """The engine on dask. After some epochs, it kills a worker, the scheduler, or the program itself.
+
+    Parameters
+    ----------
+    client : Client
+    folder : Path
+        Where a file tells of each accident, so that none happens twice.
+    """
+
+    def __init__(self, client: Any, folder: Path) -> None:
+        super().__init__(client, patience=20)
+        self.client, self.folder = client, folder
+
+    def cancel(self, tag: Tag) -> None:
+        super().cancel(tag)
+        what = KILLS.get(tag.epoch)
+        happened = self.folder / f"epoch-{tag.epoch}"
+        if what is None or happened.exists():
+            return
+        happened.touch()
+        print(f"  after epoch {tag.epoch}: kill the {what}", flush=True)
+        if what == "program":
+            pid = os.getpid()
+        elif what == "scheduler":
+            pid = self.client.run_on_scheduler(os.getpid)
+        else:
+            pid = min(self.client.run(os.getpid).values())
+        os.kill(pid, signal.SIGKILL)
+
+
+def fit(kind: str, folder: Path) -> None:
     """The program that computes: one call of fit, on the cluster."""
     import dask
     from dask.distributed import Client
 
-    with dask.config.set({"distributed.comm.timeouts.connect": "3s"}), Client(scheduler_file=scheduler) as client:
-        fitted = estimator(kind, store=store, name=kind, engine=client).fit(shards())
-    Path(result).write_bytes(bits(fitted))
+    file = str(folder.parent / SCHEDULER)
+    with dask.config.set({"distributed.comm.timeouts.connect": "3s"}), Client(scheduler_file=file) as client:
+        client.wait_for_workers(2)
+        engine = Accidents(client, folder)
+        fitted = estimator(kind, store=folder / "fit.pm", name=kind, engine=engine).fit(shards())
+    (folder / "bits").write_bytes(bits(fitted))
 
 
 class Cluster:
-    """A scheduler and two workers, in processes that can be killed."""
+    """A scheduler and two workers, in processes of their own."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "scheduler.json"
+        self.file = folder / SCHEDULER
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.start()
 
     def start(self) -> None:
+        """Start it if its scheduler does not run. A process beside the workers replaces those that die."""
+        if self.processes and self.processes["scheduler"].poll() is None:
+            return
         self.stop()
         self.file.unlink(missing_ok=True)
         common = ["--no-dashboard", "--scheduler-file", str(self.file)]
@@ -81,17 +119,8 @@ class Cluster:
     def begin(self, role: str, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.processes[role] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-
-    def kill_worker(self) -> None:
-        """Kill a worker; the process that watches over it starts another one."""
-        from dask.distributed import Client
-
-        with Client(scheduler_file=str(self.file)) as client:
-            client.wait_for_workers(2)
-            os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.processes[role] = subprocess.Popen(command, env=environment, start_new_session=True, **quiet)
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -100,67 +129,37 @@ class Cluster:
             process.wait()
 
 
-def disturbed(kind: str, folder: Path) -> bytes:
-    """The result of a fit on a cluster of which something is killed every few commits."""
-    store, result = folder / f"{kind}.pm", folder / f"{kind}.bits"
-    pmstore.open(store).close()
-    command = [sys.executable, __file__, "--fit", kind, str(store), str(folder / "scheduler.json"), str(result)]
-    cluster = Cluster(folder)
-    left, starts = list(KILLS), 0
-    program = None
-    try:
-        while not result.exists():
-            if cluster.processes["scheduler"].poll() is not None:
-                cluster.start()
-            starts += 1
-            program = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-            while program.poll() is None and left:
-                what, commit = left[0]
-                if not committed(store, commit):
-                    time.sleep(0.05)  # a reader does not wait if nobody writes
-                    continue
-                print(f"  commit {commit} of {kind}: kill the {what}", flush=True)
-                left.pop(0)
-                if what == "worker":
-                    cluster.kill_worker()
-                    continue
-                killed = program if what == "program" else cluster.processes[what]
-                killed.kill()
-                killed.wait()
-                break  # the program ends, too
-            program.wait()
-            if starts > 3 * len(KILLS):
-                raise RuntimeError(f"{kind} was started {starts} times, and is not finished")
-    finally:
-        if program is not None:
-            program.kill()
-        cluster.stop()
-    history = pmstore.history(store, kind)
+def disturbed(kind: str, folder: Path, cluster: Cluster) -> bytes:
+    """The result of a fit on a cluster of which something is killed every few epochs."""
+    folder.mkdir()
+    starts = 0
+    while not (folder / "bits").exists():
+        starts += 1
+        cluster.start()
+        subprocess.run([sys.executable, __file__, "--fit", kind, str(folder)], stderr=subprocess.DEVNULL)
+        assert starts < 3 * len(KILLS), f"{kind} was started {starts} times, and is not finished"
+    history = pmstore.history(folder / "fit.pm", kind)
     lost, late = int(history["lost"].sum()), int(history["late"].sum())
     print(f"  {kind}: {len(history['iteration'])} epochs, started {starts} times, asked again {lost} lost, {late} late")
-    assert not left, f"the fit ended before {left}"
-    return result.read_bytes()
-
-
-def committed(store: Path, commit: int) -> bool:
-    """Whether the store has a commit; waits for it for a second. A reader may look while the fit writes."""
-    with pmstore.open(store, "r") as reader:
-        return reader.sequence >= commit or reader.wait(after=commit - 1, timeout=1.0).sequence >= commit
+    assert all((folder / f"epoch-{epoch}").exists() for epoch in KILLS), "an accident did not happen"
+    return (folder / "bits").read_bytes()
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    options.add_argument("--fit", nargs=4, metavar=("KIND", "STORE", "SCHEDULER", "RESULT"), help=argparse.SUPPRESS)
+    options.add_argument("--fit", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.fit:
-        fit(*given.fit)
+        fit(given.fit[0], Path(given.fit[1]))
         return 0
     warnings.filterwarnings("ignore", "Best performing initialization did not converge")  # with tol=0, none does
     different = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        cluster = Cluster(Path(folder))
+        ends.callback(cluster.stop)
         for kind in ("kmeans", "mixture"):
             undisturbed = bits(estimator(kind, engine=1).fit(shards()))
-            same = disturbed(kind, Path(folder)) == undisturbed
+            same = disturbed(kind, Path(folder, kind), cluster) == undisturbed
             print(f"{kind}: {'the same bits' if same else 'OTHER BITS'}")
             different += not same
     return different

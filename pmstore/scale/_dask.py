@@ -226,11 +226,11 @@ class _Place:
         """Wait for a worker without an actor, for a while, and make the actor there."""
         until = time.monotonic() + self._engine._patience
         while not self._ended.wait(CHECK) and self._engine._client.status in ("running", "connecting"):
-            if not self._engine._free() and time.monotonic() < until:
-                continue
             try:
+                if not self._engine._free() and time.monotonic() < until:
+                    continue
                 self._make()
-            except Exception:
+            except Exception:  # also without a scheduler, which the thread of the fit notices
                 self._drop()
                 continue
             self.has_worker = True

@@ -6,7 +6,7 @@
     python benchmarks/scale_model.py --measure  # measures the cost of a message here
 
 The costs of messages are parameters, measured on a small machine. Everything else here is simulated. In particular,
-pmstore combines results on the coordinator; the combination on workers is simulated only.
+pmstore's workers add only what they computed; that they pass on the sums of other workers is simulated only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--slow", type=float, default=1e-3, help="the share of maps that are slow")
     add("--slower", type=float, default=5.0, help="how much slower they are")
     add("--late", type=float, default=1.35, help="a reply is late after so many times the median")
-    add("--flat", type=int, default=200, help="with more workers, results are combined on workers")
+    add("--flat", type=int, default=200, help="with more workers, these pass on the sums of others")
     add("--reload", type=float, default=5.0, help="seconds to load a shard again")
     add("--restart", type=float, default=300.0, help="seconds to start a whole job again")
     add("--checkpoint", type=float, default=600.0, help="seconds between the checkpoints of such a job")

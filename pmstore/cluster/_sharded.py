@@ -91,6 +91,11 @@ class Clustering(Starts):
             told.update(self.shared_for_start(state))
         return told
 
+    @staticmethod
+    def adds(phase: int) -> bool:
+        """Whether the results of a phase are sums. Those of the others keep the rows that are best among all."""
+        return phase not in (Phase.SAMPLE, Phase.DRAW, Phase.ROUND, Phase.RELOCATE)
+
     def combine(self, phase: int, left: Result, right: Result) -> Result:
         """The combination of the results of neighbours."""
         if phase == Phase.RELOCATE:
@@ -266,6 +271,9 @@ class KMeansFit(ShardedFit):
 
     def combine(self, left: Result, right: Result) -> Result:
         return self.clustering.combine(self.state.phase, left, right)
+
+    def _adds(self, shared: Mapping[str, Array]) -> bool:
+        return self.clustering.adds(int(shared["phase"]))
 
     def update(self, total: Result) -> Mapping[str, float]:
         return self.clustering.update(self.state, total, self.random_state)

@@ -34,6 +34,7 @@ from pmstore._resume.fingerprint import state_of
 from pmstore._resume.state import Field, State, check_generator_state
 from pmstore.cluster import _sklearn
 from pmstore.scale._fit import Matrix, ShardedFit
+from pmstore.scale._gather import sums
 
 Array = npt.NDArray[Any]
 Result = dict[str, Array]
@@ -136,7 +137,7 @@ class Starts:
                 "keys": np.where(first, left["keys"], right["keys"]),
                 "drawn": np.where(first[:, np.newaxis], left["drawn"], right["drawn"]),
             }
-        return {name: left[name] + right[name] for name in left}
+        return sums(left, right)
 
     def update_start(self, state: State, total: Result, random_state: np.random.RandomState) -> Array | None:
         """What the total of an epoch of the start becomes. Returns the centres if they are all there."""

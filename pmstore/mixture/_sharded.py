@@ -105,6 +105,9 @@ class MixtureFit(ShardedFit):
     def combine(self, left: Result, right: Result) -> Result:
         return self.clustering.combine(self.state.phase, left, right)
 
+    def _adds(self, shared: Mapping[str, Array]) -> bool:
+        return self.clustering.adds(int(shared["phase"]))
+
     def update(self, total: Result) -> Mapping[str, float]:
         state = self.state
         if state.phase == EM:

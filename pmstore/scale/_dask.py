@@ -20,6 +20,7 @@ from typing import Any
 
 from pmstore._errors import WorkersLostError
 from pmstore.scale._engine import Engine
+from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Function, Holder, limited_threads
 from pmstore.scale._memory import SHARE, available
 from pmstore.scale._messages import Array, Lost, Reply, Tag
@@ -105,7 +106,8 @@ class Dask(Engine):
             (self._routes.on_time if message.has_worker else self._routes.late)(message)
             return
         messages.append(message)
-        self._routes.answered((message.shard, message.tag))
+        for i in message.shards:
+            self._routes.answered((i, message.tag))
 
     def cancel(self, tag: Tag) -> None:
         self._routes.drop(tag)
@@ -194,7 +196,7 @@ class _Place:
         if self._future is None:
             self._make()
         asked = [(i, tag, None if i in self._sent else self._shards[i]) for i, tag in questions]
-        answer = self._actor.answer(asked, function, shared)
+        answer = self._actor.answer(asked, len(self._shards), function, shared)
         while True:
             try:
                 answers: list[Reply | Lost] = answer.result(timeout=CHECK)
@@ -204,7 +206,9 @@ class _Place:
                     return []
                 if self.address not in self._engine._addresses():
                     raise ConnectionError(f"the worker at {self.address} is gone") from None
-        self._sent.update(one.shard for one in answers if isinstance(one, Reply))
+        for one in answers:
+            if isinstance(one, Reply):
+                self._sent.update(one.shards)
         if any(isinstance(one, Lost) for one in answers):  # the scheduler has made the actor again, anywhere
             self._drop()
         return answers
@@ -265,18 +269,20 @@ class _Actor:
         self._function: tuple[bytes, Any] = b"", None
 
     def answer(
-        self, asked: list[tuple[int, Tag, bytes | None]], function: bytes, shared: Mapping[str, Array]
+        self, asked: list[tuple[int, Tag, bytes | None]], count: int, function: bytes, shared: Mapping[str, Array]
     ) -> list[Reply | Lost]:
-        """The replies to a batch of questions."""
+        """The replies to a batch of questions about some of `count` shards."""
         if function != self._function[0]:
             self._function = function, pickle.loads(function)
-        answers: list[Reply | Lost] = []
+        gathering = Gathering(count)
+        lost: list[Reply | Lost] = []
         with limited_threads(self._threads):
             for i, tag, shard in asked:
                 if shard is not None:
                     self._shards[i] = pickle.loads(shard)
                 if i in self._shards:
-                    answers.append(self._holder.answer(i, self._shards[i], self._function[1], shared, Tag(*tag)))
+                    reply = self._holder.answer(i, self._shards[i], self._function[1], shared, Tag(*tag))
+                    gathering.put(reply, self._function[1], shared)
                 else:
-                    answers.append(Lost(i, Tag(*tag), self._name, "its actor was made again, and has no shards"))
-        return answers
+                    lost.append(Lost(i, Tag(*tag), self._name, "its actor was made again, and has no shards"))
+            return [*gathering.take(), *lost]

@@ -128,45 +128,61 @@ class Epochs:
     # ---- messages
 
     def _take(self, message: Reply | Lost) -> None:
-        i = message.shard
-        if not 0 <= i < len(self._shards):
+        shards = message.shards
+        if shards.start < 0 or shards.stop > len(self._shards):
             return  # damaged; what it answered will be late
         if message.tag == self._tag:
-            question = self._questions[i]
+            questions = self._questions
         elif message.tag == self._earlier[0]:
-            question = self._earlier[1][i]
+            questions = self._earlier[1]
         else:
             return
+        missing = [i for i in shards if not questions[i].digest]
         if isinstance(message, Lost):
-            if not question.digest:
+            for i in missing:
                 self._lose(i, message.worker, message.reason)
-            return
-        valid = message.result is not None and message.digest == digest_of(i, message.tag, message.result)
-        if question.digest:
-            if valid and message.digest != question.digest:
-                raise self._differs(message)
-            return
-        self._check_environment(message)
-        if message.failure is not None:
-            if message.failure.kind != "load" or question.loads >= LOADS:
-                raise self._failed(message)
-            question.loads += 1
-            self._lose(i, message.worker, message.failure.text)  # another worker may reach what this one doesn't
-        elif not valid:
-            self._lose(i, message.worker, "its reply was damaged on the way")
-        else:
-            assert message.result is not None
-            self._count(question, message)
-            self._tree.put(i, message.result)
+        elif self._is_valid(message):
+            for i, digest in zip(shards, message.hashes, strict=True):
+                if questions[i].digest and questions[i].digest != digest:
+                    raise self._differs(message, i)
+            if missing:
+                self._count(message, missing)
+        elif missing:
+            self._check_environment(message)
+            self._take_failure(message, missing)
 
-    def _count(self, question: _Question, reply: Reply) -> None:
-        question.digest = reply.digest
-        self._missing -= 1
+    def _is_valid(self, reply: Reply) -> bool:
+        return (
+            reply.result is not None
+            and reply.digest == digest_of(reply.shard, reply.tag, reply.result, reply.leaves)
+            and self._tree.is_node(reply.shard, len(reply.shards))
+        )
+
+    def _take_failure(self, reply: Reply, missing: Sequence[int]) -> None:
+        """A reply without a result, or with one that was damaged."""
+        if reply.failure is None:
+            for i in missing:
+                self._lose(i, reply.worker, "its reply was damaged on the way")
+            return
+        question = self._questions[reply.shard]
+        if reply.failure.kind != "load" or question.loads >= LOADS:
+            raise self._failed(reply)
+        question.loads += 1
+        self._lose(reply.shard, reply.worker, reply.failure.text)  # another worker may reach what this one doesn't
+
+    def _count(self, reply: Reply, missing: Sequence[int]) -> None:
+        """A valid reply, which has the first result of some shards."""
+        assert reply.result is not None
+        self._check_environment(reply)
         waited = self._clock() - self._began
         self._slowest = max(self._slowest, waited)
-        if self._tag.epoch >= 0:
-            self._usual[reply.shard].append(waited)
-        if self._missing == len(self._shards) // 2:  # what is late in a first epoch follows from its first half
+        for i in missing:
+            self._questions[i].digest = reply.hashes[i - reply.shard]
+            if self._tag.epoch >= 0:
+                self._usual[i].append(waited)
+        before, self._missing = self._missing, self._missing - len(missing)
+        self._tree.put(reply.shard, reply.result, len(reply.shards))
+        if self._missing <= len(self._shards) // 2 < before:  # what is late at first follows from the first half
             for other in self._questions:
                 other.late_after = min(other.late_after, UNKNOWN * self._slowest + 1)
             self._next_late = min(self._next_late, UNKNOWN * self._slowest + 1)
@@ -222,12 +238,12 @@ class Epochs:
                 reply.worker,
             )
 
-    def _differs(self, reply: Reply) -> NondeterminismError:
+    def _differs(self, reply: Reply, i: int) -> NondeterminismError:
         return NondeterminismError(
-            f"{self._name(reply.shard)} gave two results in epoch {reply.tag.epoch}, the second one on {reply.worker}: "
+            f"{self._name(i)} gave two results in epoch {reply.tag.epoch}, the second one on {reply.worker}: "
             "map() must be a function of its arguments alone. Draw random numbers from its argument rng; don't read "
             "the clock, global state, or sets, whose order differs between processes.",
-            reply.shard,
+            i,
             reply.worker,
         )
 

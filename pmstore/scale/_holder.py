@@ -33,6 +33,9 @@ class Function(Protocol):
     def prepare(self, data: Any) -> Any:
         """What the holder keeps of a loaded shard."""
 
+    def adds(self, shared: Mapping[str, Array]) -> bool:
+        """Whether results are combined by sums. Then a `Gathering` adds them on the worker."""
+
     def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
         """The result for the shard, as arrays."""
 
@@ -105,6 +108,9 @@ class Describe:
 
     def prepare(self, data: Any) -> Any:
         return data
+
+    def adds(self, shared: Mapping[str, Array]) -> bool:
+        return False
 
     def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
         told = {

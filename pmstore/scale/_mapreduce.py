@@ -29,6 +29,7 @@ from pmstore._resume.state import Field, State
 from pmstore.scale._engine import Engine
 from pmstore.scale._engines import EngineLike, engine_of
 from pmstore.scale._epochs import Epochs
+from pmstore.scale._gather import sums
 from pmstore.scale._holder import Describe
 from pmstore.scale._messages import Array, Result, Tag
 from pmstore.scale._shards import shards_of
@@ -149,9 +150,7 @@ class MapReduce(Resumable):
         ValueError
             The contributions have other names, shapes or dtypes.
         """
-        if _layouts(left) != _layouts(right):
-            raise ValueError(f"map() returned {_kinds(left)} for one shard, and {_kinds(right)} for its neighbour")
-        return {name: np.add(left[name], right[name], dtype=_dtype_of_sum(left[name])) for name in left}
+        return sums(left, right)
 
     # ---- methods for callers
 
@@ -257,6 +256,11 @@ class MapReduce(Resumable):
             finally:
                 self.__dict__.pop("_asking", None)
 
+    def _adds(self, shared: Mapping[str, Array]) -> bool:
+        """Whether contributions to this epoch are combined by sums, as `combine` does if it is not overridden. Workers
+        then add what they have. They call this, too."""
+        return type(self).combine is MapReduce.combine
+
     def _table(self) -> Iterable[Field]:
         yield Field("attempt", dtype=np.int64)
         yield Field("epoch", dtype=np.int64)
@@ -328,6 +332,9 @@ class _Mapping:
     def prepare(self, data: Any) -> Any:
         return self._algorithm.prepare(data)
 
+    def adds(self, shared: Mapping[str, Array]) -> bool:
+        return self._algorithm._adds(shared)
+
     def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
         rng = np.random.default_rng(np.random.SeedSequence(self._algorithm.seed, spawn_key=(tag.epoch, i)))
         return self._algorithm.map(held, dict(shared), rng)
@@ -337,19 +344,3 @@ def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:
     """What the workers tell of each shard."""
     told: dict[str, Array] = epochs.run(Describe(), {}, Tag(run, 0, -1), lambda left, right: {**left, **right})
     return [json.loads(told[str(i)].tobytes()) for i in range(count)]
-
-
-def _layouts(result: Result) -> list[tuple[Any, ...]]:
-    """What must be the same in two contributions."""
-    return [(name, _dtype_of_sum(array), array.shape) for name, array in result.items()]
-
-
-def _dtype_of_sum(array: Array) -> np.dtype[Any]:
-    """The dtype in which arrays are added: counts of many shards need more room than those of one."""
-    small = array.dtype.itemsize < 8 and array.dtype.kind in "biu"
-    return np.dtype(np.uint64 if array.dtype.kind == "u" else np.int64) if small else array.dtype
-
-
-def _kinds(result: Result) -> str:
-    """Names, dtypes and shapes of a contribution, in words."""
-    return ", ".join(f"{name}: {array.dtype} {array.shape}" for name, array in result.items()) or "nothing"

@@ -52,17 +52,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Reply:
-    """A worker's answer.
+    """A worker's answer to the questions about one shard, or about neighbours whose results it added.
 
     Attributes
     ----------
     shard : int
+        The first one.
     tag : Tag
     worker : str
         The name of the worker, for messages.
     result : dict of ndarray, or None
     digest : str
         `digest_of` the reply, computed by the worker.
+    leaves : tuple of str
+        If the result is a sum over several shards, the hash of each of their results, in order.
     seconds : float
         The time that the worker took, with loading.
     environment : str
@@ -78,6 +81,17 @@ class Reply:
     seconds: float = 0.0
     environment: str = ""
     failure: Failure | None = field(default=None)
+    leaves: tuple[str, ...] = ()
+
+    @property
+    def shards(self) -> range:
+        """The shards that this is about."""
+        return range(self.shard, self.shard + max(1, len(self.leaves)))
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The hash of each shard's result."""
+        return self.leaves or (self.digest,)
 
 
 @dataclass(frozen=True)
@@ -89,13 +103,18 @@ class Lost:
     worker: str
     reason: str
 
+    @property
+    def shards(self) -> range:
+        """The shard, as `Reply.shards` tells it."""
+        return range(self.shard, self.shard + 1)
 
-def digest_of(shard: int, tag: Tag, result: Mapping[str, Array]) -> str:
+
+def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[str, ...] = ()) -> str:
     """A hash of a result and of what it answers. Two replies to one request have the same one."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
     small = sum(array.nbytes for array in result.values()) <= _SMALL  # one hash takes as long as one more copy then
     parts = [array.tobytes() if small else hash_array(array).encode() for array in result.values()]
-    whole = b"".join([repr((shard, tuple(tag), kinds)).encode(), *parts])
+    whole = b"".join([repr((shard, tuple(tag), kinds, leaves)).encode(), *parts])
     return hash_array(np.frombuffer(whole, np.uint8))
 
 

@@ -7,6 +7,7 @@ nobody. A process that ended is replaced. The processes end with the thread that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -17,22 +18,23 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from numbers import Integral
 from typing import Any
 
 from pmstore._errors import WorkersLostError
 from pmstore.scale._engine import Engine
+from pmstore.scale._frames import Incoming, send
 from pmstore.scale._holder import Function
 from pmstore.scale._messages import Array, Lost, Reply, Tag
 from pmstore.scale._routes import Question, Routes
 from pmstore.scale._shards import Shard
 from pmstore.scale._travel import packed, packed_apart
 
-AHEAD = 2  # questions that a process has at a time: it needs not wait for the next one
+AHEAD = 2  # questions that a process has at a time, so that it needs not wait for the next one
+MOST = 64  # the same, for a process whose maps are so short that it adds results: twice as many as one reply adds
 DEATHS = 5  # processes of a seat that end, one after the other, without a reply
-PIECE = 1 << 20  # bytes that are read at a time
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
@@ -83,6 +85,8 @@ class Processes(Engine):
         seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
+        for seat in self._seats:
+            seat.send()
         messages: list[Reply | Lost] = [*self._lost]
         self._lost.clear()
         for connection in wait([seat.connection for seat in self._seats], 0 if messages else timeout):
@@ -90,9 +94,9 @@ class Processes(Engine):
             messages += seat.received()
             self._routes.on_time(seat)
         for message in messages:
-            question = message.shard, message.tag
-            for seat in self._routes.answered(question):
-                seat.forget(question)
+            for i in message.shards:
+                for seat in self._routes.answered((i, message.tag)):
+                    seat.forget((i, message.tag))
         return messages
 
     def cancel(self, tag: Tag) -> None:
@@ -108,7 +112,7 @@ class Processes(Engine):
             os.close(self._shared_file)
             self._shared_file = -1
 
-    def _process(self, number: int, name: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _process(self, number: int, name: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         threads = {f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL", "BLIS")}
         told = {
@@ -128,7 +132,7 @@ class Processes(Engine):
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **threads},
             )
-        return process, Connection(ours.detach())
+        return process, ours
 
 
 class _Pickled:
@@ -162,10 +166,11 @@ class _Seat:
         self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
         self._process, self.connection = self._start(self._number, self.name)
         self.name += f" (pid {self._process.pid})"
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ahead = AHEAD
         self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
-        self._incoming = bytearray()  # what was read of replies that are not there as a whole
-        self._knows = [-1, -1]  # the numbers of the function and of the state that the process has
+        self._incoming = Incoming(self.connection)
+        self._knows = -1, -1  # the numbers of the function and of the state that the process has
         threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
 
     def load(self) -> int:
@@ -182,37 +187,34 @@ class _Seat:
         return state == "T" or now - self._worked[1] >= STUCK
 
     def ask(self, question: Question, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
-        """Ask the process, or let the question wait until it has answered others."""
+        """Ask the process with the next `send`, or when it has answered others."""
         self.waiting.append((question, function, shared))
-        self._send()
 
-    def _send(self) -> None:
-        while self.waiting and len(self._has) < AHEAD:
-            question, *objects = self.waiting.popleft()
-            for place, (number, data) in enumerate(objects):
-                if number != self._knows[place]:
-                    self._knows[place] = number
-                    self._outbox.put(pickle.dumps((place, data), 5))
-            self._has[question] = None
-            self._outbox.put(pickle.dumps(question, 5))
+    def send(self) -> None:
+        """Send questions, as many as the process may have. A message has those about the same state."""
+        while self.waiting and len(self._has) < self._ahead:
+            _, function, shared = self.waiting[0]
+            numbers = function[0], shared[0]
+            news = [data if number != known else None for (number, data), known in zip((function, shared), self._knows)]
+            self._knows = numbers
+            questions = []
+            while self.waiting and len(self._has) < self._ahead:
+                if (self.waiting[0][1][0], self.waiting[0][2][0]) != numbers:
+                    break
+                questions.append(self.waiting.popleft()[0])
+                self._has[questions[-1]] = None
+            self._outbox.put((*news, questions))
 
     def received(self) -> Sequence[Reply | Lost]:
-        """The replies that are there as a whole, or what is lost because the process ended.
-
-        A process may be stopped while it sends a reply. What it has sent is kept, and nobody waits for the rest.
-        """
-        try:
-            data = os.read(self.connection.fileno(), PIECE)
-        except OSError:
-            data = b""
-        if not data:
+        """The replies that are there as a whole, or what is lost because the process ended."""
+        if not self._incoming.read():
             return self.replace()
-        self._incoming += data
-        replies: list[Reply] = [pickle.loads(message) for message in _whole_messages(self._incoming)]
+        replies: list[Reply] = list(self._incoming.messages())
         for reply in replies:
             self._deaths = 0
-            self._has.pop((reply.shard, reply.tag), None)
-        self._send()
+            self._ahead = max(AHEAD, self._ahead - 1, min(2 * len(reply.shards), MOST))
+            for i in reply.shards:
+                self._has.pop((i, reply.tag), None)
         return replies
 
     def forget(self, question: Question) -> None:
@@ -233,7 +235,6 @@ class _Seat:
                 name,
             )
         self._begin()
-        self._send()
         return [Lost(*question, name, f"the process ended with {status}") for question in lost]
 
     def end(self) -> str:
@@ -245,27 +246,11 @@ class _Seat:
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
-def _send_all(connection: Connection, outbox: queue.SimpleQueue[bytes | None]) -> None:
+def _send_all(connection: socket.socket, outbox: queue.SimpleQueue[Any]) -> None:
     """Send until there is nothing more, or nobody to send to."""
-    try:
-        while (data := outbox.get()) is not None:
-            connection.send_bytes(data)
-    except OSError:
-        pass  # the process ended, which the reading side notices
-
-
-def _whole_messages(buffer: bytearray) -> Iterator[bytearray]:
-    """Take messages of a Connection out of what was read. Each follows its length, in 4 bytes, or -1 and 8 bytes."""
-    while len(buffer) >= 4:
-        begin, length = 4, int.from_bytes(buffer[:4], "big", signed=True)
-        if length == -1:
-            begin, length = 12, int.from_bytes(buffer[4:12], "big")
-        end = begin + length
-        if len(buffer) < max(end, begin):
-            return
-        message = buffer[begin:end]
-        del buffer[:end]
-        yield message
+    with contextlib.suppress(OSError):  # the process ended, which the reading side notices
+        while (message := outbox.get()) is not None:
+            send(connection, message)
 
 
 def _shared(data: Sequence[Any]) -> int:

@@ -29,9 +29,14 @@ class Tree(Generic[T]):
         self._waiting: dict[tuple[int, int], T] = {}
         self._root: list[T] = []
 
-    def put(self, leaf: int, value: T) -> None:
-        """Add the result of a leaf, once for each of them."""
-        level, place, width = 0, leaf, self._leaves
+    def put(self, first: int, value: T, count: int = 1) -> None:
+        """Add the result of a leaf, or of a node: of `count` leaves from `first` on, which it has combined.
+
+        Each leaf comes once, but a node may come after some of its leaves, not all: it takes their place, as they wait
+        for neighbours that come no more.
+        """
+        level = (count - 1).bit_length()
+        place, width = first >> level, -(-self._leaves >> level)
         while width > 1:
             neighbour = place ^ 1
             if neighbour < width:
@@ -42,6 +47,15 @@ class Tree(Generic[T]):
                 value = self._combine(value, other) if place < neighbour else self._combine(other, value)
             level, place, width = level + 1, place // 2, (width + 1) // 2
         self._root.append(value)
+
+    def is_node(self, first: int, count: int) -> bool:
+        """Whether a node of the tree has these leaves."""
+        whole = 1 << (count - 1).bit_length()
+        return first % whole == 0 and count == min(whole, self._leaves - first)
+
+    def nodes(self) -> list[T]:
+        """The leaves that were added so far, combined as far as their neighbours are there."""
+        return [*self._root, *self._waiting.values()]
 
     def root(self) -> T:
         """The combination of all leaves, which are all there."""

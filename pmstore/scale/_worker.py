@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -9,19 +10,25 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
+from pmstore.scale._frames import Incoming, send
+from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Holder, environment
 from pmstore.scale._memory import SHARE, available
 from pmstore.scale._messages import Failure, Reply
 from pmstore.scale._shards import Shard
 
 _PR_SET_PDEATHSIG = 1
+
+HOLD = 0.005
+"""Seconds that a result waits for its neighbours at most. A message of its own takes a twentieth of that."""
 
 
 def main() -> None:
@@ -31,7 +38,7 @@ def main() -> None:
     if os.getppid() != told["parent"]:
         return  # it ended before that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it, too, and ends its workers
-    connection = Connection(told["socket"])
+    connection = socket.socket(fileno=told["socket"])
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     name = f"{told['name']} (pid {os.getpid()})"
@@ -39,23 +46,29 @@ def main() -> None:
     shards = _read(_shards, told["shards"])
     function: Any = None
     shared: Any = None  # the newest ones; a question is about those that came before it
-    while (message := inbox.get()) is not None:
-        first, second = message
-        if isinstance(second, bytes):
-            if first == 0:
-                function = _read(pickle.loads, second)
-            else:
-                shared = _read(pickle.loads, second)
-            continue
-        unreadable = next((one for one in (shards, function, shared) if isinstance(one, Failure)), None)
-        if unreadable is None:
-            reply = holder.answer(first, shards[first], function, shared, second)
-        else:
-            reply = Reply(first, second, name, environment=environment(told["threads"]), failure=unreadable)
-        try:
-            connection.send_bytes(pickle.dumps(reply, 5))
-        except OSError:
-            return
+    gathering = Gathering(1 if isinstance(shards, Failure) else len(shards))
+    began = 0.0  # when the oldest reply of them was there
+
+    def reply_now() -> None:
+        for reply in gathering.take():
+            send(connection, reply)
+
+    with contextlib.suppress(OSError):  # there is no coordinator any more
+        while (message := inbox.get()) is not None:
+            new_function, new_shared, questions = message
+            function = function if new_function is None else _read(pickle.loads, new_function)
+            shared = shared if new_shared is None else _read(pickle.loads, new_shared)
+            unreadable = next((one for one in (shards, function, shared) if isinstance(one, Failure)), None)
+            for i, tag in questions:
+                if unreadable is None:
+                    reply = holder.answer(i, shards[i], function, shared, tag)
+                else:
+                    reply = Reply(i, tag, name, environment=environment(told["threads"]), failure=unreadable)
+                began = began if gathering else time.monotonic()
+                gathering.put(reply, function, shared)
+                if time.monotonic() - began > HOLD:
+                    reply_now()
+            reply_now()
 
 
 def _read(read: Callable[[Any], Any], given: Any) -> Any:
@@ -66,13 +79,13 @@ def _read(read: Callable[[Any], Any], given: Any) -> Any:
         return Failure("map", f"what was sent can't be read: {type(error).__name__}: {error}\n{traceback.format_exc()}")
 
 
-def _receive(connection: Connection, inbox: queue.SimpleQueue[Any]) -> None:
+def _receive(connection: socket.socket, inbox: queue.SimpleQueue[Any]) -> None:
     """Read at once what arrives: the coordinator's messages may be larger than the socket's buffer."""
-    try:
-        while True:
-            inbox.put(pickle.loads(connection.recv_bytes()))
-    except (EOFError, OSError):
-        inbox.put(None)
+    incoming = Incoming(connection)
+    while incoming.read():
+        for message in incoming.messages():
+            inbox.put(message)
+    inbox.put(None)
 
 
 def _shards(file: int) -> tuple[Shard, ...]:

@@ -120,8 +120,8 @@ PYTHON_ORDER = {
         "fit",
     ],
     "scale": [
-        "_tree _shards _messages _travel _routes _memory",
-        "_lazy",
+        "_tree _shards _messages _travel _routes _memory _frames",
+        "_lazy _gather",
         "_holder",
         "_engine _worker",
         "_epochs _processes _dask",

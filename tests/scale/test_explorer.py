@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -12,8 +15,9 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scale import Holder, Lost, Reply, Serial, Tag, _epochs, _mapreduce, shards_of
+from pmstore.scale import Holder, Lost, Reply, Serial, Tag, _epochs, _gather, _mapreduce, shards_of
 from pmstore.scale._epochs import Epochs
+from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Describe, contents_of
 from pmstore.scale._messages import digest_of
 from pmstore.scale._tree import Tree
@@ -129,13 +133,13 @@ def retagged(same: Callable[[Any, Any], bool]) -> Callable[[Epochs, Any], None]:
 def is_sound(message: Any) -> bool:
     if not isinstance(message, Reply) or message.result is None:
         return False
-    return message.digest == digest_of(message.shard, message.tag, message.result)
+    return message.digest == digest_of(message.shard, message.tag, message.result, message.leaves)
 
 
 def answer(reply: Any, shard: int, tag: Any) -> Reply:
     """The same result as the answer to another question."""
-    digest = digest_of(shard, tag, reply.result)
-    return Reply(shard, tag, reply.worker, reply.result, digest, 0.0, reply.environment)
+    digest = digest_of(shard, tag, reply.result, reply.leaves)
+    return dataclasses.replace(reply, shard=shard, tag=tag, digest=digest)
 
 
 def unhashed(epochs: Epochs, message: Any) -> Any:
@@ -151,11 +155,24 @@ def counted_twice(epochs: Epochs, message: Any) -> Any:
     return message
 
 
+def is_old_sum(epochs: Epochs, message: Any) -> bool:
+    """Whether the results of all its shards are known."""
+    return (
+        is_sound(message)
+        and bool(message.leaves)
+        and message.tag == epochs._tag
+        and all(epochs._questions[i].digest for i in message.shards)
+    )
+
+
 def plant_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves are numbered as they arrive."""
     true = Tree.put
 
-    def put(tree: Any, leaf: int, value: Any) -> None:
+    def put(tree: Any, first: int, value: Any, count: int = 1) -> None:
+        if count > 1:
+            true(tree, first, value, count)
+            return
         tree.count = getattr(tree, "count", -1) + 1
         true(tree, tree.count, value)
 
@@ -219,6 +236,21 @@ def plant_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_mapreduce._Mapping, "__call__", call)
 
 
+def plant_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker adds what it has, neighbours or not, and the coordinator takes it."""
+
+    def take(gathering: Gathering) -> list[Reply]:
+        replies = sorted((one for node in gathering._sums.nodes() for one in node), key=lambda one: one.shard)
+        apart = gathering._apart
+        gathering._clear()
+        if replies and all(one.shards.stop == other.shard for one, other in itertools.pairwise(replies)):
+            replies = functools.reduce(_gather._added, ([one] for one in replies))
+        return [*apart, *map(_gather._hashed, replies)]
+
+    monkeypatch.setattr(Gathering, "take", take)
+    monkeypatch.setattr(Tree, "is_node", lambda *given: True)
+
+
 MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "replies of another attempt count": (
         lambda m: m.setattr(Epochs, "_take", retagged(lambda a, b: a.epoch == b.epoch)),
@@ -248,6 +280,11 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a silent first epoch is waited for": (lambda m: m.setattr(_epochs, "FIRST", float("inf")), "hangs"),
     "a shard that changed counts": (plant_contents, "other bits|two results"),
     "only the first reply is looked at": (plant_differences, "two results for one question were not noticed"),
+    "the leaves of a sum are not looked at": (
+        lambda m: m.setattr(Epochs, "_take", take(lambda epochs, one: None if is_old_sum(epochs, one) else one)),
+        "two results for one question were not noticed",
+    ),
+    "a worker adds strangers": (plant_strangers, "are combined with|other bits|the total is of"),
     "random numbers depend on the attempt": (plant_random_numbers, "other bits"),
 }
 

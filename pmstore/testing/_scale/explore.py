@@ -175,10 +175,12 @@ class _Case:
         __tracebackhide__ = True
         report = self.report(seed, done, began)
         count = len(self._last.world.applied)
-        points = frozenset(self._last.world.applied)
-        for point in sorted(points):
-            if self.run(one.only(points - {point}), whole) is not None:
-                points -= {point}
+        points, before = frozenset(self._last.world.applied), None
+        while points != before:  # an accident that was needed with others may not be needed without them
+            before = points
+            for point in sorted(points):
+                if point in points and self.run(one.only(points - {point}), whole) is not None:
+                    points = frozenset(self._last.world.applied)  # where they happened now
         smallest = one.only(points)
         what = self.run(smallest, whole)
         if what is None:
@@ -220,7 +222,7 @@ class _Run:
 
     def __init__(self, case: _Case, one: Schedule, whole: bool) -> None:
         self._case, self._whole = case, whole
-        self.world = World(one, case.workers, case.load)
+        self.world = World(one, case.workers, len(case.shards), case.load)
         self.store = MemoryStore()
         self.store.step = self.world.step
         self.store.on_commit = self._committed
@@ -332,11 +334,11 @@ class _Run:
 class _Once:
     """A function of workers. It is called twice for each question, and its result is remembered."""
 
-    __slots__ = ("_function", "_known", "expected", "prepare")
+    __slots__ = ("_function", "_known", "adds", "expected", "prepare")
 
     def __init__(self, function: Any, known: dict[Any, Mapping[str, Any]]) -> None:
         self._function, self._known = function, known
-        self.expected, self.prepare = function.expected, function.prepare
+        self.expected, self.prepare, self.adds = function.expected, function.prepare, function.adds
 
     def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Any], tag: Any) -> Mapping[str, Any]:
         key = (i, contents, tag.epoch, *(array.tobytes() for array in shared.values()))

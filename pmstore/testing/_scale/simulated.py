@@ -99,21 +99,29 @@ class SimulatedEngine(Engine):
 
     def _watch(self, message: Reply | Lost) -> None:
         """Note what the coordinator is told."""
-        question = message.shard, message.tag
+        shards = message.shards
+        if shards.start < 0 or shards.stop > self._count:
+            return  # damaged, and it does not tell what it answers
+        questions = [(i, message.tag) for i in shards]
         if isinstance(message, Lost):
-            self.failures.setdefault(question, []).append("lost")
-            self._to_ask.add(question)
+            self._fail(questions, "lost")
+            self._to_ask.update(questions)
             return
         if message.failure is not None:
-            self.failures.setdefault(question, []).append(message.failure.kind)
+            self._fail(questions, message.failure.kind)
         if message.result is None:
             return
         if not message.result.sound:  # type: ignore[attr-defined]
-            self.failures.setdefault(question, []).append("damaged")
-            if 0 <= message.shard < self._count:
-                self._to_ask.add(question)
-        elif self._seen.setdefault(question, message.digest) != message.digest and message.tag in self._tags[-2:]:
-            self._differ = f"shard {message.shard}, epoch {message.tag.epoch}"
+            self._fail(questions, "damaged")
+            self._to_ask.update(questions)
+            return
+        for question, digest in zip(questions, message.hashes, strict=True):
+            if self._seen.setdefault(question, digest) != digest and message.tag in self._tags[-2:]:
+                self._differ = f"shard {question[0]}, epoch {message.tag.epoch}"
+
+    def _fail(self, questions: Sequence[tuple[int, Tag]], kind: str) -> None:
+        for question in questions:
+            self.failures.setdefault(question, []).append(kind)
 
 
 class Watched:

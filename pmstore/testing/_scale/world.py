@@ -14,12 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Holder
 from pmstore.scale._messages import Lost, Reply, Tag, digest_of
 from pmstore.testing._scale.schedule import ANSWERED, COORDINATOR, MAP, MESSAGE, REPLY, Schedule
 
 LIMIT = 1e6
 """Seconds of virtual time in which a fit must end, with all that its schedule does."""
+
+TOGETHER = 0.5
+"""How often a worker with more to do keeps a reply, so that it may add the next one."""
 
 CALLS = 10_000
 """How often the coordinators of a schedule may wait."""
@@ -58,10 +62,11 @@ class Part(dict[str, Any]):
 
 
 class Worker:
-    """A worker: a holder, and the questions that wait for it."""
+    """A worker: a holder, the questions that wait for it, and the replies that it has not sent."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, shards: int) -> None:
         self.number, self.generation = number, -1
+        self._shards = shards
         self.waiting: deque[Question] = deque()
         self.stopped_until = 0.0
 
@@ -70,6 +75,7 @@ class Worker:
         self.generation += 1
         self.name = f"worker {self.number}" + (f", process {self.generation + 1}" if self.generation else "")
         self.holder = Holder(self.name, memory)
+        self.gathering = Gathering(self._shards)
         self.waiting.clear()
         self.alive, self.busy = True, False
 
@@ -81,13 +87,14 @@ class World:
     ----------
     schedule : Schedule
     workers : int
+    shards : int
     load : callable
         ``load(i)`` and ``load(i, True)`` return what is in a shard, and what is in it after it changed.
     """
 
-    def __init__(self, schedule: Schedule, workers: int, load: Callable[..., Any]) -> None:
+    def __init__(self, schedule: Schedule, workers: int, shards: int, load: Callable[..., Any]) -> None:
         self.schedule = schedule
-        self.workers = [Worker(number) for number in range(workers)]
+        self.workers = [Worker(number, shards) for number in range(workers)]
         for worker in self.workers:
             worker.begin(self._memory)
         self.inbox: list[Reply | Lost] = []
@@ -195,7 +202,7 @@ class World:
 
     def _reply(self, worker: Worker, reply: Reply) -> None:
         delay = self.between(0.001, 0.003)
-        kind = self.accident(REPLY, lambda: f"reply of {worker.name} about {_named((reply.shard, 0, 0, reply.tag))}")
+        kind = self.accident(REPLY, lambda: f"reply of {worker.name} about {_told(reply)}")
         if kind == "dropped":
             return
         if kind == "delayed":
@@ -228,12 +235,14 @@ class World:
         if result is None:
             return _sent(reply, True)
         if kind == "altered hash":
-            return _sent(dataclasses.replace(reply, digest=reply.digest[::-1]), False)
+            if not reply.leaves or self._chance.random() < 0.5:
+                return _sent(dataclasses.replace(reply, digest=reply.digest[::-1]), False)
+            return _sent(dataclasses.replace(reply, leaves=reply.leaves[::-1]), len(set(reply.leaves)) == 1)
         if kind == "another shard's":
             other = self._answer
             if other is None or other.shard == reply.shard:
                 return _sent(reply, True)
-            return _sent(dataclasses.replace(reply, result=other.result, digest=other.digest), False)
+            return _sent(dataclasses.replace(other, shard=reply.shard, tag=reply.tag), False)
         if kind == "cut":
             if not result:
                 return _sent(reply, True)
@@ -247,8 +256,12 @@ class World:
         self.impure = True
         if self._chance.random() < 0.7:  # another worker computes the right result
             self.at(self.between(0, 0.5), self._deliver, _sent(reply, True))
-        digest = digest_of(reply.shard, reply.tag, other_result)
-        return _sent(dataclasses.replace(reply, result=other_result, digest=digest), True)
+        leaves = reply.leaves
+        if leaves:
+            which = self._chance.randrange(len(leaves))
+            leaves = (*leaves[:which], leaves[which][::-1], *leaves[which + 1 :])
+        digest = digest_of(reply.shard, reply.tag, other_result, leaves)
+        return _sent(dataclasses.replace(reply, result=other_result, digest=digest, leaves=leaves), True)
 
     # ---- workers
 
@@ -291,7 +304,11 @@ class World:
         if kind == "killed":
             self.kill(worker)
             return
-        self._reply(worker, reply)
+        worker.gathering.put(reply, function, shared)
+        together = bool(worker.waiting) and worker.waiting[0][3] == tag and self._chance.random() < TOGETHER
+        if not together:
+            for gathered in worker.gathering.take():
+                self._reply(worker, gathered)
         if kind == "stopped":
             worker.stopped_until = self.now + self.between(0.5, 100)
         worker.busy = False
@@ -341,10 +358,8 @@ def _sent(reply: Reply, sound: bool) -> Reply:
     if reply.result is None:
         return reply
     part = Part({name: array.copy() for name, array in reply.result.items()})
-    part.first, part.last, part.tag, part.sound = reply.shard, reply.shard + 1, reply.tag, sound
-    return Reply(
-        reply.shard, reply.tag, reply.worker, part, reply.digest, reply.seconds, reply.environment, reply.failure
-    )
+    part.first, part.last, part.tag, part.sound = reply.shard, reply.shards.stop, reply.tag, sound
+    return dataclasses.replace(reply, result=part)
 
 
 def altered(data: Any) -> Any:
@@ -369,6 +384,14 @@ def _is_list(data: Any) -> bool:
 
 
 def _named(question: Question) -> str:
-    i, tag = question[0], question[3]
-    epoch = f"epoch {tag.epoch}" if tag.epoch >= 0 else "its contents"
-    return f"shard {i}, {epoch}, attempt {tag.attempt}"
+    return f"shard {question[0]}, {_when(question[3])}"
+
+
+def _told(reply: Reply) -> str:
+    if len(reply.shards) == 1:
+        return f"shard {reply.shard}, {_when(reply.tag)}"
+    return f"shards {reply.shard} to {reply.shards.stop - 1}, {_when(reply.tag)}"
+
+
+def _when(tag: Tag) -> str:
+    return f"{f'epoch {tag.epoch}' if tag.epoch >= 0 else 'its contents'}, attempt {tag.attempt}"

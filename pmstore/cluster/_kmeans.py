@@ -17,7 +17,7 @@ from pmstore.cluster._elkan import Elkan
 from pmstore.cluster._lloyd import Lloyd
 from pmstore.cluster._sharded import KMeansFit, labels_of
 from pmstore.scale._fit import ENGINE, OnShards
-from pmstore.scale._lazy import is_sharded, lazily
+from pmstore.scale._lazy import blocks_of, is_sharded, lazily
 
 Array = npt.NDArray[Any]
 
@@ -321,6 +321,35 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
             For data in shards as for `predict`.
         """
         return self._over("transform", X) if is_sharded(X) else super().transform(X)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The sum of the samples' squared distances from their nearest centres, with a minus sign.
+
+        Parameters
+        ----------
+        X
+            As for `predict`. The shards are loaded in this process, one after the other.
+        y
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), optional
+            Not for data in shards.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ValueError
+            Data in shards come with `sample_weight`.
+        """
+        if not is_sharded(X):
+            return float(super().score(X, y, sample_weight))
+        if sample_weight is not None:
+            raise ValueError("score() of data in shards takes no sample_weight: add up the scores of the parts")
+        common.check_is_fitted(self)
+        score = super().score
+        return float(sum(score(block) for block in blocks_of(X)))
 
 
 def _needs_copy(X: Array, given: Any, copy_x: bool) -> bool:

@@ -15,7 +15,7 @@ from pmstore.mixture import _sklearn
 from pmstore.mixture._em import EM, bound, has_converged
 from pmstore.mixture._sharded import MixtureFit
 from pmstore.scale._fit import ENGINE, OnShards
-from pmstore.scale._lazy import is_sharded
+from pmstore.scale._lazy import blocks_of, is_sharded
 
 Array = npt.NDArray[Any]
 
@@ -318,6 +318,33 @@ class GaussianMixture(OnShards, _Mixture, _sklearn.SklearnGaussianMixture):
             For data in shards as for `predict`.
         """
         return self._over("score_samples", X) if is_sharded(X) else super().score_samples(X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The mean log-likelihood of the samples.
+
+        Parameters
+        ----------
+        X
+            As for `predict`. Shards are loaded in this process, one after the other.
+        y
+            Ignored.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ValueError
+            There are no samples.
+        """
+        if not is_sharded(X):
+            return float(super().score(X, y))
+        common.check_is_fitted(self)
+        sums = [(self.score_samples(block).sum(), len(block)) for block in blocks_of(X)]
+        if not sums:
+            raise ValueError("the shards have no rows, and so no mean")
+        return float(sum(total for total, _ in sums) / sum(rows for _, rows in sums))
 
 
 class BayesianGaussianMixture(_Mixture, _sklearn.SklearnBayesianGaussianMixture):

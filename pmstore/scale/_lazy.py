@@ -71,6 +71,11 @@ def lazily(data: Any, function: Callable[[Array], Array]) -> Any:
     return _over_dask(data, function) if _is_dask(data) else LazyParts(shards_of(data), function)
 
 
+def blocks_of(data: Any) -> Iterator[Array]:
+    """The blocks of rows of data in shards, one after the other, but for those without rows."""
+    return (block for block in (np.asarray(shard()) for shard in shards_of(data)) if len(block))
+
+
 def of_block(block: Any, function: Callable[[Array], Array]) -> Array:
     """The result for a block, also for one without rows, which scikit-learn refuses."""
     block = np.asarray(block)

@@ -284,6 +284,10 @@ def test_predictions_are_computed_when_asked_for(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(distances), fit.transform(DIGITS)) and distances[-1].shape == (599, K)
     assert np.array_equal(np.asarray(distances[1:], "f4"), fit.transform(DIGITS[599:]).astype("f4"))
     assert repr(labels) == "<LazyParts of 3 shards, by labels_of>"
+    assert fit.score(files) == pytest.approx(fit.score(DIGITS), rel=1e-12)
+    assert fit.score([*files, np.zeros((0, DIGITS.shape[1]))]) == fit.score(files)
+    with pytest.raises(ValueError, match="takes no sample_weight"):
+        fit.score(files, sample_weight=np.ones(len(DIGITS)))
     before = np.asarray(predicted)
     fit.fit([-DIGITS])
     assert np.array_equal(np.asarray(predicted), before)  # the model of that time
@@ -307,6 +311,8 @@ def test_labels_of_an_array_are_an_array() -> None:
 def test_predictions_before_a_fit() -> None:
     with pytest.raises(NotFittedError):
         KMeans(engine=2).predict(parts(BLOBS))
+    with pytest.raises(NotFittedError):
+        KMeans(engine=2).score(parts(BLOBS))
 
 
 def test_dask_arrays() -> None:

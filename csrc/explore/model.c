@@ -126,7 +126,7 @@ static void copy_unit(const pm_model *model, uint64_t unit, const uint8_t *bytes
 }
 
 /* The first `count` writes of a cell become durable. */
-static void settle(pm_model *model, pm_model_cell *cell, uint32_t count)
+static void make_durable(pm_model *model, pm_model_cell *cell, uint32_t count)
 {
     if (!count) return;
     if (cell->unit == PM_MODEL_SIZE) {
@@ -147,7 +147,7 @@ static void settle(pm_model *model, pm_model_cell *cell, uint32_t count)
     memmove(cell->writes, cell->writes + count, cell->count * sizeof *cell->writes);
 }
 
-static void drop_settled(pm_model *model)
+static void drop_durable(pm_model *model)
 {
     size_t kept = 0;
     for (size_t i = 0; i < model->count; i++) {
@@ -174,8 +174,8 @@ static void feed_size(pm_model *model, uint64_t size)
     model->visible = size;
     pm_model_cell *cell = add_write(model, PM_MODEL_SIZE, (pm_model_write){.offset = size});
     if (!cell || !model->memory) return;
-    settle(model, cell, cell->count);
-    drop_settled(model);
+    make_durable(model, cell, cell->count);
+    drop_durable(model);
 }
 
 /* A page that is written again is written back in full. */
@@ -229,9 +229,9 @@ static void end_store(pm_model *model)
              last = (model->stored->offset + model->stored->length - 1) / model->unit_size;
     for (; unit <= last; unit++)
         if (model->index[unit])
-            settle(model, &model->cells[model->index[unit] - 1], model->cells[model->index[unit] - 1].count);
+            make_durable(model, &model->cells[model->index[unit] - 1], model->cells[model->index[unit] - 1].count);
     model->stored = NULL;
-    drop_settled(model);
+    drop_durable(model);
 }
 
 static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
@@ -245,8 +245,8 @@ static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
 static void feed_fence(pm_model *model)
 {
     for (size_t i = 0; i < model->count; i++)
-        if (!model->cells[i].abandoned) settle(model, &model->cells[i], model->cells[i].handed);
-    drop_settled(model);
+        if (!model->cells[i].abandoned) make_durable(model, &model->cells[i], model->cells[i].handed);
+    drop_durable(model);
 }
 
 static void hand_size(pm_model *model, uint64_t beyond)

@@ -48,7 +48,7 @@ pm_status pm_writer_init(pm_writer *writer, pm_media *media)
 void pm_writer_free(pm_writer *writer)
 {
     /* the disk fetches nothing from there any more */
-    if (writer->stage) writer->media->operations->settle(writer->media);
+    if (writer->stage) writer->media->operations->await_writes(writer->media);
     free(writer->stage);
     writer->stage = NULL;
 }
@@ -66,7 +66,7 @@ void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint6
     writer->used = writer->last_run = 0;
     writer->counting = writer->overflow = false;
     /* Parts of a failed attempt may still be on their way from the stage. */
-    writer->status = writer->media->operations->settle(writer->media);
+    writer->status = writer->media->operations->await_writes(writer->media);
 }
 
 void pm_writer_count(pm_writer *writer)
@@ -133,7 +133,7 @@ static void slide(pm_writer *writer)
         if (writer->part && writer->written) {
             /* Bytes on their way must not move before they have arrived. The first page waited for its header, which is
              * now written separately. */
-            writer->status = writer->media->operations->settle(writer->media);
+            writer->status = writer->media->operations->await_writes(writer->media);
             if (writer->status == PM_OK)
                 writer->status = pm_media_write(writer->media, writer->place, body_in_stage(writer), PM_PAGE - PM_LINE,
                                                 PM_WRITE_STREAM);

@@ -243,7 +243,7 @@ void pm_media_file_schedule(pm_media *media, pm_schedule *schedule)
 }
 
 /* Streams what could not be written past the page cache. */
-static pm_status file_settle(pm_media *media)
+static pm_status file_await_writes(pm_media *media)
 {
     if (!media->dio.begun) return PM_OK;
     unsigned failed = pm_direct_io_wait(&media->dio);
@@ -306,7 +306,7 @@ static pm_status file_sync(pm_media *media)
 
 static pm_status file_fence(pm_media *media)
 {
-    PM_TRY(file_settle(media));
+    PM_TRY(file_await_writes(media));
     media->syncs++;
     media->streamed_count = 0;
     media->lazy = 0;
@@ -318,7 +318,7 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
     enum { LAZY_MOST = 8 * PM_PAGE };
     PM_CHECK(offset + length <= media->size);
     bool begun = media->dio.begun;
-    PM_TRY(file_settle(media));
+    PM_TRY(file_await_writes(media));
     /* With little else to write back, fdatasync is quicker: it sends record and streamed bytes together, while
      * RWF_DSYNC has to come after the streamed bytes. */
     bool all = media->streamed_count && !begun && media->lazy <= LAZY_MOST;
@@ -365,6 +365,6 @@ const pm_media_operations pm_media_file = {
     .fence = file_fence,
     .write_through = file_write_through,
     .grow = file_grow,
-    .settle = file_settle,
+    .await_writes = file_await_writes,
     .sync = file_sync,
 };

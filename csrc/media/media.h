@@ -26,7 +26,8 @@ typedef enum {
     PM_WRITE_CACHED, /* memory: durable at the next fence after a flush. File: durable at the next fence */
     /* Durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
     PM_WRITE_STREAM,
-    /* The same, for bytes that do not change before that, or before settle: the disk may fetch them from memory */
+    /* The same, for bytes that do not change before that, or before await_writes: the disk may fetch
+     * them from memory */
     PM_WRITE_BEGIN
 } pm_write_how;
 
@@ -61,7 +62,7 @@ typedef struct {
     /* Makes the file `size` bytes long and reserves space for them, both durably. */
     pm_status (*grow)(pm_media *media, uint64_t size);
     /* Waits until the disk fetches no bytes from memory any more. It makes nothing durable. */
-    pm_status (*settle)(pm_media *media);
+    pm_status (*await_writes)(pm_media *media);
     /* As fence, for everything that was written before the call. Another thread may call it beside all operations but
      * grow. */
     pm_status (*sync)(pm_media *media);

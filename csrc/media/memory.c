@@ -207,7 +207,7 @@ static pm_status memory_grow(pm_media *media, uint64_t size)
     return pm_media_map(media);
 }
 
-static pm_status memory_settle(pm_media *media)
+static pm_status memory_await_writes(pm_media *media)
 {
     (void)media;
     return PM_OK;
@@ -221,6 +221,6 @@ const pm_media_operations pm_media_memory = {
     .fence = memory_fence,
     .write_through = memory_write_through,
     .grow = memory_grow,
-    .settle = memory_settle,
+    .await_writes = memory_await_writes,
     .sync = memory_fence,
 };

@@ -97,7 +97,7 @@ static void give(Lock *lock)
 }
 
 /* Does what is due, and gives the lock back, which the calling thread has taken once. */
-static bool settle(Lock *lock)
+static bool do_due(Lock *lock)
 {
     bool quiet = true;
     if (lock->due == ROLLBACK_DUE || lock->due == ROLLBACK_OWED) {
@@ -117,7 +117,7 @@ static int acquire(Lock *lock, bool wait)
     for (;;) {
         int taken = take(lock, wait);
         if (taken <= 0 || lock->due == NOTHING_DUE || lock->depth > 1) return taken;
-        if (!settle(lock)) return -1;
+        if (!do_due(lock)) return -1;
     }
 }
 
@@ -131,7 +131,7 @@ void lock_owe_rollback(Lock *lock)
     if (lock->undo && lock->due != ROLLBACK_DUE) lock->due = ROLLBACK_OWED;
 }
 
-bool lock_settle(Lock *lock)
+bool lock_do_due(Lock *lock)
 {
     if (lock->due == NOTHING_DUE) return true;
     if (acquire(lock, true) < 0) return false;

@@ -26,7 +26,7 @@ void lock_abandon(Lock *lock);
 void lock_owe_rollback(Lock *lock); /* the same without the warning */
 
 /* Does that now, unless the calling thread is inside an operation. False: an error is set. */
-bool lock_settle(Lock *lock);
+bool lock_do_due(Lock *lock);
 
 /* the result is dropped; false: an error is set */
 bool lock_call_method(PyObject *object, PyObject *method, PyObject *argument);

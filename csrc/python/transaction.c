@@ -171,7 +171,7 @@ static PyObject *join(Transaction *self)
 /* What was abandoned before this transaction is no part of it. */
 static bool begin_clean(TransactionLock *lock)
 {
-    if (!lock_settle(lock->operations)) return false;
+    if (!lock_do_due(lock->operations)) return false;
     return lock->operations->due != ROLLBACK_DUE || transaction_error(STILL_DUE);
 }
 
@@ -307,7 +307,7 @@ static void die_inside(Transaction *self)
     PyErr_Fetch(&type, &value, &traceback);
     bool now = may_roll_back(self->lock);
     self->dying = true;
-    if (!leave(self, true) || (now && !lock_settle(self->lock->operations))) PyErr_WriteUnraisable(self->store);
+    if (!leave(self, true) || (now && !lock_do_due(self->lock->operations))) PyErr_WriteUnraisable(self->store);
     PyErr_Restore(type, value, traceback);
 }
 

@@ -32,14 +32,14 @@ class Changes:
         self._marks: Any = None
         self._probes: Any = None
 
-    def settle(self, *, durable: bool = False) -> None:
+    def remember(self, *, durable: bool = False) -> None:
         """The optimizer has stepped, or, if durable, all is in the log as it is now."""
         self._marks = self._look()
         if durable:
             self._probes = self._probe()
 
     def found(self) -> bool:
-        """Whether parameters have changed since the last `settle`."""
+        """Whether parameters have changed since the last `remember`."""
         return bool(self._marks != self._look())
 
     def found_of_others(self) -> bool:

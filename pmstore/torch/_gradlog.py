@@ -380,7 +380,7 @@ class GradLog:
         if any(one._version != version for one, version in self._logged):
             self._lose()  # a hook that torch called after this one has changed gradients
         self._logged.clear()
-        self._changes.settle()
+        self._changes.remember()
 
     def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
         if not found:
@@ -451,7 +451,7 @@ class GradLog:
             self._ranks.share(self._names, self._optimizer, self._compression)
             self._take(rest)
         self._begun = True
-        self._changes.settle(durable=True)
+        self._changes.remember(durable=True)
         self._before = time.perf_counter()
 
     def _write(self, *, full: bool = False) -> None:
@@ -468,7 +468,7 @@ class GradLog:
         iteration, left = self._on_first(write)
         if isinstance(self._side, Follower):
             self._side.begin_at(iteration, left)
-        self._changes.settle(durable=True)
+        self._changes.remember(durable=True)
 
     def _lose(self) -> None:
         """Parameters have changed, and no row has it."""

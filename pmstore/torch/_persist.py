@@ -158,7 +158,7 @@ class Persisted:
 
     def before_commit(self) -> None:
         """Store all changes that are not in the store yet. Raises DetachedError."""
-        self._settle()
+        self._after_rollback()
         if self._ended:
             return
         self._tensors.check(take_buffers=True)
@@ -170,7 +170,7 @@ class Persisted:
 
     def after_rollback(self) -> None:
         """Take the values of the store."""
-        self._settle()
+        self._after_rollback()
 
     def before_step(self, *_: Any) -> None:
         """Raises ClosedStoreError or DetachedError if the step would change what is not in the store."""
@@ -180,12 +180,12 @@ class Persisted:
                 "persist again, or train copy.deepcopy(module) with an optimizer of its own"
             )
         self.store._catalog.writable()
-        self._settle()
+        self._after_rollback()
         if self._ended:
             raise DetachedError(self._ended)
         self._tensors.check(take_buffers=False)
 
-    def _settle(self) -> None:
+    def _after_rollback(self) -> None:
         """After a rollback, also of an abandoned transaction: what was created since the last commit is gone."""
         count = self.store._catalog.rollbacks
         if self._rollbacks == count or self._ended:

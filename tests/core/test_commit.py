@@ -170,7 +170,7 @@ def test_a_commit_larger_than_any_log(medium: Medium, how: str) -> None:
         np.testing.assert_array_equal(store["x"], np.arange(9_500_000))
 
 
-def test_a_spilled_commit_that_finds_no_space_stays_pending(medium: Medium, open_store: OpenStore) -> None:
+def test_a_commit_beyond_the_log_that_finds_no_space_stays_pending(medium: Medium, open_store: OpenStore) -> None:
     store = open_store(max_size=24 << 20)
     array = store.create_array("x", 2_000_000)  # 16 MB
     store.commit()

@@ -115,7 +115,7 @@ def test_lines_at_the_beginning_of_pages_are_no_ends(medium: Medium) -> None:
         assert (again["w"] == wanted).all() and again.check().ok
 
 
-def a_spill_over_itself(path: Path, then: bytes, size: int) -> None:
+def an_overflow_over_itself(path: Path, then: bytes, size: int) -> None:
     """A run of a overflowed record changes the pages where the items behind it stand."""
     with pmstore.open(path, "w", media="file") as store:
         store["a"] = np.arange(100.0)
@@ -135,4 +135,4 @@ def a_spill_over_itself(path: Path, then: bytes, size: int) -> None:
 @pytest.mark.parametrize("what, size", [("slot", PAGE), ("run", 64)])
 def test_a_overflowed_record_that_changes_itself(medium, what: str, size: int) -> None:
     items = {"slot": item(SLOT, 0, 1, struct.pack("<QQ", 0, 1 << 32)), "run": item(RUN, 1 << 41, 64, bytes(64))}
-    run_in_fork(a_spill_over_itself, medium.directory / "hostile.pm", items[what], size)
+    run_in_fork(an_overflow_over_itself, medium.directory / "hostile.pm", items[what], size)

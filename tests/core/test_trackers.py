@@ -73,7 +73,7 @@ def assert_committed(store: pmstore.Store) -> None:
         assert np.array_equal(value, store[name]), name
 
 
-def settled(store: pmstore.Store, name: str = "w", shape: tuple[int, ...] = (300, 512)) -> np.ndarray:
+def tracked(store: pmstore.Store, name: str = "w", shape: tuple[int, ...] = (300, 512)) -> np.ndarray:
     """An array that is watched, if it can be: several commits have changed little of it."""
     store[name] = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     array = store[name]
@@ -112,7 +112,7 @@ def test_a_tracker_that_does_not_exist(medium: Medium, monkeypatch: pytest.Monke
 
 def test_commits_take_no_descriptors(open_store: Open, tracker: str) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     before = len(os.listdir("/proc/self/fd"))
     for i in range(3):
         w[i] += 1
@@ -137,7 +137,7 @@ def test_a_store_that_can_not_be_opened_leaves_no_descriptor(medium: Medium, tra
 
 def test_every_kind_of_write_is_seen(open_store: Open, tracker: str, tmp_path: Path) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     flat = w.reshape(-1)
     source = tmp_path / "bytes"
     source.write_bytes(np.full(3 * 512, 77.0).tobytes())
@@ -178,7 +178,7 @@ def test_every_kind_of_write_is_seen(open_store: Open, tracker: str, tmp_path: P
 def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: str) -> None:
     """Pages apart from each other are a range each, of which a call of PAGEMAP_SCAN tells 512."""
     store = open_store()
-    w = settled(store, shape=(1100, PAGE // 8))
+    w = tracked(store, shape=(1100, PAGE // 8))
     for first in range(2):
         w[first::2, 0] += 1
         store.commit()
@@ -189,7 +189,7 @@ def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: s
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     """Every word that a writer wrote before it stopped is in the commit after that, at the latest."""
     store = open_store()
-    w = settled(store, shape=(LARGE, 512))
+    w = tracked(store, shape=(LARGE, 512))
     stop = threading.Event()
 
     def write(k: int) -> None:
@@ -221,7 +221,7 @@ def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
 
 def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker: str) -> None:
     store = open_store(max_size=13 << 20)
-    w = settled(store, shape=(LARGE, 512))  # 4.5 MB
+    w = tracked(store, shape=(LARGE, 512))  # 4.5 MB
     old = w.copy()
     for _ in range(3):
         w[:] = -old  # more than the log and what is free can hold
@@ -246,7 +246,7 @@ def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker
 def test_I10_what_was_found_is_not_forgotten_when_the_store_grows(open_store: Open, tracker: str) -> None:
     """To look what is pending finds changes, and the notes about them move when the file grows."""
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     w[17] = w[200] = -5
     assert store._catalog.core.pending()
     store["large"] = np.zeros(20 << 20, "u1")
@@ -256,7 +256,7 @@ def test_I10_what_was_found_is_not_forgotten_when_the_store_grows(open_store: Op
 
 def test_I10_a_failed_commit_then_a_rollback(open_store: Open, tracker: str) -> None:
     store = open_store(max_size=13 << 20)
-    w = settled(store, shape=(LARGE, 512))
+    w = tracked(store, shape=(LARGE, 512))
     old = w.copy()
     for k in range(3):
         w[:] = -1 - k
@@ -340,7 +340,7 @@ def test_space_is_used_again(open_store: Open, tracker: str) -> None:
     """Where an array was watched, another one of the same size, or several, live later (I9)."""
     store = open_store()
     for k in range(6):
-        w = settled(store, f"w{k}", (300, 512))
+        w = tracked(store, f"w{k}", (300, 512))
         w[3] = k
         del store[f"w{k}"]
         if k % 2:
@@ -358,7 +358,7 @@ def test_space_is_used_again(open_store: Open, tracker: str) -> None:
 
 def test_arrays_outlive_their_store(open_store: Open, tracker: str) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     view = w[10:20]
     expected = w.copy()
     store.close()
@@ -370,7 +370,7 @@ def test_arrays_outlive_their_store(open_store: Open, tracker: str) -> None:
 def test_a_fork_changes_nothing(open_store: Open, tracker: str) -> None:
     """The parent is watched on, while its private pages are shared with a child that writes too."""
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     go, done = os.pipe(), os.pipe()
     w[33] = 1  # pending across the fork
     child = os.fork()
@@ -405,7 +405,7 @@ def test_a_fork_changes_nothing(open_store: Open, tracker: str) -> None:
 def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
     """If anything maps the file anew where an armed array is, the kernel watches it no longer: the store notices."""
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     (offset,) = (row.entry.offset for row in store._catalog.core.scan(b"") if row.entry.length == w.nbytes)
     mmap = ctypes.CDLL(None, use_errno=True).mmap
     mmap.restype = ctypes.c_void_p

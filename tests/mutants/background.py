@@ -46,11 +46,11 @@ MUTANTS = [
         "stage-slides-before-its-parts-have-left",
         "P",
         WRITER,
-        "writer->status = writer->media->operations->settle(writer->media);",
+        "writer->status = writer->media->operations->await_writes(writer->media);",
         ";",
         "the disk fetches bytes that have moved",
         within=(
-            "writer->status = writer->media->operations->settle(writer->media);\n"
+            "writer->status = writer->media->operations->await_writes(writer->media);\n"
             "            if (writer->status == PM_OK)"
         ),
     ),

@@ -7,7 +7,7 @@ import pytest
 
 import pmstore
 from tests.conftest import LONGER
-from tests.core.test_trackers import Open, assert_committed, committed, fill_up, settled, tracker  # noqa: F401
+from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("tracker")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("tracker")
 @pytest.mark.longer
 def test_what_is_declared_is_committed(open_store: Open) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     small = store.create_array("small", 5)
     f = store.create_array("f", (40, 600), order="F")
     structured = store.create_array("s", 50, [("a", "f8"), ("b", "i4")])
@@ -55,8 +55,8 @@ def test_what_is_declared_is_committed(open_store: Open) -> None:
 
 def test_what_is_not_declared_comes_later(open_store: Open) -> None:
     store = open_store()
-    w = settled(store)
-    x = settled(store, "x")
+    w = tracked(store)
+    x = tracked(store, "x")
     for k in range(4):
         w[100] = -k - 1
         x[7] = -k - 1
@@ -77,8 +77,8 @@ def test_what_is_not_declared_comes_later(open_store: Open) -> None:
 def test_I10_an_array_that_died_is_not_forgotten(open_store: Open) -> None:
     """Released after it was written, while commits of declared arrays scan others."""
     store = open_store()
-    w = settled(store)
-    x = settled(store, "x")
+    w = tracked(store)
+    x = tracked(store, "x")
     x[50] = 1.25
     del x
     for k in range(3):
@@ -92,7 +92,7 @@ def test_I10_an_array_that_died_is_not_forgotten(open_store: Open) -> None:
 
 def test_a_rollback_takes_everything_back(open_store: Open) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     old = w.copy()
     with pytest.raises(KeyError), store.transaction(only=[w[3]]):
         w[3] = w[200] = 5
@@ -111,7 +111,7 @@ def test_a_rollback_takes_everything_back(open_store: Open) -> None:
 
 def test_nested_declarations(open_store: Open) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     with store.transaction(only=[w[3]]):
         with store.transaction(only=[w[60]]):
             w[60] = 1.5
@@ -137,7 +137,7 @@ def test_nested_declarations(open_store: Open) -> None:
 
 def test_a_commit_of_declared_arrays_that_fails(open_store: Open) -> None:
     store = open_store(max_size=1 << 21)
-    w = settled(store, shape=(150, 512))
+    w = tracked(store, shape=(150, 512))
     w[9] = 0.5
     with pytest.raises(pmstore.OutOfSpaceError), store.transaction(only=[w[3]]):
         w[3] = 0.25
@@ -150,7 +150,7 @@ def test_a_commit_of_declared_arrays_that_fails(open_store: Open) -> None:
 
 def test_I10_a_declaration_forgets_nothing_that_a_failed_commit_found(open_store: Open) -> None:
     store = open_store(max_size=8 << 20)
-    w = settled(store, shape=(700, 512))
+    w = tracked(store, shape=(700, 512))
     old = w.copy()
     w[:] = -old - 1
     fill_up(store)
@@ -168,7 +168,7 @@ def test_I10_a_declaration_forgets_nothing_that_a_failed_commit_found(open_store
 def test_I10_what_a_failed_commit_declared_is_in_the_next_one(open_store: Open) -> None:
     """Pages declared several times, far apart, until a commit has taken them; and no longer."""
     store = open_store(max_size=1 << 22)
-    w, x = settled(store, shape=(150, 512)), settled(store, "x", shape=(150, 512))
+    w, x = tracked(store, shape=(150, 512)), tracked(store, "x", shape=(150, 512))
     with pytest.raises(pmstore.OutOfSpaceError), store.transaction(only=[w[140], w[3], w[70]]):
         w[3] = w[70] = w[140] = 0.25
         for k in range(4000):
@@ -190,7 +190,7 @@ def test_I10_what_a_failed_commit_declared_is_in_the_next_one(open_store: Open) 
 
 def test_what_may_be_declared(open_store: Open, tmp_path: object) -> None:
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     other = open_store("other.pm").create_array("w", 1000)
     deleted = store.create_array("deleted", 1000)
     del store["deleted"]
@@ -222,7 +222,7 @@ def test_what_may_be_declared(open_store: Open, tmp_path: object) -> None:
 def test_debugging_names_an_array_with_two_slots(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMSTORE_DEBUG", "1")
     store = open_store()
-    w, x = settled(store), settled(store, "x", shape=(400, 512))  # 1.6 MB
+    w, x = tracked(store), tracked(store, "x", shape=(400, 512))  # 1.6 MB
     for value in range(5):  # from the third commit on it has two; the last one is in either of them
         x[:] = value
         store.commit()
@@ -238,7 +238,7 @@ def test_debugging_names_an_array_with_two_slots(open_store: Open, monkeypatch: 
 def test_debugging_names_the_violation(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMSTORE_DEBUG", "1")
     store = open_store()
-    w = settled(store)
+    w = tracked(store)
     f = store.create_array("group/f", (40, 600), order="F")
     store.commit()
     sequence = store.sequence

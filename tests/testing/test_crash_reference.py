@@ -80,7 +80,7 @@ class Machine:
                     write.sure = True
                 self.storing.add(number)
 
-    def settle(self, number: int) -> None:
+    def make_durable(self, number: int) -> None:
         """Of one cell, what is sure becomes durable."""
         left = self.cells.pop(number, [])
         while left and left[0].sure:
@@ -100,7 +100,7 @@ class Machine:
         """M3: what is sure is durable."""
         for number in list(self.cells):
             if number not in self.abandoned:
-                self.settle(number)
+                self.make_durable(number)
         while self.sizes and self.sizes[0][1]:
             self.size = self.sizes.pop(0)[0]
 
@@ -118,7 +118,7 @@ class Machine:
     def happen(self, step: Step) -> None:
         """One event. With eADR a store is durable once it has happened, and may be torn while it happens."""
         for number in self.storing:
-            self.settle(number)
+            self.make_durable(number)
         self.storing = set()
         if step.kind in (lib.PM_EVENT_STORE, lib.PM_EVENT_STREAM, lib.PM_EVENT_WRITE):
             self.write(step)

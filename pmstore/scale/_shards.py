@@ -50,7 +50,8 @@ class Shard:
     def __init__(self, load: Callable[..., Any], *arguments: Any, **options: Any) -> None:
         if not callable(load):
             raise TypeError(f"a Shard is a function that loads data and its arguments, not {load!r:.200}")
-        self._load, self._arguments, self._options = load, arguments, options
+        self._load, self._arguments = load, tuple(map(_without_gaps, arguments))
+        self._options = {key: _without_gaps(value) for key, value in options.items()}
 
     def __call__(self) -> Any:
         return self._load(*self._arguments, **self._options)
@@ -102,7 +103,7 @@ def _of_part(part: Any) -> Iterable[Shard]:
     if isinstance(part, np.memmap):
         return (_mapped(part, 0, len(part)),)
     if isinstance(part, np.ndarray):
-        return (_of_array(_of_numbers(part)),)
+        return (Shard(_given, _of_numbers(part)),)
     return _others(part)
 
 
@@ -110,13 +111,14 @@ def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
     """Blocks of rows of an array."""
     _of_numbers(array)
     for begin, end in _blocks(len(array), array.nbytes):
-        yield _mapped(array, begin, end) if isinstance(array, np.memmap) else _of_array(array[begin:end])
+        yield _mapped(array, begin, end) if isinstance(array, np.memmap) else Shard(_given, array[begin:end])
 
 
-def _of_array(array: np.ndarray[Any, Any]) -> Shard:
-    """A shard of an array. One with gaps would reach other processes in C order, and sums be added in another order."""
-    whole = array.flags.c_contiguous or array.flags.f_contiguous
-    return Shard(_given, array if whole else np.array(array, order="C", subok=True))
+def _without_gaps(value: Any) -> Any:
+    """An array with gaps would reach other processes in C order, and sums be added in another order there."""
+    if isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous):
+        return np.array(value, order="C", subok=True)
+    return value
 
 
 def _blocks(rows: int, size: int) -> Iterable[tuple[int, int]]:
@@ -189,7 +191,7 @@ def _mapped(array: np.memmap[Any, Any], begin: int, end: int) -> Shard:
     """Rows of a memory map, which a worker maps again."""
     private = array.base is None or array.mode == "c"  # changes are not in the file
     if private or array.filename is None or not array.flags.c_contiguous or _sliced(array):
-        return _of_array(np.asarray(array[begin:end]))
+        return Shard(_given, np.asarray(array[begin:end]))
     row = array.nbytes // len(array) if len(array) else 0
     shape = (end - begin, *array.shape[1:])
     return Shard(_map, os.fspath(array.filename), array.dtype, array.offset + begin * row, shape)

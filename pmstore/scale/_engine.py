@@ -68,6 +68,7 @@ class Serial(Engine):
 
     def start(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
+        self._holder.close()
         self._holder = Holder("this process")  # shards of an earlier run have the same numbers
 
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
@@ -84,4 +85,5 @@ class Serial(Engine):
 
     def close(self) -> None:
         self._asked.clear()
+        self._holder.close()
         self._holder = Holder("this process")

@@ -8,6 +8,9 @@ worker, when the engine says that it lost the question, when a reply was damaged
                           │ ▲                                       ▲      │ with the same hash
                           └─┘ lost, damaged or late: submit again   └──────┘
 
+A worker that lacks the local state of the shard tells so, and from which epoch on it needs the log of broadcasts; the
+question is then asked again with that log.
+
 A reply is valid if its tag is that of the epoch, its shard is one of the epoch's, and its hash is that of its contents.
 A second valid reply with another hash ends the fit: the map is not a function of its arguments. Replies of earlier
 attempts and epochs are ignored, but those of the last epoch are still compared.
@@ -26,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pmstore._errors import NondeterminismError, ShardError, ShardTimeoutError, WorkersLostError
 from pmstore.scale._engine import Engine
 from pmstore.scale._holder import Function
-from pmstore.scale._messages import Array, Lost, Reply, Result, Tag, digest_of
+from pmstore.scale._messages import BEHIND, Array, Lost, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
 from pmstore.scale._tree import Tree
 
@@ -45,12 +48,14 @@ LOADS = 2  # times that a loader may fail before that counts as its answer
 class _Question:
     """What an epoch asks about one shard."""
 
-    __slots__ = ("digest", "late_after", "loads", "losses")
+    __slots__ = ("digest", "late_after", "loads", "log_from", "losses", "shared")
 
-    def __init__(self, late_after: float) -> None:
+    def __init__(self, late_after: float, shared: Mapping[str, Array], epoch: int) -> None:
         self.late_after = late_after  # seconds after the epoch began
         self.losses = self.loads = 0  # the second: loaders that failed
         self.digest = ""  # of the reply that counted
+        self.shared = shared
+        self.log_from = epoch  # the first epoch of the log that is a part of what is shared
 
 
 class Epochs:
@@ -94,21 +99,33 @@ class Epochs:
         shared: Mapping[str, Array],
         tag: Tag,
         combine: Callable[[Result, Result], Result],
+        with_log: Callable[[int], Mapping[str, Array]] | None = None,
     ) -> Result:
         """The combination of the replies of all shards.
+
+        Parameters
+        ----------
+        function, shared, tag
+            The question.
+        combine : callable
+            Of two results, the lower shards' on the left.
+        with_log : callable, optional
+            ``with_log(k)`` returns `shared` with the log of broadcasts from epoch k on, for workers that lack the local
+            state of a shard.
 
         Raises
         ------
         MapReduceError
             A shard can't be computed; the message names it, and the worker.
         """
-        self._function, self._shared, self._tag = function, shared, tag
+        self._function, self._tag, self._with_log = function, tag, with_log
+        self._logs: dict[int, Mapping[str, Array]] = {}  # what is shared, with the log from an epoch on
         self._tree = Tree(len(self._shards), combine)
         self._missing = len(self._shards)
         self._slowest = 0.0
         self.late = self.lost = 0
         self._began = self._clock()
-        self._questions = [_Question(self._usually_late(i)) for i in range(self._missing)]
+        self._questions = [_Question(self._usually_late(i), shared, tag.epoch) for i in range(self._missing)]
         self._next_late = min(question.late_after for question in self._questions)
         for i in range(self._missing):
             self._ask(i)
@@ -123,7 +140,7 @@ class Epochs:
         return self._tree.root()
 
     def _ask(self, i: int) -> None:
-        self._engine.submit(i, self._function, self._shared, self._tag)
+        self._engine.submit(i, self._function, self._questions[i].shared, self._tag)
 
     # ---- messages
 
@@ -142,6 +159,12 @@ class Epochs:
             for i in missing:
                 self._lose(i, message.worker, message.reason)
         elif self._is_valid(message):
+            assert message.result is not None
+            if BEHIND in message.result:
+                if missing:
+                    self._check_environment(message)
+                    self._send_log(message, int(message.result[BEHIND]))
+                return
             for i, digest in zip(shards, message.hashes, strict=True):
                 if questions[i].digest and questions[i].digest != digest:
                     raise self._differs(message, i)
@@ -169,6 +192,27 @@ class Epochs:
             raise self._failed(reply)
         question.loads += 1
         self._lose(reply.shard, reply.worker, reply.failure.text)  # another worker may reach what this one doesn't
+
+    def _send_log(self, reply: Reply, begin: int) -> None:
+        """Ask again with the log from an epoch on, unless a question with that is on its way."""
+        if begin < 0 or self._with_log is None:
+            raise NondeterminismError(
+                f"the local state of {self._name(reply.shard)} before epoch {self._tag.epoch} was computed again on "
+                f"{reply.worker}, from its start, and has other bits: map() and local_start() must be functions of "
+                "their arguments alone, and give the same bits on each worker.",
+                reply.shard,
+                reply.worker,
+            )
+        question = self._questions[reply.shard]
+        if begin >= question.log_from:
+            return
+        if begin not in self._logs:
+            self._logs[begin] = self._with_log(begin)
+        question.log_from, question.shared = begin, self._logs[begin]
+        epochs = self._tag.epoch - begin + 1 if self._usual[reply.shard] else 1
+        question.late_after = self._clock() - self._began + epochs * self._usually_late(reply.shard)
+        self._next_late = min(self._next_late, question.late_after)
+        self._ask(reply.shard)
 
     def _count(self, reply: Reply, missing: Sequence[int]) -> None:
         """A valid reply, which has the first result of some shards."""

@@ -1,7 +1,7 @@
 """A worker's part: it holds shards and answers questions about them.
 
-A holder keeps no state that a result depends on. What it holds are copies of shards, each checked when it was loaded,
-and what the algorithm prepared from them; both are made again when they are missing.
+A holder keeps no state that can't be made again. What it holds are copies of shards, each checked when it was loaded,
+what the algorithm prepared from them, and the local states of shards (`_local.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pmstore._resume.fingerprint import describe, describe_environment, hash_array
+from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
 
@@ -36,8 +37,10 @@ class Function(Protocol):
     def adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether results are combined by sums. Then a `Gathering` adds them on the worker."""
 
-    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
-        """The result for the shard, as arrays."""
+    def __call__(
+        self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag, disk: Disk
+    ) -> Mapping[str, Any]:
+        """The result for the shard, as arrays. `disk` has the local states that the worker keeps."""
 
 
 class Holder:
@@ -58,6 +61,11 @@ class Holder:
         self._worker, self._memory, self._threads = worker, memory, threads
         self._held: dict[int, tuple[str, bool, Any]] = {}  # contents, whether it is prepared, the shard
         self._bytes = 0
+        self.disk = Disk()
+
+    def close(self) -> None:
+        """Close the stores of local states."""
+        self.disk.close()
 
     def answer(self, i: int, shard: Shard, function: Function, shared: Mapping[str, Array], tag: Tag) -> Reply:
         """The reply to a question. An exception of the loader or of the map becomes a reply, too."""
@@ -71,7 +79,7 @@ class Holder:
                 failure = Failure("changed", f"{shard} has the contents {contents} now, not {expected}")
                 return Reply(i, tag, self._worker, environment=environment(self._threads), failure=failure)
             kind = "map"
-            result = _checked(function(i, held, contents, read_only(shared), tag))
+            result = _checked(function(i, held, contents, read_only(shared), tag, self.disk))
         except Exception as error:
             text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             return Reply(i, tag, self._worker, environment=environment(self._threads), failure=Failure(kind, text))
@@ -112,7 +120,9 @@ class Describe:
     def adds(self, shared: Mapping[str, Array]) -> bool:
         return False
 
-    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
+    def __call__(
+        self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag, disk: Disk
+    ) -> Mapping[str, Any]:
         told = {
             "contents": contents,
             "shape": getattr(held, "shape", None),

@@ -11,8 +11,11 @@ tree, and commits what `update` makes of the total::
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import numbers
+import os
+import tempfile
 import threading
 import uuid
 from abc import abstractmethod
@@ -26,12 +29,17 @@ from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._resume.history import Rows
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
-from pmstore.scale._engine import Engine
+from pmstore._store.store import Store
+from pmstore.scale._broadcasts import Log, Recovery, parted, stored_log
+from pmstore.scale._engine import Engine, Serial
 from pmstore.scale._engines import EngineLike, engine_of
 from pmstore.scale._epochs import Epochs
 from pmstore.scale._gather import sums
-from pmstore.scale._holder import Describe
-from pmstore.scale._messages import Array, Result, Tag
+from pmstore.scale._holder import Describe, _checked, read_only
+from pmstore.scale._lazy import LazyParts
+from pmstore.scale._local import Disk, Local, Slots, Step, behind, checked_fields
+from pmstore.scale._messages import HASH, HASHES, Array, Result, Tag
+from pmstore.scale._processes import Processes
 from pmstore.scale._shards import shards_of
 
 
@@ -94,10 +102,13 @@ class MapReduce(Resumable):
     # ---- methods that define an algorithm
 
     @abstractmethod
-    def map(self, shard: Any, shared: dict[str, Array], rng: np.random.Generator) -> Mapping[str, Any]:
+    def map(
+        self, shard: Any, shared: dict[str, Array], rng: np.random.Generator, *args: Any, **kwargs: Any
+    ) -> Mapping[str, Any]:
         """The contribution of one shard. A worker calls it, on a copy of this object without `state` and `shards`.
 
-        It must be a function of its arguments: a shard may be computed twice, and on any worker.
+        It is defined as ``map(self, shard, shared, rng)``, or with local fields as ``map(self, shard, shared, rng,
+        local)``. It must be a function of its arguments: a shard may be computed twice, and on any worker.
 
         Parameters
         ----------
@@ -107,6 +118,9 @@ class MapReduce(Resumable):
             What `shared` returned. The arrays can't be written to.
         rng : Generator
             The same for the same `seed`, epoch and shard.
+        local : Local
+            The arrays of `local_fields`, as attributes: the state before this epoch. The map changes it, in place, to
+            that of the next epoch.
 
         Returns
         -------
@@ -135,6 +149,17 @@ class MapReduce(Resumable):
         """What a worker keeps of a shard after loading it, such as centred data. Called on the worker, as `map` is."""
         return shard
 
+    def local_fields(self, i: int) -> Iterable[Field]:
+        """The table of the state that shard i has for itself, on its worker: by default none.
+
+        Only arrays of numbers, whose shapes may follow from ``self.described[i]``. A lost state is computed again, so
+        that it has the same bits whoever dies.
+        """
+        return ()
+
+    def local_start(self, shard: Any, local: Local, rng: np.random.Generator) -> None:
+        """Fill the local state for epoch 0: all zeros until then. A function of its arguments, called as `map` is."""
+
     def shared(self) -> Mapping[str, Any]:
         """What all workers need of the state, as arrays and numbers. By default, all fields that are stored until the
         fit is finished, but for generators and Python values."""
@@ -162,6 +187,7 @@ class MapReduce(Resumable):
         commit_every: float = 1,
         engine: EngineLike = 1,
         timeout: float | None = None,
+        local: str | os.PathLike[str] | None = None,
     ) -> State:
         """Run the algorithm, or the rest of it, or load its result.
 
@@ -175,6 +201,10 @@ class MapReduce(Resumable):
         timeout : float, optional
             The seconds that a shard may take in an epoch. None: no limit; a late shard is asked for elsewhere, but
             a map that never ends anywhere is waited for.
+        local : path, optional
+            For algorithms with local fields: a directory, on a disk of its own for each machine, that workers can
+            write. They keep the local states there, below a name that follows from the fit. By default, workers on this
+            machine use the store's path with ``.local`` behind it, or a temporary directory without a store.
 
         Returns
         -------
@@ -196,13 +226,47 @@ class MapReduce(Resumable):
             The engine, an object, is at work for another run, in another thread or around this call.
         TypeError
             The shards, or this object, can't be sent to workers.
+        ValueError
+            With local fields: `commit_every` is not 1, `runs` is not 1, or `local` is needed.
+        OSError
+            The directory for local states can't be made.
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is a number of seconds greater than 0, or None, not {timeout!r}")
-        with self._at_work(engine_of(engine), timeout):
-            return super().run(store, name, commit_every=commit_every)
+        chosen = engine_of(engine)
+        directory = self._local_directory(store, chosen, local, commit_every)
+        with self._at_work(chosen, timeout, directory):
+            state = super().run(store, name, commit_every=commit_every)
+            self._parts = self._recovery(store) if directory else None
+            return state
+
+    def local_parts(self, name: str) -> LazyParts:
+        """The arrays of a local field at the end of the fit, one for each shard.
+
+        An access copies the array out of the directory of the local states. If that is on another machine, or lost, or
+        damaged, the state is computed again, in this process.
+
+        Parameters
+        ----------
+        name : str
+
+        Returns
+        -------
+        LazyParts
+            ``parts[i]`` is the array of shard i. An access raises NondeterminismError if the state that is computed
+            here has other bits than on the workers, ShardError if the shard can't be loaded or has changed, KeyError if
+            it has no such field.
+
+        Raises
+        ------
+        ValueError
+            There was no `run`, or there are no local fields.
+        """
+        if self._parts is None:
+            raise ValueError(f"{self.title} has no local states of a finished run: call run, and define local_fields")
+        return self._parts.parts(name)
 
     def reset(self, store: StoreOrPath, name: str | None = None) -> None:
         """Forget the fit in the store, so that the next `run` starts anew.
@@ -228,16 +292,70 @@ class MapReduce(Resumable):
 
     def step(self) -> Mapping[str, float]:
         """One epoch: ask, combine, update."""
-        state, asking = self.state, self._asking
-        total = asking.epoch(self.shared(), state.attempt, state.epoch, self.combine)
+        state, asking, log = self.state, self._asking, self._log
+        if log is None:
+            total = asking.epoch(self.shared(), state.attempt, state.epoch, self.combine)
+        else:
+            shared = _sendable(self.shared())
+            sent = {**shared, HASHES: state.local_hashes}
+            hashes, total = _apart(asking.epoch(sent, state.attempt, state.epoch, self._combine_with_hashes))
+            state.local_hashes = hashes
+            log.add(state.epoch, shared)
         figures = self.update(total) or {}
         state.epoch += 1
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
     _asking: _Asking
+    _log: Log | None = None
+    _parts: Recovery | None = None
+
+    def _combine_with_hashes(self, left: Result, right: Result) -> Result:
+        """The combination of contributions, and the hashes of the local states in the order of the shards."""
+        (ours, left), (theirs, right) = _apart(left), _apart(right)
+        return {**self.combine(left, right), HASH: np.concatenate([ours, theirs])}
+
+    @property
+    def _has_local_state(self) -> bool:
+        return type(self).local_fields is not MapReduce.local_fields
+
+    def _local_directory(self, store: Any, engine: Engine, given: Any, commit_every: float) -> str:
+        """Where workers keep local states; "" if there are none."""
+        if not self._has_local_state:
+            if given is not None:
+                raise ValueError(f"{self.title} has no local_fields, and run() was given local={given!r:.200}")
+            return ""
+        if self.runs != 1 or commit_every != 1 or isinstance(commit_every, float):
+            raise ValueError("an algorithm with local fields has one run, and commits every epoch")
+        here = isinstance(engine, Processes | Serial)
+        if given is not None:
+            directory = os.path.abspath(os.fspath(given))
+        elif not here:
+            raise ValueError(
+                f"the workers of {type(engine).__name__} may be on other machines: give run() local=, a directory in "
+                "which each worker can keep the local states of its shards"
+            )
+        elif store is not None:
+            directory = os.path.abspath(store.path if isinstance(store, Store) else os.fspath(store)) + ".local"
+        else:
+            self._temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
+            directory = self._temporary.name
+        if here:
+            os.makedirs(directory, exist_ok=True)
+        return directory
+
+    def _recovery(self, store: Any) -> Recovery:
+        """The way to the local states of a fit that has ended."""
+        log: Any = functools.partial(contextlib.nullcontext, self._log)
+        if store is not None:
+            path = store.path if isinstance(store, Store) else os.path.abspath(os.fspath(store))
+            log = functools.partial(stored_log, path, f"{self.slot_name_}/broadcasts")
+        state, asking, shards = self.state, self._asking, shards_of(self.shards)
+        keeps = vars(self).get("_temporary")
+        hashes, environment = np.array(state.local_hashes), asking.epochs.environment
+        return Recovery(asking.function, shards, asking.run, state.epoch, hashes, log, environment, keeps)
 
     @contextlib.contextmanager
-    def _at_work(self, engine: Engine, timeout: float | None) -> Iterator[None]:
+    def _at_work(self, engine: Engine, timeout: float | None, directory: str = "") -> Iterator[None]:
         """A context with workers, which have told of the shards."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
             raise ValueError(f"seed is a whole number from 0, not {self.seed!r}: maps draw from it")
@@ -251,7 +369,8 @@ class MapReduce(Resumable):
                 run = uuid.uuid4().hex
                 self.described = _described(epochs, len(shards), run)
                 self.check_shards()
-                self._asking = _Asking(epochs, _Mapping(self, [one["contents"] for one in self.described]), run)
+                self._log = Log() if directory else None
+                self._asking = _Asking(epochs, _Mapping(self, directory), run, self._log)
                 yield
             finally:
                 self.__dict__.pop("_asking", None)
@@ -264,12 +383,17 @@ class MapReduce(Resumable):
     def _table(self) -> Iterable[Field]:
         yield Field("attempt", dtype=np.int64)
         yield Field("epoch", dtype=np.int64)
+        if self._log is not None:
+            yield Field("local_hashes", (len(self.described), 16), np.uint8)
+            yield Field("broadcasts", keeper=self._log)
         yield from super()._table()
 
     def _whole_fingerprint(self) -> Fingerprint:
         shards = {f"shard {i}": told["contents"] for i, told in enumerate(self.described)}
         workers = {f"workers' {key}": value for key, value in json.loads(self._asking.epochs.environment).items()}
         whole = {**super()._whole_fingerprint(), "seed": self.seed, **workers, "shards": len(shards), **shards}
+        if self._log is not None:
+            whole["local fields"] = self._asking.function.layout()
         self._asking.run = digest(whole)
         return whole
 
@@ -300,31 +424,48 @@ def _alone(engine: Engine) -> Iterator[None]:
 class _Asking:
     """The questions of one call of `run`."""
 
-    def __init__(self, epochs: Epochs, function: _Mapping, run: str) -> None:
+    def __init__(self, epochs: Epochs, function: _Mapping, run: str, log: Log | None) -> None:
         self.epochs = epochs
-        self._function = function
+        self.function = function
         self.run = run  # in a store, the hash of the fingerprint takes its place
+        self._log = log
 
     def epoch(self, shared: Mapping[str, Any], attempt: int, epoch: int, combine: Any) -> Result:
         """The combined replies of one epoch."""
-        sent = {name: np.array(value, order="C") for name, value in shared.items()}
-        for name, array in sent.items():
-            if array.dtype.hasobject:
-                raise TypeError(f"shared() returns arrays and numbers; {name!r} is {shared[name]!r:.200}")
-            array.flags.writeable = False
-        return self.epochs.run(self._function, sent, Tag(self.run, attempt, epoch), combine)
+        sent, log = _sendable(shared), self._log
+        with_log = None if log is None else lambda first: {**sent, **log.since(first, epoch)}
+        return self.epochs.run(self.function, sent, Tag(self.run, attempt, epoch), combine, with_log)
+
+
+def _sendable(shared: Mapping[str, Any]) -> dict[str, Array]:
+    """Copies that can't be written to. Raises TypeError for what is no array of numbers."""
+    sent = {name: np.array(value, order="C") for name, value in shared.items()}
+    for name, array in sent.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"shared() returns arrays and numbers; {name!r} is {shared[name]!r:.200}")
+        array.flags.writeable = False
+    return sent
 
 
 class _Mapping:
-    """What a worker does in an epoch."""
+    """What a worker does in an epoch.
 
-    def __init__(self, algorithm: MapReduce, contents: list[str]) -> None:
+    Attributes
+    ----------
+    fields : list of tuple of Field
+        The local fields of each shard.
+    """
+
+    def __init__(self, algorithm: MapReduce, directory: str) -> None:
         # The state is in the store of the coordinator, and a shard comes to a worker by its loader.
-        stays = ("state", "shards", "history_", "described", "_asking")
+        stays = ("state", "shards", "history_", "described", "_asking", "_log", "_parts", "_temporary")
         travels = {name: value for name, value in vars(algorithm).items() if name not in stays}
         self._algorithm = object.__new__(type(algorithm))
         vars(self._algorithm).update(travels)
-        self._contents = contents
+        self._contents: list[str] = [one["contents"] for one in algorithm.described]
+        self._directory = directory
+        count = len(self._contents) if directory else 0
+        self.fields = [checked_fields(algorithm.local_fields(i), i) for i in range(count)]
 
     def expected(self, i: int) -> str | None:
         return self._contents[i]
@@ -333,11 +474,59 @@ class _Mapping:
         return self._algorithm.prepare(data)
 
     def adds(self, shared: Mapping[str, Array]) -> bool:
-        return self._algorithm._adds(shared)
+        return not self._directory and self._algorithm._adds(shared)
 
-    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag) -> Mapping[str, Any]:
-        rng = np.random.default_rng(np.random.SeedSequence(self._algorithm.seed, spawn_key=(tag.epoch, i)))
-        return self._algorithm.map(held, dict(shared), rng)
+    def __call__(
+        self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag, disk: Disk
+    ) -> Mapping[str, Any]:
+        if not self._directory:
+            return self._algorithm.map(held, dict(shared), self._random(tag.epoch, i))
+        own, log = parted(shared)
+        slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
+        if slots is None:
+            return behind(0)  # to an old question: nobody waits for the reply
+        found = self.bring(slots, i, held, tag.epoch, shared[HASHES][i].tobytes(), log)
+        if found != tag.epoch:
+            return behind(found)
+        result = slots.step(tag.epoch, self._step(i, held, tag.epoch, own))
+        return {**result, HASH: np.frombuffer(slots.hash(tag.epoch + 1), np.uint8)[None]}
+
+    # ---- local states
+
+    def path(self, run: str, i: int) -> str:
+        """The store of a shard."""
+        return os.path.join(self._directory, run, f"shard-{i}.pm")
+
+    def layout(self) -> str:
+        """A hash of all local fields, for the fingerprint."""
+        rows = [[(field.name, field.shape, str(field.dtype)) for field in fields] for fields in self.fields]
+        return digest({"fields": rows})
+
+    def bring(self, slots: Slots, i: int, held: Any, epoch: int, wanted: bytes, log: Mapping[int, Any]) -> int:
+        """`Slots.bring`, with the methods of the algorithm."""
+
+        def start(local: Local) -> None:
+            self._algorithm.local_start(held, local, self._random(0, i, 0))
+
+        return slots.bring(epoch, wanted, log, start, lambda one, shared: self._step(i, held, one, shared))
+
+    def _step(self, i: int, held: Any, epoch: int, shared: Mapping[str, Array]) -> Step:
+        def step(local: Local) -> Result:
+            given = read_only(shared)
+            result = _checked(self._algorithm.map(held, given, self._random(epoch, i), local))
+            if any(name.startswith("/") for name in result):
+                raise ValueError(f"map() returns names without a / before, not {', '.join(result)}")
+            return result
+
+        return step
+
+    def _random(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence(self._algorithm.seed, spawn_key=key))
+
+
+def _apart(result: Result) -> tuple[Array, Result]:
+    """The hashes of local states, and the contribution."""
+    return result[HASH], {name: array for name, array in result.items() if name != HASH}
 
 
 def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:

@@ -109,6 +109,18 @@ class Lost:
         return range(self.shard, self.shard + 1)
 
 
+BEHIND = "/behind"
+"""The name of the only array of a reply from a worker that lacks the local state of the shard: an epoch, from which it
+needs the log of broadcasts. -1: with all of the log, the state had another hash than the one that was asked for."""
+
+HASH = "/hash"
+"""The name, in a reply, of the hash of the local state that the map left; uint8 of shape (1, 16)."""
+
+HASHES = "/hashes"
+"""The name, in what is broadcast, of the hashes of the local states that the maps begin with; uint8 of shape (n, 16).
+The log of an earlier epoch is in ``/<epoch>/<name>``."""
+
+
 def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[str, ...] = ()) -> str:
     """A hash of a result and of what it answers. Two replies to one request have the same one."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]

@@ -230,8 +230,8 @@ def plant_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers depend on the attempt."""
     true = _mapreduce._Mapping.__call__
 
-    def call(self: Any, i: int, held: Any, contents: str, shared: Any, tag: Any) -> Any:
-        return true(self, i, held, contents, shared, tag._replace(epoch=tag.epoch + 10 * tag.attempt))
+    def call(self: Any, i: int, held: Any, contents: str, shared: Any, tag: Any, disk: Any) -> Any:
+        return true(self, i, held, contents, shared, tag._replace(epoch=tag.epoch + 10 * tag.attempt), disk)
 
     monkeypatch.setattr(_mapreduce._Mapping, "__call__", call)
 
@@ -291,7 +291,13 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_it_finds_a_planted_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, message = MISTAKES[mistake]
+    require_found(*MISTAKES[mistake], make, monkeypatch)
+
+
+def require_found(
+    plant: Callable[[pytest.MonkeyPatch], None], message: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The explorer finds a planted mistake, and finds it again by the schedule that it names."""
     learn = _Case.learn
 
     def explored(**options: Any) -> str:
@@ -341,6 +347,16 @@ def test_state_beside_the_state_is_found() -> None:
         explore_mapreduce(lambda: Beside(several(3)), schedules=200)
     assert "coordinator killed" in str(caught.value)
     assert "after 1 of " in str(caught.value)  # it was shrunk
+
+
+def test_an_error_without_a_message_is_told() -> None:
+    class Silent(Short):
+        def update(self, total: Mapping[str, Any]) -> Mapping[str, float]:
+            assert self.state.attempt < 2
+            return super().update(total)
+
+    with pytest.raises(CrashFailure, match="^AssertionError, which no accident justifies"):
+        explore_mapreduce(lambda: Silent(several(3)), schedules=100)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -405,7 +421,8 @@ def test_a_loader_that_fails_once_is_tried_again_whatever_was_lost_before() -> N
 def test_a_shard_that_is_prepared_is_loaded_again_to_be_described() -> None:
     short, holder, shard = make(1), Holder("a worker"), pmstore.Shard(lambda: several(1)[0])
     contents = contents_of(several(1)[0])
-    function = _mapreduce._Mapping(short, [contents])
+    short.described = [{"contents": contents}]
+    function = _mapreduce._Mapping(short, "")
     shared = {"centers": np.zeros((3, 4))}
     described, mapped = [], []
     for epoch in (0, -1, 0, -1):

@@ -133,3 +133,53 @@ def killed(work: Callable[[], Any]) -> None:
 def result(state: pmstore.State) -> bytes:
     """All that must have the same bits."""
     return np.asarray(state.centers).tobytes() + np.float64(state.shift).tobytes() + bytes([state.iteration])
+
+
+class Factors(pmstore.MapReduce):
+    """X ≈ W H, with noise: H is the state, and the rows of W and a count of epochs are local states of the shards.
+
+    `accident` is called by every map, and by every update with the number of the epoch.
+    """
+
+    max_iter = EPOCHS
+
+    def __init__(self, shards: Any, accident: Any = None, in_update: Any = None) -> None:
+        self.shards, self.accident, self.in_update = shards, accident, in_update
+
+    def fields(self) -> list[pmstore.Field]:
+        return [pmstore.Field("H", (2, self.described[0]["shape"][1])), pmstore.Field("error")]
+
+    def local_fields(self, i: int) -> list[pmstore.Field]:
+        return [pmstore.Field("W", (self.described[i]["shape"][0], 2)), pmstore.Field("epochs", 1, "i4")]
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.state.H = np.random.default_rng(1).uniform(0.1, 1, self.state.H.shape)
+
+    def local_start(self, shard: Any, local: Any, rng: np.random.Generator) -> None:
+        local.W = rng.uniform(0.1, 1, local.W.shape)
+
+    def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator, local: Any) -> Mapping[str, Any]:
+        if self.accident is not None:
+            self.accident(shard)
+        X, H, W = np.abs(shard), shared["H"], local.W
+        W *= (X @ H.T) / (W @ (H @ H.T) + 1e-9)
+        W += 1e-3 * rng.uniform(size=W.shape)
+        local.epochs += 1
+        return {"WX": W.T @ X, "WW": W.T @ W, "error": np.square(X - W @ H).sum(), "epochs": local.epochs}
+
+    def update(self, total: Mapping[str, Any]) -> Mapping[str, float]:
+        if self.in_update is not None:
+            self.in_update(self.state.epoch)
+        assert total["epochs"][0] == len(self.described) * (self.state.epoch + 1)
+        self.state.H *= total["WX"] / (total["WW"] @ self.state.H + 1e-9)
+        self.state.error = float(total["error"])
+        return {"objective": self.state.error}
+
+    def bits(self) -> bytes:
+        """All that must be the same."""
+        states = [self.state.H, self.state.error, self.state.epoch]
+        parts = [part for name in ("W", "epochs") for part in self.local_parts(name)]
+        return b"".join(np.asarray(one).tobytes() for one in (*states, *parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -11,14 +12,17 @@ from pmstore._errors import FingerprintMismatchError, NondeterminismError, Shard
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import history_of
 from pmstore._resume.loop import _Commits
+from pmstore._resume.state import PROGRESS
 from pmstore.scale._epochs import LOADS, LOSSES
 from pmstore.scale._holder import _checked
-from pmstore.scale._mapreduce import MapReduce
-from pmstore.scale._messages import digest_of
+from pmstore.scale._local import Local
+from pmstore.scale._mapreduce import MapReduce, _Mapping
+from pmstore.scale._messages import Tag, digest_of
 from pmstore.scale._shards import shards_of
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.progress import Counted, terminal
+from pmstore.testing._scale.disks import DIRECTORY, Contents
 from pmstore.testing._scale.memory import GROUP, MemoryStore
 from pmstore.testing._scale.report import MapReduceReport
 from pmstore.testing._scale.schedule import Schedule, parse, schedule
@@ -105,9 +109,9 @@ def explore_mapreduce(
     case = _Case(make, workers)
     length = case.learn()
     if only is not None:
-        chosen = [parse(only, length, faults)]
+        chosen = [parse(only, length, faults, case.local)]
     else:
-        chosen = [schedule((seed << 32) + number, length, faults) for number in range(schedules)]
+        chosen = [schedule((seed << 32) + number, length, faults, case.local) for number in range(schedules)]
     shown = None if progress is not None else terminal("schedules of a MapReduce")
     counted = Counted(progress or shown)
     began = time.process_time()
@@ -138,6 +142,8 @@ class _Case:
         self.again: Counter[str] = Counter()  # questions that were asked again
         self.states: list[Any] = []  # the signatures of the undisturbed run's commits
         self.history: Any = None
+        self.local = False  # whether the algorithm has local fields
+        self.left: list[Contents] = []  # what was on the disks after each commit of the undisturbed run
 
     def learn(self) -> int:
         """Run without accidents; returns the number of points."""
@@ -145,6 +151,7 @@ class _Case:
         if not isinstance(algorithm, MapReduce):
             raise CrashTestError(f"make returns a pmstore.MapReduce, not {algorithm!r:.200}")
         self.shards = shards_of(algorithm.shards)
+        self.local = algorithm._has_local_state
         run = _Run(self, Schedule(0, frozenset(), ()), whole=True)
         try:
             what = run.to_its_end()
@@ -223,6 +230,11 @@ class _Run:
     def __init__(self, case: _Case, one: Schedule, whole: bool) -> None:
         self._case, self._whole = case, whole
         self.world = World(one, case.workers, len(case.shards), case.load)
+        if one.stale and case.left:
+            chance = random.Random(one.seed)
+            for worker in self.world.workers:
+                worker.machine.put(chance.choice(case.left), chance)
+        self.world.undecided = self._undecided
         self.store = MemoryStore()
         self.store.step = self.world.step
         self.store.on_commit = self._committed
@@ -248,10 +260,10 @@ class _Run:
                 return str(broken)
             except Exception as error:
                 outcome = self._justified(error)
-                world.tell(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                world.tell(f"{type(error).__name__}: {_first_line(error)}")
                 if not outcome:
                     self.error = error
-                    return f"{type(error).__name__}, which no accident justifies: {str(error).splitlines()[0]}"
+                    return f"{type(error).__name__}, which no accident justifies: {_first_line(error)}"
                 if not outcome.startswith("lost"):
                     self._case.outcomes[outcome] += 1
                     return None
@@ -265,6 +277,8 @@ class _Run:
         """What stands for a function on workers."""
         if self._whole:
             return lambda function: function
+        if self._case.local:
+            return lambda function: _Twice.of(function) if isinstance(function, _Mapping) else function
         last: list[Any] = [None, None]
 
         def once(function: Any) -> Any:
@@ -277,11 +291,21 @@ class _Run:
     def _live(self) -> None:
         """One coordinator: what `MapReduce.run` does, with a store and workers that are simulated."""
         algorithm = self._case.make()
-        with algorithm._at_work(self._engine, None):
+        with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else ""):
             fingerprint = algorithm._whole_fingerprint()
             algorithm._asking = Watched(algorithm._asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
             group = FitGroup(self.store, GROUP)  # type: ignore[arg-type]
             algorithm._run_in(group, fingerprint, _Commits(1))
+
+    def _undecided(self, i: int, tag: Tag) -> bytes:
+        """The hash of the local state that a question of the newest coordinator is about; empty if it is another's."""
+        progress = self.store.committed.get(f"{GROUP}/{PROGRESS}")
+        if not self._case.local or progress is None or tag.epoch < 1:
+            return b""
+        if (tag.attempt, tag.epoch) != (progress["attempt"], progress["epoch"]):
+            return b""
+        hashes: bytes = self.store.committed[f"{GROUP}/local_hashes"][i].tobytes()
+        return hashes
 
     def _committed(self) -> None:
         """A commit has the bits of the undisturbed run's last or next one."""
@@ -289,6 +313,8 @@ class _Run:
         found, states = self.store.signature(), self._case.states
         if not states:  # this is the undisturbed run
             self.states += [found] if found not in self.states[-1:] else []
+            machines = {id(worker.machine): worker.machine for worker in self.world.workers}.values()
+            self._case.left.append({path: found for one in machines for path, found in one.contents().items()})
         elif not self.world.impure:
             place = self._place
             if place < 0 or found != states[place]:
@@ -340,16 +366,52 @@ class _Once:
         self._function, self._known = function, known
         self.expected, self.prepare, self.adds = function.expected, function.prepare, function.adds
 
-    def __call__(self, i: int, held: Any, contents: str, shared: Mapping[str, Any], tag: Any) -> Mapping[str, Any]:
+    def __call__(
+        self, i: int, held: Any, contents: str, shared: Mapping[str, Any], tag: Any, disk: Any
+    ) -> Mapping[str, Any]:
         key = (i, contents, tag.epoch, *(array.tobytes() for array in shared.values()))
         result = self._known.get(key)
         if result is None:
-            result = self._function(i, held, contents, shared, tag)
-            again = self._function(i, held, contents, shared, tag)
+            result = self._function(i, held, contents, shared, tag, disk)
+            again = self._function(i, held, contents, shared, tag, disk)
             if digest_of(i, tag, _checked(result)) != digest_of(i, tag, _checked(again)):
-                raise Broken(f"map() gave two results for shard {i} in epoch {tag.epoch}, called twice with the same")
+                raise _two_results(i, tag.epoch)
             self._known[key] = result
         return result
+
+
+class _Twice(_Mapping):
+    """A function of workers with local states. Each step is called twice."""
+
+    @classmethod
+    def of(cls, function: _Mapping) -> _Twice:
+        made = object.__new__(cls)
+        vars(made).update(vars(function))
+        return made
+
+    def _step(self, i: int, held: Any, epoch: int, shared: Mapping[str, Any]) -> Callable[[Local], Any]:
+        step = super()._step(i, held, epoch, shared)
+
+        def twice(local: Local) -> Any:
+            other = {field.name: local[field.name].copy() for field in self.fields[i]}
+            again, result = step(Local(other)), step(local)
+            mine = {f"/{name}": local[name] for name in other}
+            theirs = {f"/{name}": array for name, array in other.items()}
+            tag = Tag("", 0, epoch)
+            if digest_of(i, tag, {**result, **mine}) != digest_of(i, tag, {**again, **theirs}):
+                raise _two_results(i, epoch)
+            return result
+
+        return twice
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of the message of an error, which may be empty."""
+    return str(error).partition("\n")[0]
+
+
+def _two_results(i: int, epoch: int) -> Broken:
+    return Broken(f"map() gave two results for shard {i} in epoch {epoch}, called twice with the same")
 
 
 def _difference(states: list[Any], place: int, found: Any) -> str:

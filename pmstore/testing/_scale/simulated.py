@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pmstore.scale._engine import Engine
-from pmstore.scale._messages import Array, Lost, Reply, Result, Tag
+from pmstore.scale._messages import BEHIND, Array, Lost, Reply, Result, Tag
 from pmstore.testing._scale.memory import MemoryStore
 from pmstore.testing._scale.world import Broken, Part, Question, Worker, World
 
@@ -109,7 +109,7 @@ class SimulatedEngine(Engine):
             return
         if message.failure is not None:
             self._fail(questions, message.failure.kind)
-        if message.result is None:
+        if message.result is None or (message.result.sound and BEHIND in message.result):  # type: ignore[attr-defined]
             return
         if not message.result.sound:  # type: ignore[attr-defined]
             self._fail(questions, "damaged")

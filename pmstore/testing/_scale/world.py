@@ -16,8 +16,9 @@ import numpy as np
 
 from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Holder
-from pmstore.scale._messages import Lost, Reply, Tag, digest_of
-from pmstore.testing._scale.schedule import ANSWERED, COORDINATOR, MAP, MESSAGE, REPLY, Schedule
+from pmstore.scale._messages import BEHIND, HASH, Lost, Reply, Tag, digest_of
+from pmstore.testing._scale.disks import Machine, SimulatedDisk
+from pmstore.testing._scale.schedule import ANSWERED, COMMIT, COORDINATOR, LOCAL, MAP, MESSAGE, REPLY, Schedule
 
 LIMIT = 1e6
 """Seconds of virtual time in which a fit must end, with all that its schedule does."""
@@ -37,6 +38,10 @@ class Stopped(BaseException):
 
 class Killed(Stopped):
     """The coordinator was killed."""
+
+
+class WorkerKilled(BaseException):
+    """A worker was killed in a commit of its own store."""
 
 
 class Broken(Stopped):
@@ -64,17 +69,18 @@ class Part(dict[str, Any]):
 class Worker:
     """A worker: a holder, the questions that wait for it, and the replies that it has not sent."""
 
-    def __init__(self, number: int, shards: int) -> None:
-        self.number, self.generation = number, -1
+    def __init__(self, number: int, shards: int, machine: Machine) -> None:
+        self.number, self.machine, self.generation = number, machine, -1
         self._shards = shards
         self.waiting: deque[Question] = deque()
         self.stopped_until = 0.0
 
-    def begin(self, memory: int | None) -> None:
-        """A new process, which holds nothing."""
+    def begin(self, memory: int | None, step: Callable[[str], None]) -> None:
+        """A new process, which holds nothing but what is on the disk."""
         self.generation += 1
         self.name = f"worker {self.number}" + (f", process {self.generation + 1}" if self.generation else "")
         self.holder = Holder(self.name, memory)
+        self.disk = self.holder.disk = SimulatedDisk(self.machine, step)
         self.gathering = Gathering(self._shards)
         self.waiting.clear()
         self.alive, self.busy = True, False
@@ -94,9 +100,10 @@ class World:
 
     def __init__(self, schedule: Schedule, workers: int, shards: int, load: Callable[..., Any]) -> None:
         self.schedule = schedule
-        self.workers = [Worker(number, shards) for number in range(workers)]
+        machines = [Machine() for _ in range(1 if schedule.together else workers)]
+        self.workers = [Worker(number, shards, machines[number % len(machines)]) for number in range(workers)]
         for worker in self.workers:
-            worker.begin(self._memory)
+            worker.begin(self._memory, self._in_commit)
         self.inbox: list[Reply | Lost] = []
         self.now = 0.0
         self.points = 0
@@ -106,6 +113,7 @@ class World:
         self.log: list[str] = []
         self.coordinator = 0  # its number, from 1
         self.notice: Callable[[Worker, str], None] = lambda worker, reason: None
+        self.undecided: Callable[[int, Tag], bytes] = lambda i, tag: b""  # the hash of a local state that must stay
         self.changed: int | None = None  # the shard with other contents
         self.impure = False  # a reply was altered as a worker would have computed it
         self.may_change = False  # not before the fit has begun
@@ -249,9 +257,11 @@ class World:
             names = list(result)[:-1]
             return _sent(dataclasses.replace(reply, result={name: result[name] for name in names}), False)
         other_result = altered(result)
+        if HASH in result and kind == "impure" and self._chance.random() < 0.5:
+            other_result = {**result, HASH: altered(result[HASH])}
         if other_result is result:
             return _sent(reply, True)  # it has no bytes
-        if kind == "altered" or reply.tag.epoch < 0:  # contents are no matter of a map
+        if kind == "altered" or reply.tag.epoch < 0 or BEHIND in result:  # these are no matter of a map
             return _sent(dataclasses.replace(reply, result=other_result), False)
         self.impure = True
         if self._chance.random() < 0.7:  # another worker computes the right result
@@ -276,10 +286,18 @@ class World:
         worker.busy = True
         question = worker.waiting.popleft()
         seconds = self.between(0.09, 0.11)
-        kind = self.accident(MAP, lambda: f"{worker.name} begins {_named(question)}")
+        kind = self.accident(MAP + LOCAL, lambda: f"{worker.name} begins {_named(question)}")
         if kind == "killed":
             self.kill(worker)
             return
+        if kind == "machine lost":
+            for one in self.workers:
+                if one.machine is worker.machine and one.alive:
+                    self.kill(one)
+            worker.machine.lose()
+            return
+        if kind == "bits rot":
+            worker.machine.rot(self._chance)
         if kind == "stopped":
             worker.stopped_until = self.now + self.between(0.5, 100)
         elif kind == "slow":
@@ -298,8 +316,17 @@ class World:
             return
         i, function, shared, tag = question
         self._load_fails = fails
-        reply = worker.holder.answer(i, _Loader(self, i), function, shared, tag)  # type: ignore[arg-type]
-        self._load_fails = False
+        wanted = self.undecided(i, tag)
+        kept = bool(wanted) and worker.machine.has(i, tag, wanted)
+        try:
+            reply = worker.holder.answer(i, _Loader(self, i), function, shared, tag)  # type: ignore[arg-type]
+        except WorkerKilled:
+            self.kill(worker)
+            return
+        finally:
+            self._load_fails = False
+            if kept and not worker.machine.has(i, tag, wanted):
+                raise Broken(f"{worker.name} has overwritten the local state before epoch {tag.epoch}, which is open")
         kind = self.accident(ANSWERED, lambda: f"{worker.name} has computed {_named(question)}")
         if kind == "killed":
             self.kill(worker)
@@ -314,6 +341,11 @@ class World:
         worker.busy = False
         self._next(worker)
 
+    def _in_commit(self, what: str) -> None:
+        """A point at which a worker may be killed."""
+        if self.accident(COMMIT, lambda: f"a worker, {what}"):
+            raise WorkerKilled
+
     def load(self, i: int) -> Any:
         """What a worker loads."""
         if self._load_fails:
@@ -325,6 +357,7 @@ class World:
         """A worker ends. Another process takes its place after a while; the engine may or may not notice that."""
         worker.alive = False
         worker.waiting.clear()
+        worker.disk.crash()
         if self._chance.random() < 0.7:
             self.at(self.between(0, 0.5), self._notice_death, worker, worker.generation)
         self.at(self.between(0.5, 10), self._replace, worker)
@@ -334,7 +367,7 @@ class World:
             self.notice(worker, "the process ended with signal 9")
 
     def _replace(self, worker: Worker) -> None:
-        worker.begin(self._memory)
+        worker.begin(self._memory, self._in_commit)
         self.tell(f"{worker.name} begins")
 
 

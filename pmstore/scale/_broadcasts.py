@@ -1,0 +1,174 @@
+"""The log of broadcasts, and what it is for: the local state of a shard, computed again.
+
+The coordinator's store has the log: what each epoch broadcast, committed with the decision of that epoch. From it, any
+process that can load a shard computes the shard's local state of any epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from pmstore._errors import NondeterminismError, ShardError
+from pmstore._resume.fit_group import FitGroup
+from pmstore._resume.state import PROGRESS, Field
+from pmstore._store.entrance import open as open_store
+from pmstore.scale._holder import contents_of, limited_threads, read_only
+from pmstore.scale._lazy import LazyParts
+from pmstore.scale._local import Disk, Memory, Slots
+from pmstore.scale._messages import HASHES, Array
+from pmstore.scale._shards import Shard
+
+
+class Log:
+    """What was broadcast in each epoch. A Keeper of `pmstore._resume.state`."""
+
+    def __init__(self) -> None:
+        self._new: dict[int, dict[str, Array]] = {}  # not in the store yet; without a store, all
+        self._group: Any = None
+
+    def add(self, epoch: int, shared: Mapping[str, Array]) -> None:
+        """Note what an epoch broadcast. The next commit of the store has it."""
+        self._new[epoch] = dict(shared)
+
+    def since(self, first: int, epoch: int) -> dict[str, Array]:
+        """What was broadcast from the epoch `first` to that before `epoch`, as it travels: by ``/<epoch>/<name>``."""
+        found: dict[str, Array] = {}
+        for one in range(first, epoch):
+            found[f"/{one}/"] = np.zeros(0)  # so that the epoch is there, whatever it broadcast
+            found.update({f"/{one}/{name}": array for name, array in self._of(one).items()})
+        return found
+
+    def _of(self, epoch: int) -> dict[str, Array]:
+        if epoch in self._new or self._group is None:
+            return self._new.get(epoch, {})
+        return {name: np.array(array) for name, array in self._group.group(str(epoch)).items()}
+
+    # ---- the store
+
+    def capture(self, group: MutableMapping[str, Any]) -> None:
+        for epoch, arrays in self._new.items():
+            for name, array in arrays.items():
+                group[f"{epoch}/{name}"] = array
+        self._new.clear()
+        self._group = group
+
+    def resume(self, group: Mapping[str, Any]) -> None:
+        self._group = group
+
+    def load(self, group: Mapping[str, Any]) -> None:
+        """Nothing: `Recovery` opens the store when a state is computed again."""
+
+    def check(self, fit_group: FitGroup, name: str) -> None:
+        group = fit_group.group.group(name)
+        epochs = {key.partition("/")[0] for key in group}
+        if not epochs <= {str(epoch) for epoch in range(int(fit_group.group[PROGRESS]["epoch"]))}:
+            raise fit_group.changed(name, "what the epochs until now broadcast", "something else")
+
+
+def parted(shared: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    """What a question broadcasts, and the log that came with it."""
+    own: dict[str, Array] = {}
+    log: dict[int, dict[str, Array]] = {}
+    for name, array in shared.items():
+        if not name.startswith("/"):
+            own[name] = array
+        elif name != HASHES:
+            _, epoch, rest = name.split("/", 2)
+            log.setdefault(int(epoch), {}).update({rest: array} if rest else {})
+    return own, log
+
+
+class Replay(Protocol):
+    """What `Recovery` needs of the work on workers."""
+
+    fields: list[tuple[Field, ...]]
+
+    def path(self, run: str, i: int) -> str: ...
+    def expected(self, i: int) -> str | None: ...
+    def prepare(self, data: Any) -> Any: ...
+    def bring(self, slots: Slots, i: int, held: Any, epoch: int, wanted: bytes, log: Mapping[int, Any]) -> int: ...
+
+
+class Recovery:
+    """The local states at the end of a fit.
+
+    Parameters
+    ----------
+    function : Replay
+    shards : sequence of Shard
+    run : str
+    epoch : int
+        The number of epochs that were decided.
+    hashes : ndarray of uint8, shape (n, 16)
+    log : callable
+        Returns a context with the log.
+    environment : str
+        That of the workers, as JSON.
+    keeps : object
+        What must not go before this does.
+    """
+
+    def __init__(
+        self,
+        function: Replay,
+        shards: tuple[Shard, ...],
+        run: str,
+        epoch: int,
+        hashes: Array,
+        log: Callable[[], AbstractContextManager[Log]],
+        environment: str,
+        keeps: Any,
+    ) -> None:
+        self._function, self._shards, self._run, self._epoch = function, shards, run, epoch
+        self._hashes, self._log, self._environment, self._keeps = hashes, log, environment, keeps
+
+    def parts(self, name: str) -> LazyParts:
+        """The arrays of a field."""
+        return LazyParts([Shard(self.load, i, name) for i in range(len(self._shards))], _as_it_is)
+
+    def load(self, i: int, name: str) -> Array:
+        """The array of a field of a shard."""
+        function, epoch, wanted = self._function, self._epoch, self._hashes[i].tobytes()
+        slots = Slots(Memory(), self._run, i, function.fields[i])
+        with Disk().look(function.path(self._run, i)) as found:
+            slots.take(found)
+        if epoch == 0 or slots.hash(epoch) != wanted:
+            self._replay(slots, i, wanted)
+        return slots.arrays(epoch)[name]
+
+    def _replay(self, slots: Slots, i: int, wanted: bytes) -> None:
+        """Compute the state again, as a worker does."""
+        function, epoch = self._function, self._epoch
+        loaded = read_only(self._shards[i]())
+        if contents_of(loaded) != function.expected(i):
+            raise ShardError(f"shard {i}, {self._shards[i]}, is not what it was when the fit began", i)
+        with limited_threads(json.loads(self._environment)["BLAS threads"]), self._log() as log:
+            held, first = function.prepare(loaded), epoch
+            while (found := function.bring(slots, i, held, epoch, wanted, parted(log.since(first, epoch))[1])) != epoch:
+                if found < 0:
+                    raise NondeterminismError(
+                        f"the local state of shard {i} was computed again here, and has other bits than on the worker "
+                        f"that computed it, which had {self._environment}: this process has other libraries, or map() "
+                        "and local_start() are no functions of their arguments",
+                        i,
+                    )
+                first = found
+
+
+@contextlib.contextmanager
+def stored_log(path: str, name: str) -> Any:
+    """The log in a fit's store."""
+    with contextlib.closing(open_store(path, "r")) as store:
+        log = Log()
+        log.resume(store.group(name))
+        yield log
+
+
+def _as_it_is(array: Array) -> Array:
+    return array

@@ -1,0 +1,127 @@
+"""The disks of simulated workers, with the local states of shards."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pmstore.scale._local import GROUP, Disk
+from pmstore.scale._messages import Tag, digest_of
+from pmstore.testing._scale.memory import MemoryStore
+
+DIRECTORY = "/local"
+
+Contents = dict[str, dict[str, Any]]
+"""What is in stores, by their paths."""
+
+
+class Machine:
+    """A disk. Some workers have one together; then one of them at a time has a store open.
+
+    Attributes
+    ----------
+    stores : dict of str to DiskStore
+    """
+
+    def __init__(self) -> None:
+        self.stores: dict[str, DiskStore] = {}
+
+    def lose(self) -> None:
+        """All that was on the disk."""
+        self.stores = {}
+
+    def rot(self, chance: random.Random) -> None:
+        """Another bit in a slot of each store, at rest and in the memory of the worker that has it open."""
+        for store in self.stores.values():
+            slot = f"{GROUP}/{chance.randrange(2)}/"
+            place = chance.random()
+            for values in (store.live, store.committed):
+                for name, value in values.items():
+                    if name.startswith(slot) and value.nbytes:
+                        value.reshape(-1).view(np.uint8)[int(place * value.nbytes)] ^= 1
+
+    def has(self, shard: int, tag: Tag, wanted: bytes) -> bool:
+        """Whether the state of a shard before an epoch, with this hash, is at rest in one of its slots."""
+        values = next((one.committed for path, one in self.stores.items() if path.endswith(f"/shard-{shard}.pm")), {})
+        slots = (_slot(values, 0), _slot(values, 1))
+        return any(digest_of(shard, tag._replace(attempt=0), arrays) == wanted.hex() for arrays in slots)
+
+    def contents(self) -> Contents:
+        """A copy of all that is at rest."""
+        return {path: _copy(store.committed) for path, store in self.stores.items()}
+
+    def put(self, contents: Contents, chance: random.Random) -> None:
+        """Leave the stores of another run: other values, whose hashes are theirs."""
+        for path, values in contents.items():
+            shard = int(path.rpartition("-")[2].removesuffix(".pm"))
+            store = self.stores[path] = DiskStore()
+            store.committed = values = _copy(values)
+            for slot in (0, 1):
+                arrays = _slot(values, slot)
+                for array in arrays.values():
+                    array[...] = np.roll(array, 1) + array.dtype.type(chance.randrange(2))
+                record = values[f"{GROUP}/slots"][slot]
+                tag = Tag("another run", 0, int(record["epoch"]))
+                record["hash"] = np.frombuffer(bytes.fromhex(digest_of(shard, tag, arrays)), np.uint8)
+
+
+class DiskStore(MemoryStore):
+    """A store of a shard on a simulated disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holder: SimulatedDisk | None = None  # the worker that has it open
+
+    def close(self) -> None:
+        self.holder = None
+
+
+class SimulatedDisk(Disk):
+    """The disk of a machine, as one process of a worker has it.
+
+    Parameters
+    ----------
+    machine : Machine
+    step : callable
+        Called before and after each commit, with what it is. It may raise, to kill the worker.
+    """
+
+    def __init__(self, machine: Machine, step: Callable[[str], None]) -> None:
+        super().__init__()
+        self._machine, self._step = machine, step
+
+    def open(self, path: str) -> Any:
+        store = self._machine.stores.setdefault(path, DiskStore())
+        if store.holder is not None:
+            return None
+        store.holder, store.step = self, self._step
+        store.reopen()
+        return store
+
+    @contextlib.contextmanager
+    def look(self, path: str) -> Iterator[Mapping[str, Any]]:
+        store, snapshot = self._machine.stores.get(path), MemoryStore()
+        if store is not None:
+            snapshot.live = store.committed
+        yield snapshot.group(GROUP)
+
+    def crash(self) -> None:
+        """The process ends: its locks are free, and what it had not committed is lost."""
+        self._slots.clear()
+        for store in self._machine.stores.values():
+            if store.holder is self:
+                store.holder = None
+
+
+def _slot(values: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """The arrays in a slot, by the names of their fields."""
+    begin = f"{GROUP}/{slot}/"
+    return {name[len(begin) :]: value for name, value in values.items() if name.startswith(begin)}
+
+
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.copy() for name, value in values.items()}

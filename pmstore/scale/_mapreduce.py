@@ -158,7 +158,10 @@ class MapReduce(Resumable):
         return ()
 
     def local_start(self, shard: Any, local: Local, rng: np.random.Generator) -> None:
-        """Fill the local state for epoch 0: all zeros until then. A function of its arguments, called as `map` is."""
+        """Fill the local state for epoch 0: all zeros until then. A function of its arguments, called as `map` is.
+
+        `rng` is made from ``SeedSequence(seed, spawn_key=(0, i, 0))``.
+        """
 
     def shared(self) -> Mapping[str, Any]:
         """What all workers need of the state, as arrays and numbers. By default, all fields that are stored until the

@@ -38,6 +38,12 @@ def test_a_logistic_regression_that_is_killed(path: Path, epochs: str) -> None:
     assert again == epochs.replace(" in 1 attempts", " in 2 attempts")
 
 
+def test_a_factorization_that_is_killed_and_whose_states_are_deleted() -> None:
+    told = run("nmf_shards.py")
+    assert told.count("the same bits") == 4
+    assert "started 3 times" in told
+
+
 def test_an_engine_on_mpi(path: Path, epochs: str) -> None:
     pytest.importorskip("mpi4py", reason="no mpi4py")
     mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))

@@ -10,34 +10,46 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from pmstore._errors import NondeterminismError, ShardError
 from pmstore._resume.fit_group import FitGroup
-from pmstore._resume.state import PROGRESS, Field
+from pmstore._resume.state import PROGRESS
 from pmstore._store.entrance import open as open_store
 from pmstore.scale._holder import contents_of, limited_threads, read_only
 from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Disk, Memory, Slots
-from pmstore.scale._messages import HASHES, Array
+from pmstore.scale._messages import Array
 from pmstore.scale._shards import Shard
+from pmstore.scale._work import Work, parted
 
 
 class Log:
     """What was broadcast in each epoch. A Keeper of `pmstore._resume.state`."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self.first = first  # earlier epochs are not in the log any more
         self._new: dict[int, dict[str, Array]] = {}  # not in the store yet; without a store, all
         self._group: Any = None
+        self._captured = first  # the beginning of the log in the store
 
     def add(self, epoch: int, shared: Mapping[str, Array]) -> None:
         """Note what an epoch broadcast. The next commit of the store has it."""
         self._new[epoch] = dict(shared)
 
-    def since(self, first: int, epoch: int) -> dict[str, Array]:
-        """What was broadcast from the epoch `first` to that before `epoch`, as it travels: by ``/<epoch>/<name>``."""
+    def cut(self, first: int) -> None:
+        """Forget earlier epochs. The next commit of the store has no more of them."""
+        if first > self.first:
+            self.first = first
+            self._new = {epoch: arrays for epoch, arrays in self._new.items() if epoch >= first}
+
+    def since(self, first: int, epoch: int) -> dict[str, Array] | None:
+        """What was broadcast from the epoch `first` to that before `epoch`, as it travels: by ``/<epoch>/<name>``.
+        None: the log does not go back so far."""
+        if first < self.first:
+            return None
         found: dict[str, Array] = {}
         for one in range(first, epoch):
             found[f"/{one}/"] = np.zeros(0)  # so that the epoch is there, whatever it broadcast
@@ -52,6 +64,11 @@ class Log:
     # ---- the store
 
     def capture(self, group: MutableMapping[str, Any]) -> None:
+        if self._captured < self.first:
+            for key in list(group):
+                if int(key.partition("/")[0]) < self.first:
+                    del group[key]
+            self._captured = self.first
         for epoch, arrays in self._new.items():
             for name, array in arrays.items():
                 group[f"{epoch}/{name}"] = array
@@ -71,36 +88,12 @@ class Log:
             raise fit_group.changed(name, "what the epochs until now broadcast", "something else")
 
 
-def parted(shared: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
-    """What a question broadcasts, and the log that came with it."""
-    own: dict[str, Array] = {}
-    log: dict[int, dict[str, Array]] = {}
-    for name, array in shared.items():
-        if not name.startswith("/"):
-            own[name] = array
-        elif name != HASHES:
-            _, epoch, rest = name.split("/", 2)
-            log.setdefault(int(epoch), {}).update({rest: array} if rest else {})
-    return own, log
-
-
-class Replay(Protocol):
-    """What `Recovery` needs of the work on workers."""
-
-    fields: list[tuple[Field, ...]]
-
-    def path(self, run: str, i: int) -> str: ...
-    def expected(self, i: int) -> str | None: ...
-    def prepare(self, data: Any) -> Any: ...
-    def bring(self, slots: Slots, i: int, held: Any, epoch: int, wanted: bytes, log: Mapping[int, Any]) -> int: ...
-
-
 class Recovery:
     """The local states at the end of a fit.
 
     Parameters
     ----------
-    function : Replay
+    function : Work
     shards : sequence of Shard
     run : str
     epoch : int
@@ -116,7 +109,7 @@ class Recovery:
 
     def __init__(
         self,
-        function: Replay,
+        function: Work,
         shards: tuple[Shard, ...],
         run: str,
         epoch: int,
@@ -150,7 +143,13 @@ class Recovery:
             raise ShardError(f"shard {i}, {self._shards[i]}, is not what it was when the fit began", i)
         with limited_threads(json.loads(self._environment)["BLAS threads"]), self._log() as log:
             held, first = function.prepare(loaded), epoch
-            while (found := function.bring(slots, i, held, epoch, wanted, parted(log.since(first, epoch))[1])) != epoch:
+            while True:
+                since = log.since(first, epoch)
+                if since is None:
+                    raise ShardError(f"the local state of shard {i} is lost: {log_too_short(log.first)}", i)
+                found = function.bring(slots, i, held, epoch, wanted, parted(since)[1])
+                if found == epoch:
+                    break
                 if found < 0:
                     raise NondeterminismError(
                         f"the local state of shard {i} was computed again here, and has other bits than on the worker "
@@ -163,11 +162,20 @@ class Recovery:
 
 @contextlib.contextmanager
 def stored_log(path: str, name: str) -> Any:
-    """The log in a fit's store."""
+    """The log in the store of a fit with this name."""
     with contextlib.closing(open_store(path, "r")) as store:
-        log = Log()
-        log.resume(store.group(name))
+        group = store.group(name)
+        log = Log(int(group[PROGRESS]["log_from"]))
+        log.resume(group.group("broadcasts"))
         yield log
+
+
+def log_too_short(first: int) -> str:
+    """Why a state can't be computed again, in words."""
+    return (
+        f"its directory does not have it, the log of broadcasts begins with epoch {first}, and no sound copy in the "
+        "archive is as new as that"
+    )
 
 
 def _as_it_is(array: Array) -> Array:

@@ -99,7 +99,7 @@ class Epochs:
         shared: Mapping[str, Array],
         tag: Tag,
         combine: Callable[[Result, Result], Result],
-        with_log: Callable[[int], Mapping[str, Array]] | None = None,
+        with_log: Callable[[int], Mapping[str, Array] | None] | None = None,
     ) -> Result:
         """The combination of the replies of all shards.
 
@@ -111,7 +111,7 @@ class Epochs:
             Of two results, the lower shards' on the left.
         with_log : callable, optional
             ``with_log(k)`` returns `shared` with the log of broadcasts from epoch k on, for workers that lack the local
-            state of a shard.
+            state of a shard; None if the log does not go back so far.
 
         Raises
         ------
@@ -207,7 +207,16 @@ class Epochs:
         if begin >= question.log_from:
             return
         if begin not in self._logs:
-            self._logs[begin] = self._with_log(begin)
+            shared = self._with_log(begin)
+            if shared is None:
+                raise ShardError(
+                    f"the local state of {self._name(reply.shard)} before epoch {self._tag.epoch} is lost: it is not "
+                    f"on {reply.worker}, the log of broadcasts does not go back to epoch {begin}, and the archive "
+                    "has no sound copy that is as new as the log",
+                    reply.shard,
+                    reply.worker,
+                )
+            self._logs[begin] = shared
         question.log_from, question.shared = begin, self._logs[begin]
         epochs = self._tag.epoch - begin + 1 if self._usual[reply.shard] else 1
         question.late_after = self._clock() - self._began + epochs * self._usually_late(reply.shard)

@@ -28,6 +28,7 @@ import numpy as np
 import pmstore._store.entrance as stores
 from pmstore._errors import CorruptStoreError, Error, FormatVersionError, NotAStoreError, StoreLockedError
 from pmstore._resume.state import Field
+from pmstore.scale._copies import Copies
 from pmstore.scale._messages import BEHIND, Array, Tag, digest_of
 
 GROUP = "shard"
@@ -96,7 +97,7 @@ class Slots:
     def __init__(self, store: Any, run: str, shard: int, fields: Iterable[Field]) -> None:
         self.store, self.run, self._shard = store, run, shard
         self.asked = 0, 0  # the newest question's attempt and epoch
-        self._names = [field.name for field in fields]
+        self._fields = tuple(fields)
         self._group = store.group(GROUP)
         wanted = {f"{slot}/{field.name}": field for slot in (0, 1) for field in fields}
         if not _fits(self._group, wanted):
@@ -108,7 +109,8 @@ class Slots:
                 self._group["slots"] = np.array([(-1, 0), (-1, 0)], _RECORD)
         self._wanted = wanted
         self._record: Array = self._group["slots"]
-        self._arrays = [{name: self._group[f"{slot}/{name}"] for name in self._names} for slot in (0, 1)]
+        names = [field.name for field in self._fields]
+        self._arrays = [{name: self._group[f"{slot}/{name}"] for name in names} for slot in (0, 1)]
 
     def arrays(self, epoch: int) -> dict[str, Array]:
         """The slot of an epoch."""
@@ -131,7 +133,15 @@ class Slots:
         """The hash of what is in the slot of an epoch, if it is the state of that epoch."""
         return bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), self.arrays(epoch)))
 
-    def bring(self, epoch: int, wanted: bytes, log: Mapping[int, Any], start: Step, steps: Callable[..., Step]) -> int:
+    def bring(
+        self,
+        epoch: int,
+        wanted: bytes,
+        log: Mapping[int, Any],
+        start: Step,
+        steps: Callable[..., Step],
+        copies: Copies | None = None,
+    ) -> int:
         """Make sure that the slot of an epoch has its state.
 
         Parameters
@@ -145,6 +155,7 @@ class Slots:
             Fills the state of epoch 0.
         steps : callable
             ``steps(epoch, broadcast)`` is the step of that epoch.
+        copies : Copies, optional
 
         Returns
         -------
@@ -156,7 +167,7 @@ class Slots:
             return 0
         if self.hash(epoch) == wanted:
             return epoch
-        for base in self._bases(epoch):
+        for base in self._bases(epoch, copies):
             if base < min(log, default=epoch):
                 return base
             if base == 0:
@@ -192,12 +203,29 @@ class Slots:
         self._record["hash"][epoch % 2] = np.frombuffer(self.hash(epoch), np.uint8)
         self._record["epoch"][epoch % 2] = epoch
 
-    def _bases(self, epoch: int) -> Iterator[int]:
-        """The epochs before this one whose states are here and sound, the newest first; the last one is 0."""
-        for found in sorted(map(int, self._record["epoch"]), reverse=True):
-            if 0 < found < epoch and self._record["hash"][found % 2].tobytes() == self.hash(found):
+    def _bases(self, epoch: int, copies: Copies | None) -> Iterator[int]:
+        """The epochs until this one whose states are in their slots now, and sound, the newest first; then 0."""
+        here = {int(found) for found in self._record["epoch"] if 0 < found < epoch}
+        elsewhere = set(copies.epochs(self.run).get(self._shard, [])) if copies is not None else set()
+        for found in sorted(here | {one for one in elsewhere if one <= epoch}, reverse=True):
+            sound = found in here and self._record["hash"][found % 2].tobytes() == self.hash(found)
+            if sound or (found in elsewhere and copies is not None and self._take_copy(found, copies)):
                 yield found
         yield 0
+
+    def _take_copy(self, epoch: int, copies: Copies) -> bool:
+        """Put the copy of a state into its slot. Returns whether it is sound."""
+        found = copies.get(self.run, self._shard, epoch, self._fields)
+        if found is None:
+            return False
+        given, arrays = found
+        if bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), arrays)) != given:
+            return False
+        with self.store.transaction():
+            for name, array in arrays.items():
+                self.arrays(epoch)[name][...] = array
+            self._note(epoch)
+        return True
 
     def _discard(self) -> None:
         with self.store.transaction():

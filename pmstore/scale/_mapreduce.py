@@ -30,17 +30,19 @@ from pmstore._resume.history import Rows
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
 from pmstore._store.store import Store
-from pmstore.scale._broadcasts import Log, Recovery, parted, stored_log
+from pmstore.scale._broadcasts import Log, Recovery, stored_log
+from pmstore.scale._copies import Copies
 from pmstore.scale._engine import Engine, Serial
 from pmstore.scale._engines import EngineLike, engine_of
 from pmstore.scale._epochs import Epochs
 from pmstore.scale._gather import sums
-from pmstore.scale._holder import Describe, _checked, read_only
+from pmstore.scale._holder import Describe
 from pmstore.scale._lazy import LazyParts
-from pmstore.scale._local import Disk, Local, Slots, Step, behind, checked_fields
+from pmstore.scale._local import Local
 from pmstore.scale._messages import HASH, HASHES, Array, Result, Tag
 from pmstore.scale._processes import Processes
 from pmstore.scale._shards import shards_of
+from pmstore.scale._work import Work
 
 
 class MapReduce(Resumable):
@@ -191,6 +193,8 @@ class MapReduce(Resumable):
         engine: EngineLike = 1,
         timeout: float | None = None,
         local: str | os.PathLike[str] | None = None,
+        archive: str | os.PathLike[str] | None = None,
+        archive_every: int = 100,
     ) -> State:
         """Run the algorithm, or the rest of it, or load its result.
 
@@ -208,6 +212,12 @@ class MapReduce(Resumable):
             For algorithms with local fields: a directory, on a disk of its own for each machine, that workers can
             write. They keep the local states there, below a name that follows from the fit. By default, workers on this
             machine use the store's path with ``.local`` behind it, or a temporary directory without a store.
+        archive : str or path, optional
+            For algorithms with local fields: a folder or URL that all workers reach, for copies of the local states.
+            Then the store keeps the broadcasts of some `archive_every` epochs, and not of all. ``s3://…`` and others
+            need the extra `archive`.
+        archive_every : int, default=100
+            The number of epochs between two copies of a shard's state.
 
         Returns
         -------
@@ -240,7 +250,8 @@ class MapReduce(Resumable):
             raise ValueError(f"timeout is a number of seconds greater than 0, or None, not {timeout!r}")
         chosen = engine_of(engine)
         directory = self._local_directory(store, chosen, local, commit_every)
-        with self._at_work(chosen, timeout, directory):
+        copies = self._archive(archive, archive_every)
+        with self._at_work(chosen, timeout, directory, copies):
             state = super().run(store, name, commit_every=commit_every)
             self._parts = self._recovery(store) if directory else None
             return state
@@ -299,6 +310,7 @@ class MapReduce(Resumable):
         if log is None:
             total = asking.epoch(self.shared(), state.attempt, state.epoch, self.combine)
         else:
+            self._cut(log)
             shared = _sendable(self.shared())
             sent = {**shared, HASHES: state.local_hashes}
             hashes, total = _apart(asking.epoch(sent, state.attempt, state.epoch, self._combine_with_hashes))
@@ -308,7 +320,16 @@ class MapReduce(Resumable):
         state.epoch += 1
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
+    def _cut(self, log: Log) -> None:
+        """Forget what no shard needs any more of the log, as its states are copied."""
+        state, copies, run = self.state, self._copies, self._asking.run
+        if copies is not None and state.epoch and state.epoch % copies.every == 0:
+            copies.forget(run, state.log_from)
+            state.log_from = max(state.log_from, copies.log_from(run, len(self.described), state.epoch))
+        log.cut(state.log_from)
+
     _asking: _Asking
+    _copies: Copies | None = None
     _log: Log | None = None
     _parts: Recovery | None = None
 
@@ -346,19 +367,31 @@ class MapReduce(Resumable):
             os.makedirs(directory, exist_ok=True)
         return directory
 
+    def _archive(self, url: Any, every: int) -> Copies | None:
+        """Where copies of local states are."""
+        if url is None:
+            return None
+        if not self._has_local_state:
+            raise ValueError(f"{self.title} has no local_fields, and run() was given archive={url!r:.200}")
+        if isinstance(every, bool) or not isinstance(every, numbers.Integral) or every < 1:
+            raise ValueError(f"archive_every is a whole number from 1, not {every!r}")
+        return Copies(url, int(every))
+
     def _recovery(self, store: Any) -> Recovery:
         """The way to the local states of a fit that has ended."""
         log: Any = functools.partial(contextlib.nullcontext, self._log)
         if store is not None:
             path = store.path if isinstance(store, Store) else os.path.abspath(os.fspath(store))
-            log = functools.partial(stored_log, path, f"{self.slot_name_}/broadcasts")
+            log = functools.partial(stored_log, path, str(self.slot_name_))
         state, asking, shards = self.state, self._asking, shards_of(self.shards)
         keeps = vars(self).get("_temporary")
         hashes, environment = np.array(state.local_hashes), asking.epochs.environment
         return Recovery(asking.function, shards, asking.run, state.epoch, hashes, log, environment, keeps)
 
     @contextlib.contextmanager
-    def _at_work(self, engine: Engine, timeout: float | None, directory: str = "") -> Iterator[None]:
+    def _at_work(
+        self, engine: Engine, timeout: float | None, directory: str = "", copies: Copies | None = None
+    ) -> Iterator[None]:
         """A context with workers, which have told of the shards."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral) or self.seed < 0:
             raise ValueError(f"seed is a whole number from 0, not {self.seed!r}: maps draw from it")
@@ -373,7 +406,8 @@ class MapReduce(Resumable):
                 self.described = _described(epochs, len(shards), run)
                 self.check_shards()
                 self._log = Log() if directory else None
-                self._asking = _Asking(epochs, _Mapping(self, directory), run, self._log)
+                self._copies = copies
+                self._asking = _Asking(epochs, Work(self, directory, copies), run, self._log)
                 yield
             finally:
                 self.__dict__.pop("_asking", None)
@@ -387,6 +421,7 @@ class MapReduce(Resumable):
         yield Field("attempt", dtype=np.int64)
         yield Field("epoch", dtype=np.int64)
         if self._log is not None:
+            yield Field("log_from", dtype=np.int64)
             yield Field("local_hashes", (len(self.described), 16), np.uint8)
             yield Field("broadcasts", keeper=self._log)
         yield from super()._table()
@@ -427,7 +462,7 @@ def _alone(engine: Engine) -> Iterator[None]:
 class _Asking:
     """The questions of one call of `run`."""
 
-    def __init__(self, epochs: Epochs, function: _Mapping, run: str, log: Log | None) -> None:
+    def __init__(self, epochs: Epochs, function: Work, run: str, log: Log | None) -> None:
         self.epochs = epochs
         self.function = function
         self.run = run  # in a store, the hash of the fingerprint takes its place
@@ -436,8 +471,13 @@ class _Asking:
     def epoch(self, shared: Mapping[str, Any], attempt: int, epoch: int, combine: Any) -> Result:
         """The combined replies of one epoch."""
         sent, log = _sendable(shared), self._log
-        with_log = None if log is None else lambda first: {**sent, **log.since(first, epoch)}
-        return self.epochs.run(self.function, sent, Tag(self.run, attempt, epoch), combine, with_log)
+
+        def with_log(first: int) -> dict[str, Array] | None:
+            since = None if log is None else log.since(first, epoch)
+            return None if since is None else {**sent, **since}
+
+        tag = Tag(self.run, attempt, epoch)
+        return self.epochs.run(self.function, sent, tag, combine, None if log is None else with_log)
 
 
 def _sendable(shared: Mapping[str, Any]) -> dict[str, Array]:
@@ -448,83 +488,6 @@ def _sendable(shared: Mapping[str, Any]) -> dict[str, Array]:
             raise TypeError(f"shared() returns arrays and numbers; {name!r} is {shared[name]!r:.200}")
         array.flags.writeable = False
     return sent
-
-
-class _Mapping:
-    """What a worker does in an epoch.
-
-    Attributes
-    ----------
-    fields : list of tuple of Field
-        The local fields of each shard.
-    """
-
-    def __init__(self, algorithm: MapReduce, directory: str) -> None:
-        # The state is in the store of the coordinator, and a shard comes to a worker by its loader.
-        stays = ("state", "shards", "history_", "described", "_asking", "_log", "_parts", "_temporary")
-        travels = {name: value for name, value in vars(algorithm).items() if name not in stays}
-        self._algorithm = object.__new__(type(algorithm))
-        vars(self._algorithm).update(travels)
-        self._contents: list[str] = [one["contents"] for one in algorithm.described]
-        self._directory = directory
-        count = len(self._contents) if directory else 0
-        self.fields = [checked_fields(algorithm.local_fields(i), i) for i in range(count)]
-
-    def expected(self, i: int) -> str | None:
-        return self._contents[i]
-
-    def prepare(self, data: Any) -> Any:
-        return self._algorithm.prepare(data)
-
-    def adds(self, shared: Mapping[str, Array]) -> bool:
-        return not self._directory and self._algorithm._adds(shared)
-
-    def __call__(
-        self, i: int, held: Any, contents: str, shared: Mapping[str, Array], tag: Tag, disk: Disk
-    ) -> Mapping[str, Any]:
-        if not self._directory:
-            return self._algorithm.map(held, dict(shared), self._random(tag.epoch, i))
-        own, log = parted(shared)
-        slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
-        if slots is None:
-            return behind(0)  # to an old question: nobody waits for the reply
-        found = self.bring(slots, i, held, tag.epoch, shared[HASHES][i].tobytes(), log)
-        if found != tag.epoch:
-            return behind(found)
-        result = slots.step(tag.epoch, self._step(i, held, tag.epoch, own))
-        return {**result, HASH: np.frombuffer(slots.hash(tag.epoch + 1), np.uint8)[None]}
-
-    # ---- local states
-
-    def path(self, run: str, i: int) -> str:
-        """The store of a shard."""
-        return os.path.join(self._directory, run, f"shard-{i}.pm")
-
-    def layout(self) -> str:
-        """A hash of all local fields, for the fingerprint."""
-        rows = [[(field.name, field.shape, str(field.dtype)) for field in fields] for fields in self.fields]
-        return digest({"fields": rows})
-
-    def bring(self, slots: Slots, i: int, held: Any, epoch: int, wanted: bytes, log: Mapping[int, Any]) -> int:
-        """`Slots.bring`, with the methods of the algorithm."""
-
-        def start(local: Local) -> None:
-            self._algorithm.local_start(held, local, self._random(0, i, 0))
-
-        return slots.bring(epoch, wanted, log, start, lambda one, shared: self._step(i, held, one, shared))
-
-    def _step(self, i: int, held: Any, epoch: int, shared: Mapping[str, Array]) -> Step:
-        def step(local: Local) -> Result:
-            given = read_only(shared)
-            result = _checked(self._algorithm.map(held, given, self._random(epoch, i), local))
-            if any(name.startswith("/") for name in result):
-                raise ValueError(f"map() returns names without a / before, not {', '.join(result)}")
-            return result
-
-        return step
-
-    def _random(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng(np.random.SeedSequence(self._algorithm.seed, spawn_key=key))
 
 
 def _apart(result: Result) -> tuple[Array, Result]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scale import Holder, Lost, Reply, Serial, Tag, _epochs, _gather, _mapreduce, shards_of
+from pmstore.scale import Holder, Lost, Reply, Serial, Tag, _epochs, _gather, _mapreduce, _work, shards_of
 from pmstore.scale._epochs import Epochs
 from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Describe, contents_of
@@ -212,7 +212,7 @@ def plant_epoch_after_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is loaded again counts with any contents."""
-    monkeypatch.setattr(_mapreduce._Mapping, "expected", lambda self, i: None)
+    monkeypatch.setattr(_work.Work, "expected", lambda self, i: None)
 
 
 def plant_differences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +228,12 @@ def plant_differences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers depend on the attempt."""
-    true = _mapreduce._Mapping.__call__
+    true = _work.Work.__call__
 
     def call(self: Any, i: int, held: Any, contents: str, shared: Any, tag: Any, disk: Any) -> Any:
         return true(self, i, held, contents, shared, tag._replace(epoch=tag.epoch + 10 * tag.attempt), disk)
 
-    monkeypatch.setattr(_mapreduce._Mapping, "__call__", call)
+    monkeypatch.setattr(_work.Work, "__call__", call)
 
 
 def plant_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +422,7 @@ def test_a_shard_that_is_prepared_is_loaded_again_to_be_described() -> None:
     short, holder, shard = make(1), Holder("a worker"), pmstore.Shard(lambda: several(1)[0])
     contents = contents_of(several(1)[0])
     short.described = [{"contents": contents}]
-    function = _mapreduce._Mapping(short, "")
+    function = _work.Work(short, "")
     shared = {"centers": np.zeros((3, 4))}
     described, mapped = [], []
     for epoch in (0, -1, 0, -1):

@@ -14,8 +14,8 @@ import pytest
 
 import pmstore
 from pmstore.scale import Engine, Holder, Processes, Serial, Tag, _local, shards_of
-from pmstore.scale._mapreduce import _Mapping
 from pmstore.scale._messages import BEHIND, HASHES
+from pmstore.scale._work import Work
 from tests.support.sharded import EPOCHS, At, Factors, Once, killed, several
 
 
@@ -215,7 +215,7 @@ def test_a_store_that_another_process_has_is_read(path: Path, tmp_path: Path, un
 def test_a_shard_that_moves_takes_its_store_along(path: Path) -> None:
     factors = Factors(several(1))
     factors.described = [{"shape": several(1)[0].shape, "contents": None}]
-    function = _Mapping(factors, f"{path}.local")
+    function = Work(factors, f"{path}.local")
     function._contents = [None]  # type: ignore[list-item]
     holders, shard = [Holder("first"), Holder("second")], shards_of(several(1))[0]
     hashes = np.zeros((1, 16), np.uint8)

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pmstore.scale import _mapreduce
+from pmstore.scale import _work
 from pmstore.scale._broadcasts import Log
+from pmstore.scale._copies import Copies
 from pmstore.scale._local import Slots
 from pmstore.scale._messages import HASH, Tag, digest_of
 from pmstore.testing import CrashFailure, explore_mapreduce
+from pmstore.testing._scale.disks import SimulatedCopies
 from pmstore.testing._scale.schedule import COMMIT, KINDS, LOCAL, RARE
 from tests.conftest import LONGER
 from tests.scale.test_explorer import require_found
@@ -40,7 +42,7 @@ def test_I35_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, work
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_more_schedules(seed: int) -> None:
-    explore_mapreduce(lambda: make(5), schedules=1500 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
+    explore_mapreduce(lambda: make(5), schedules=600 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
 
 
 # ---- planted mistakes
@@ -49,13 +51,13 @@ def test_more_schedules(seed: int) -> None:
 def bring(accepts: Callable[[Slots, int, bytes], bool], skipped: int = 0) -> Callable[..., int]:
     """`Slots.bring` with another test of a state, or a replay that leaves out epochs."""
 
-    def brought(self: Slots, epoch: int, wanted: bytes, log: Mapping[int, Any], start: Any, steps: Any) -> int:
+    def brought(self: Slots, epoch: int, wanted: bytes, log: Any, start: Any, steps: Any, copies: Any) -> int:
         if epoch == 0:
             self._begin(start)
             return 0
         if accepts(self, epoch, wanted):
             return epoch
-        for base in self._bases(epoch):
+        for base in self._bases(epoch, copies):
             if base < min(log, default=epoch):
                 return base
             if base == 0:
@@ -87,13 +89,13 @@ def of_any_run(slots: Slots, epoch: int, wanted: bytes) -> bool:
 
 def plant_replay_with_present(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay takes what the question broadcasts, instead of the log."""
-    true = _mapreduce._Mapping.bring
+    true = _work.Work.bring
 
     def brought(self: Any, slots: Any, i: int, held: Any, epoch: int, wanted: bytes, log: Any) -> int:
         newest = log[max(log)] if log else None
         return true(self, slots, i, held, epoch, wanted, dict.fromkeys(log, newest))
 
-    monkeypatch.setattr(_mapreduce._Mapping, "bring", brought)
+    monkeypatch.setattr(_work.Work, "bring", brought)
 
 
 def plant_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +112,28 @@ def plant_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "capture", capture)
 
 
+def plant_cut_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is cut off below the newest copy that any shard has."""
+
+    def log_from(self: Copies, run: str, shards: int, now: int) -> int:
+        return max((epoch for epochs in self.epochs(run).values() for epoch in epochs), default=0)
+
+    monkeypatch.setattr(Copies, "log_from", log_from)
+
+
+def plant_other_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy has other arrays than its hash is of."""
+    true = SimulatedCopies.put
+
+    def put(self: SimulatedCopies, run: str, shard: int, epoch: int, found: bytes, arrays: Any) -> None:
+        true(self, run, shard, epoch, found, [array + 1 for array in arrays])
+
+    monkeypatch.setattr(SimulatedCopies, "put", put)
+
+
 def plant_hash_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reply has the hash of the state that the map began with."""
-    true = _mapreduce._Mapping.__call__
+    true = _work.Work.__call__
 
     def call(self: Any, i: int, held: Any, contents: str, shared: Any, tag: Any, disk: Any) -> Any:
         result = true(self, i, held, contents, shared, tag, disk)
@@ -120,7 +141,7 @@ def plant_hash_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
             result = {**result, HASH: shared["/hashes"][i][None]}
         return result
 
-    monkeypatch.setattr(_mapreduce._Mapping, "__call__", call)
+    monkeypatch.setattr(_work.Work, "__call__", call)
 
 
 def plant_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +162,9 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a state of another run counts": (lambda m: m.setattr(Slots, "bring", bring(of_any_run)), WRONG),
     "a replay leaves out an epoch": (lambda m: m.setattr(Slots, "bring", bring(right, 1)), "NondeterminismError"),
     "a replay takes the newest broadcast": (plant_replay_with_present, "NondeterminismError"),
-    "the log is cut too early": (plant_cut, "commit 3 .* other bits"),
+    "the log is cut without copies": (plant_cut, "commit 3 .* other bits"),
+    "the log is cut below the copies of another shard": (plant_cut_without_copies, "has no copy that is as new"),
+    "copies have other arrays": (plant_other_arrays, "before epoch . is lost"),
     "the reply has the hash of the state before": (plant_hash_of_the_reply, "other bits: .*local_hashes"),
 }
 

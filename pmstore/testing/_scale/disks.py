@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from pmstore._resume.state import Field
+from pmstore.scale._copies import Copies
 from pmstore.scale._local import GROUP, Disk
 from pmstore.scale._messages import Tag, digest_of
 from pmstore.testing._scale.memory import MemoryStore
@@ -115,6 +117,27 @@ class SimulatedDisk(Disk):
         for store in self._machine.stores.values():
             if store.holder is self:
                 store.holder = None
+
+
+class SimulatedCopies(Copies):
+    """An archive in plain memory."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__("/archive", every)
+        self._kept: dict[tuple[int, int], tuple[bytes, dict[str, Any]]] = {}
+
+    def put(self, run: str, shard: int, epoch: int, found: bytes, arrays: Iterable[Any]) -> None:
+        self._kept[shard, epoch] = found, {f"{number}": array.copy() for number, array in enumerate(arrays)}
+
+    def epochs(self, run: str) -> dict[int, list[int]]:
+        return {shard: sorted(epoch for one, epoch in self._kept if one == shard) for shard, _ in self._kept}
+
+    def get(self, run: str, shard: int, epoch: int, fields: Iterable[Field]) -> tuple[bytes, dict[str, Any]] | None:
+        found, arrays = self._kept[shard, epoch]
+        return found, {field.name: array for field, array in zip(fields, arrays.values(), strict=True)}
+
+    def forget(self, run: str, before: int) -> None:
+        self._kept = {key: kept for key, kept in self._kept.items() if key[1] >= before}
 
 
 def _slot(values: Mapping[str, Any], slot: int) -> dict[str, Any]:

@@ -16,14 +16,15 @@ from pmstore._resume.state import PROGRESS
 from pmstore.scale._epochs import LOADS, LOSSES
 from pmstore.scale._holder import _checked
 from pmstore.scale._local import Local
-from pmstore.scale._mapreduce import MapReduce, _Mapping
+from pmstore.scale._mapreduce import MapReduce
 from pmstore.scale._messages import Tag, digest_of
 from pmstore.scale._shards import shards_of
+from pmstore.scale._work import Work
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.progress import Counted, terminal
-from pmstore.testing._scale.disks import DIRECTORY, Contents
-from pmstore.testing._scale.memory import GROUP, MemoryStore
+from pmstore.testing._scale.disks import DIRECTORY, Contents, SimulatedCopies
+from pmstore.testing._scale.memory import GROUP, LOG, MemoryStore
 from pmstore.testing._scale.report import MapReduceReport
 from pmstore.testing._scale.schedule import Schedule, parse, schedule
 from pmstore.testing._scale.simulated import SimulatedEngine, Watched
@@ -230,6 +231,7 @@ class _Run:
     def __init__(self, case: _Case, one: Schedule, whole: bool) -> None:
         self._case, self._whole = case, whole
         self.world = World(one, case.workers, len(case.shards), case.load)
+        self._copies = SimulatedCopies(one.archived) if one.archived else None
         if one.stale and case.left:
             chance = random.Random(one.seed)
             for worker in self.world.workers:
@@ -278,7 +280,7 @@ class _Run:
         if self._whole:
             return lambda function: function
         if self._case.local:
-            return lambda function: _Twice.of(function) if isinstance(function, _Mapping) else function
+            return lambda function: _Twice.of(function) if isinstance(function, Work) else function
         last: list[Any] = [None, None]
 
         def once(function: Any) -> Any:
@@ -291,7 +293,7 @@ class _Run:
     def _live(self) -> None:
         """One coordinator: what `MapReduce.run` does, with a store and workers that are simulated."""
         algorithm = self._case.make()
-        with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else ""):
+        with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else "", self._copies):
             fingerprint = algorithm._whole_fingerprint()
             algorithm._asking = Watched(algorithm._asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
             group = FitGroup(self.store, GROUP)  # type: ignore[arg-type]
@@ -316,14 +318,36 @@ class _Run:
             machines = {id(worker.machine): worker.machine for worker in self.world.workers}.values()
             self._case.left.append({path: found for one in machines for path, found in one.contents().items()})
         elif not self.world.impure:
+            self._require_recoverable()
             place = self._place
-            if place < 0 or found != states[place]:
+            if place < 0 or not self._same(found, states[place]):
                 place += 1
-                if place == len(states) or found != states[place]:
+                if place == len(states) or not self._same(found, states[place]):
                     raise Broken(
                         f"commit {place} of the undisturbed run has other bits: {_difference(states, place, found)}"
                     )
             self._place = place
+
+    def _log_from(self) -> int:
+        """The first epoch that must be in the log of broadcasts."""
+        progress = self.store.committed.get(f"{GROUP}/{PROGRESS}")
+        return int(progress["log_from"]) if self._copies is not None and progress is not None else 0
+
+    def _same(self, found: Any, wanted: Any) -> bool:
+        """Whether two commits have the same bits, but for what was cut off the log."""
+        if self._copies is None:
+            return bool(found == wanted)
+        first = self._log_from()
+        needed = [one for one in wanted if not one[0].startswith(LOG) or int(one[0].split("/")[2]) >= first]
+        return needed == list(found)
+
+    def _require_recoverable(self) -> None:
+        """Each shard has a copy that is as new as the log. Raises Broken if not."""
+        first = self._log_from()
+        found = self._copies.epochs("") if first and self._copies is not None else {}
+        for i in range(len(self._case.shards) if first else 0):
+            if max(found.get(i, [0])) < first:
+                raise Broken(f"the log is cut off below epoch {first}, and shard {i} has no copy that is as new")
 
     def _compare(self) -> str | None:
         """What the last coordinator left, beside what the undisturbed run left."""
@@ -380,11 +404,11 @@ class _Once:
         return result
 
 
-class _Twice(_Mapping):
+class _Twice(Work):
     """A function of workers with local states. Each step is called twice."""
 
     @classmethod
-    def of(cls, function: _Mapping) -> _Twice:
+    def of(cls, function: Work) -> _Twice:
         made = object.__new__(cls)
         vars(made).update(vars(function))
         return made

@@ -14,6 +14,7 @@ from pmstore._values.values import encode
 
 GROUP = "fit"
 _APART = (f"{GROUP}/history/", f"{GROUP}/fingerprint")
+LOG = f"{GROUP}/broadcasts/"
 
 
 class MemoryStore:
@@ -113,4 +114,6 @@ def _bits(name: str, value: Any) -> Any:
     if name.endswith(f"/{PROGRESS}"):
         value = value.copy()
         value["attempt"] = 0
+        if "log_from" in value.dtype.names:
+            value["log_from"] = 0  # which copies there are depends on the accidents
     return value.dtype.str, value.shape, value.tobytes()

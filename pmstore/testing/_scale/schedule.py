@@ -48,6 +48,7 @@ class Schedule:
     holds: bool = True  # whether workers have room for shards; else they load them for each question
     together: bool = False  # whether all workers have one disk
     stale: bool = False  # whether the disks have stores of another run at the beginning
+    archived: int = 0  # epochs between two copies of a local state; 0: there is no archive
 
     def __str__(self) -> str:
         return f"{self.seed}:{','.join(map(str, sorted(self.points)))}"
@@ -87,7 +88,8 @@ def schedule(seed: int, length: int, faults: int, local: bool) -> Schedule:
     count = chance.randint(1, faults)
     points = frozenset(chance.randrange(begin, end) for _ in range(count))
     together, stale = (chance.random() < 0.4, chance.random() < 0.3) if local else (False, False)
-    return Schedule(seed, points, tuple(chosen), holds, together, stale)
+    archived = chance.choice((0, 0, 1, 2)) if local else 0
+    return Schedule(seed, points, tuple(chosen), holds, together, stale, archived)
 
 
 def parse(text: str, length: int, faults: int, local: bool) -> Schedule:

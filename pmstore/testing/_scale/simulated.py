@@ -128,7 +128,7 @@ class Watched:
     """Stands for what a MapReduce asks with, and checks the origin of what is combined."""
 
     def __init__(self, asking: Any, count: int, again: Counter[str]) -> None:
-        self.epochs = asking.epochs
+        self.epochs, self.run = asking.epochs, asking.run
         self._asking, self._count, self._again = asking, count, again
 
     def epoch(self, shared: Mapping[str, Any], attempt: int, epoch: int, combine: Any) -> Result:

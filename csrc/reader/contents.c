@@ -41,15 +41,15 @@ static uint64_t run_end(const pm_snapshot *snapshot, uint64_t page, uint64_t end
     return page;
 }
 
-/* Reads some pages of tables, and verifies those that the memory file does not have. */
-static pm_status read_tables(const pm_snapshot *snapshot, uint64_t first, uint64_t end, uint8_t *to)
+/* Reads some pages of the table of an extent, and verifies those that the memory file does not have. */
+static pm_status read_table(const pm_snapshot *snapshot, uint64_t extent_end, uint64_t first, uint64_t end, uint8_t *to)
 {
     while (first < end) {
         int fd;
         uint64_t next = run_end(snapshot, first, end, &fd);
         PM_TRY(pm_source_pread(fd, PM_REGION_START + first * PM_PAGE, (next - first) * PM_PAGE, to, "a table"));
         for (; first < next; first++, to += PM_PAGE)
-            if (fd == snapshot->fd && !pm_page_hashes_fit(&snapshot->tables, first, to))
+            if (fd == snapshot->fd && !pm_page_hashes_fit(&snapshot->tables, first, to, pm_pages_used(first, extent_end)))
                 return pm_contents_stale(snapshot);
     }
     return PM_OK;
@@ -60,7 +60,7 @@ uint64_t *pm_contents_hashes(const pm_snapshot *snapshot, const pm_contents *p, 
     uint64_t at = p->place + pm_extent_table(p->length) + 8 * p->first, size = 8 * p->blocks;
     uint64_t first = at / PM_PAGE, end = (at + size + PM_PAGE - 1) / PM_PAGE;
     uint8_t *pages = malloc((end - first) * PM_PAGE);
-    *status = pages ? read_tables(snapshot, first, end, pages)
+    *status = pages ? read_table(snapshot, p->place + pm_extent_size(p->length), first, end, pages)
                     : pm_fail(PM_NO_MEMORY, "no memory for the hashes of contents");
     if (*status == PM_OK) {
         memmove(pages, pages + at % PM_PAGE, size);
@@ -71,7 +71,7 @@ uint64_t *pm_contents_hashes(const pm_snapshot *snapshot, const pm_contents *p, 
 }
 
 /* The hash of a page of a table: the same from the page's bytes as from what was kept instead of them. */
-static pm_status table_page_hash(const pm_snapshot *snapshot, uint64_t page, uint64_t *hash)
+static pm_status table_page_hash(const pm_snapshot *snapshot, uint64_t page, size_t used, uint64_t *hash)
 {
     const pm_page_set loaded = {.bits = snapshot->loaded};
     uint8_t bytes[PM_PAGE];
@@ -80,7 +80,7 @@ static pm_status table_page_hash(const pm_snapshot *snapshot, uint64_t page, uin
         return *hash ? PM_OK : pm_fail(PM_UNREADABLE, "the hashes of contents could not be read");
     }
     PM_TRY(pm_source_pread(snapshot->copy, PM_REGION_START + page * PM_PAGE, PM_PAGE, bytes, "a snapshot"));
-    *hash = pm_page_hashes_of(bytes);
+    *hash = pm_page_hashes_of(bytes, used);
     return PM_OK;
 }
 
@@ -97,7 +97,7 @@ pm_status pm_contents_digest(const pm_snapshot *snapshot, const pm_contents *p, 
             *digest = pm_hash64(kept, sizeof kept, *digest);
             count = 0;
         }
-        PM_TRY(table_page_hash(snapshot, page, &kept[count++]));
+        PM_TRY(table_page_hash(snapshot, page, pm_pages_used(page, end), &kept[count++]));
     }
     *digest = pm_hash64(kept, count * sizeof *kept, *digest);
     return PM_OK;

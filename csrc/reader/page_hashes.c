@@ -8,9 +8,9 @@
 
 enum { SIZE_FIRST = 64 };
 
-uint64_t pm_page_hashes_of(const void *bytes)
+uint64_t pm_page_hashes_of(const void *bytes, size_t count)
 {
-    uint64_t hash = pm_hash64(bytes, PM_PAGE, 0);
+    uint64_t hash = pm_hash64(bytes, count, 0);
     return hash ? hash : 1;
 }
 
@@ -53,9 +53,9 @@ uint64_t pm_page_hashes_at(const pm_page_hashes *hashes, uint64_t page)
     return hashes->size ? slot_of(hashes, page)->hash : 0;
 }
 
-bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes)
+bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes, size_t count)
 {
-    return pm_page_hashes_at(hashes, page) == pm_page_hashes_of(bytes);
+    return pm_page_hashes_at(hashes, page) == pm_page_hashes_of(bytes, count);
 }
 
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from)

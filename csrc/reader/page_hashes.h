@@ -19,12 +19,12 @@ typedef struct {
     size_t size, used; /* a power of two, or 0; at most half of it is used */
 } pm_page_hashes;
 
-uint64_t pm_page_hashes_of(const void *bytes); /* the hash of a page's bytes: never 0 */
+uint64_t pm_page_hashes_of(const void *bytes, size_t count); /* the hash of a page's first bytes: never 0 */
 pm_status pm_page_hashes_add(pm_page_hashes *hashes, pm_page_hash one);
 void pm_page_hashes_remove(pm_page_hashes *hashes, uint64_t page);
 uint64_t pm_page_hashes_at(const pm_page_hashes *hashes, uint64_t page); /* 0: it is not there */
-/* True if the page is there, and these are its bytes. */
-bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes);
+/* True if the page is there, and these are its first bytes. */
+bool pm_page_hashes_fit(const pm_page_hashes *hashes, uint64_t page, const void *bytes, size_t count);
 pm_status pm_page_hashes_copy(pm_page_hashes *to, const pm_page_hashes *from);
 void pm_page_hashes_free(pm_page_hashes *hashes);
 

@@ -122,7 +122,10 @@ static pm_status settle(pm_pages *t)
     pm_source *source = &t->source;
     size_t from;
     if (t->fresh_from < t->fresh_to) PM_TRY(settle_fresh(t));
+    const uint64_t generation = source->store.log.header.generation, sequence = source->store.log.sequence;
     PM_TRY(pm_source_follow(source, &from, &t->missed));
+    if (source->store.log.header.generation != generation || source->store.log.sequence != sequence)
+        t->complete = false;
     if (!from) forget_changed(t);
     for (size_t i = from; i < source->found.count && !t->missed; i++) {
         note_declared(t, i);
@@ -332,13 +335,15 @@ static pm_status hash_run(const pm_pages *t, unsigned thread, uint64_t at, uint6
 {
     uint8_t *read = t->read + (size_t)thread * TABLE_PAGES * PM_PAGE;
     uint64_t place = PM_REGION_START + t->queue[at].page * PM_PAGE;
-    pm_status status = pm_source_pread(t->source.fd, place, (end - at) * PM_PAGE, read, "a table");
+    uint64_t length = (end - at - 1) * PM_PAGE + t->queue[end - 1].used;
+    pm_status status = pm_source_pread(t->source.fd, place, length, read, "a table");
     if (status == PM_UNREADABLE && end - at == 1) return PM_OK;
     if (status == PM_UNREADABLE) {
         for (; at < end; at++) PM_TRY(hash_run(t, thread, at, at + 1));
         return PM_OK;
     }
-    for (; status == PM_OK && at < end; at++, read += PM_PAGE) t->queue[at].hash = pm_page_hashes_of(read);
+    for (pm_table_page *p = t->queue + at; status == PM_OK && p < t->queue + end; p++, read += PM_PAGE)
+        p->hash = pm_page_hashes_of(read, p->used);
     return status;
 }
 
@@ -359,7 +364,7 @@ static pm_status hash_tables(pm_pages *t)
     PM_TRY(pm_parts_do(0, t->queued, hash_queued, t));
     for (size_t i = 0; i < t->queued; i++) {
         if (!t->queue[i].hash) continue;
-        PM_TRY(pm_page_hashes_add(&t->tables, t->queue[i]));
+        PM_TRY(pm_page_hashes_add(&t->tables, (pm_page_hash){t->queue[i].page, t->queue[i].hash}));
         t->added += PM_PAGE;
     }
     return PM_OK;
@@ -371,13 +376,14 @@ static bool is_table_missing(const pm_pages *t, uint64_t page)
            && !pm_page_hashes_at(&t->tables, page);
 }
 
-/* Queues the pages of a table, or copies those of them that records change (I19). */
-static pm_status need_table(pm_pages *t, uint64_t first, uint64_t end)
+/* Queues the pages of a table, up to the end of its extent, or copies those of them that records change (I19). */
+static pm_status need_table(pm_pages *t, uint64_t table, uint64_t extent_end)
 {
+    uint64_t first = table / PM_PAGE, end = (extent_end + PM_PAGE - 1) / PM_PAGE;
     if (first >= t->loaded_pages || end > t->loaded_pages) return outside(t, first * PM_PAGE);
     for (uint64_t page = first; page < end && t->added < AT_ONCE && t->queued < QUEUED_MOST; page++) {
         if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, page + 1, true));
-        if (is_table_missing(t, page)) t->queue[t->queued++] = (pm_page_hash){page, 0};
+        if (is_table_missing(t, page)) t->queue[t->queued++] = (pm_table_page){page, 0, pm_pages_used(page, extent_end)};
     }
     return PM_OK;
 }
@@ -400,7 +406,7 @@ static pm_status need_extent(pm_pages *t, uint64_t extent, uint64_t length, bool
      * together with the records that changed a part of them. */
     bool now = wanted && t->contents && !(paired && (t->follows || t->flips > FLIPS_MOST));
     if (small || now) return need(t, first, end, true);
-    return need_table(t, first + pm_extent_table(length) / PM_PAGE, end);
+    return need_table(t, place + pm_extent_table(length), place + pm_extent_size(length));
 }
 
 /* The extents of all entries in the leaves among these pages. */
@@ -442,6 +448,7 @@ static pm_status need_changed(pm_pages *t)
 static pm_status pass(pm_pages *t)
 {
     t->added = t->small = t->seen = t->queued = 0;
+    t->complete = false;
     PM_TRY(need_metadata(t, 0));
     if (t->added) return PM_OK;
     bool skip;
@@ -456,7 +463,9 @@ static pm_status pass(pm_pages *t)
     PM_TRY(find_pairs(t));
     PM_TRY(for_each_map(t, need_extents));
     PM_TRY(hash_tables(t));
-    return t->changing ? need_changed(t) : PM_OK;
+    if (t->changing) PM_TRY(need_changed(t));
+    t->complete = t->added < AT_ONCE && t->queued < QUEUED_MOST;
+    return PM_OK;
 }
 
 /* ---- taking ----------------------------------------------------------------------------------------------------- */
@@ -519,9 +528,12 @@ static pm_status advance(pm_pages *t)
     t->missed = false;
     if (!t->settled) PM_TRY(settle(t)); /* the log is read first, as most of its records are older than the pages */
     t->settled = true;
+    t->complete = false; /* other contents may be wanted */
     t->flips = 0;
     do {
         status = settle(t);
+        /* No commit came since the last page was copied: the pass before this one has all that is needed. */
+        if (status == PM_OK && t->complete && !t->missed) break;
         if (status == PM_OK && !t->missed) status = pass(t);
         bool quick = t->flips > FLIPS_MOST || passes++ > PASSES_MOST;
         if (quick && !asked) pm_readers_ask(t->source.fd, asked = true);

@@ -8,6 +8,19 @@
 #include "reader/page_hashes.h"
 #include "reader/source.h"
 
+/* How many bytes of a page belong to an extent that ends there or later. The rest of its last page belongs to none. */
+static inline size_t pm_pages_used(uint64_t page, uint64_t extent_end)
+{
+    uint64_t left = extent_end - page * PM_PAGE;
+    return left < PM_PAGE ? (size_t)left : PM_PAGE;
+}
+
+/* A page of a table of hashes: so many bytes of it are to be hashed. hash 0: that was not done. */
+typedef struct {
+    uint64_t page, hash;
+    size_t used;
+} pm_table_page;
+
 /* A double-buffered extent. */
 typedef struct {
     uint64_t extent, length, current;
@@ -30,10 +43,11 @@ typedef struct {
     bool changing;  /* it has all pages that records in the log change, too */
     pm_page_set changed;     /* the pages that records in the log change */
     pm_page_hashes tables;   /* of the tables of large contents that no record changes */
-    pm_page_hash *queue;     /* pages of tables that are to be hashed at the end of this pass */
+    pm_table_page *queue;    /* those that are to be hashed at the end of this pass */
     size_t queued;
     uint8_t *read;           /* to hash them: TABLE_PAGES pages for each of two threads */
     bool settled;   /* the log was read */
+    bool complete;  /* the last pass left nothing missing, and no commit came since */
     bool lenient;   /* what is damaged or can't be read is left out: the core reports it when it is used */
     pm_pages_pair *pairs;
     size_t pair_count;

@@ -11,7 +11,7 @@
 #include "base/address.h"
 #include "commit/readers.h"
 
-enum { READ_AHEAD = 64 << 10, HEAD_ATTEMPTS = 1000 };
+enum { AHEAD_FIRST = 4 << 10, AHEAD_MOST = 256 << 10, HEAD_ATTEMPTS = 1000 };
 #define LIFE_EVERY UINT64_C(250000000) /* nanoseconds between two looks at whether a process writes */
 
 /* The byte on which a process that writes the store holds an exclusive lock (pmstore/_store/held.py). */
@@ -281,7 +281,8 @@ static pm_status read_log(pm_source *source, uint64_t to)
 {
     const pm_header *header = &source->store.log.header;
     if (to <= source->read_to) return PM_OK;
-    if (to < source->read_to + READ_AHEAD) to = source->read_to + READ_AHEAD;
+    if (to < source->read_to + source->ahead) to = source->read_to + source->ahead;
+    if (source->ahead < AHEAD_MOST) source->ahead *= 2;
     if (to > header->log_size) to = header->log_size;
     PM_TRY(pm_source_read(source, header->log_offset + source->read_to, to - source->read_to, "the log"));
     source->read_to = to;
@@ -326,6 +327,7 @@ static pm_status add_records(pm_source *source, uint64_t to, bool *missed)
 {
     pm_log *log = &source->store.log;
     source->read_to = log->head; /* behind it, records may have been written since */
+    source->ahead = AHEAD_FIRST;
     while (log->sequence < to) {
         const pm_record *record;
         PM_TRY(next_record(source, &record));

@@ -19,6 +19,7 @@ typedef struct {
     pm_recovery_log found; /* the records since the header, in order */
     uint8_t *overflowed;   /* the body of one of them that was in free pages; NULL: there is none */
     uint64_t read_to;      /* so much of the log is in the memory file */
+    uint64_t ahead;        /* bytes of the log that are read at once: few after a small commit */
 } pm_source;
 
 /* Reads the header, and makes the memory file. pm_source_end must follow, also after a failure. */

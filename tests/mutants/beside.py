@@ -50,6 +50,14 @@ NOTICED = [
         "a snapshot has the bytes of a deleted array",
     ),
     Mutant(
+        "snapshot-ends-although-a-commit-came",
+        "B",
+        PAGES,
+        "source->store.log.header.generation != generation || source->store.log.sequence != sequence",
+        "source->store.log.header.generation != generation",
+        "a snapshot lacks what a commit has added meanwhile",
+    ),
+    Mutant(
         "declared-pages-stay-copied",
         "B",
         PAGES,
@@ -150,8 +158,8 @@ NOTICED = [
         "backup-without-pages-of-the-log",
         "F",
         PAGES,
-        "t->changing ? need_changed(t) : PM_OK",
-        "PM_OK",
+        "if (t->changing) PM_TRY(need_changed(t));",
+        "",
         "a sound store counts as damaged",
     ),
     Mutant(

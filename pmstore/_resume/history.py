@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import struct
 import threading
 import time
@@ -84,14 +85,13 @@ class Rows:
 
     Attributes
     ----------
-    count : int
-        The number of rows.
     committed : int
         The number of rows that commits have made durable. The caller sets it.
     """
 
     __slots__ = (
         "_attempt",
+        "_before",
         "_blocks",
         "_bytes",
         "_clock",
@@ -102,11 +102,12 @@ class Rows:
         "_names",
         "_pack",
         "_page",
+        "_pick",
         "_place",
         "_row",
         "_used",
+        "_width",
         "committed",
-        "count",
     )
 
     def __init__(
@@ -123,19 +124,31 @@ class Rows:
         self._blocks = 0
         self._used = BLOCK  # rows in the last block
         self._place = self._end = 0  # of the next row on the page, and of its end, in bytes
+        self._row = 1
         self._names: tuple[str, ...] = ()
-        self.count = 0
+        self._width = -1  # the number of names
+        self._before = 0  # rows that are not on the page
         if NEWEST in group:
             self._go_on()
         self.committed = self.count
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self._before + self._place // self._row
 
     def add(self, run: int, iteration: int, seconds: float, figures: Mapping[str, float] | None) -> None:
         """Write a row, as part of the caller's transaction.
 
         Raises TypeError or ValueError for figures that can't be in a row.
         """
-        if figures is None or tuple(figures) != self._names:
-            figures = self._in_order(figures or {})
+        if figures is None or len(figures) != self._width:
+            figures = self._with_all(figures or {})
+        try:
+            values = self._pick(figures)
+        except KeyError:
+            figures = self._with_all(figures)
+            values = self._pick(figures)
         place = self._place
         if place == self._end:
             self._turn_page()
@@ -144,11 +157,10 @@ class Rows:
         if not now:
             seconds = 0.0
         try:
-            self._pack(self._bytes, place, run, self._attempt, iteration, now, seconds, *figures.values())
+            self._pack(self._bytes, place, run, self._attempt, iteration, now, seconds, *values)
         except (struct.error, TypeError) as error:
             raise TypeError(f"the figures that step() returns must be numbers, not {figures!r}") from error
         self._place = place + self._row
-        self.count += 1
 
     def read(self) -> Array:
         """A copy of the committed rows, for another thread."""
@@ -158,25 +170,27 @@ class Rows:
     def _go_on(self) -> None:
         """Continue after the rows that are there."""
         rows = _rows(self._group)
-        self.count = len(rows)
-        if self.count:
+        if len(rows):
             self._attempt = int(rows["attempt"][-1]) + 1
         *blocks, _ = _arrays(self._group)
         if blocks:
             self._blocks, self._used = len(blocks), _count(self._group[blocks[-1]])
         self._take_page()
-        self._place = _count(self._group[NEWEST]) * self._row
+        newest = _count(self._group[NEWEST])
+        self._place, self._before = newest * self._row, len(rows) - newest
 
     def _take_page(self) -> None:
         page = self._group[NEWEST]
         self._page, self._row = page.view(np.uint8), page.itemsize
         self._bytes = self._page.data
         self._place, self._end = 0, page.nbytes
-        self._names = page.dtype.names[len(_ALWAYS) :]
+        self._names = names = page.dtype.names[len(_ALWAYS) :]
+        self._width = len(names)
+        self._pick = operator.itemgetter(*names) if len(names) > 1 else lambda figures: (figures[names[0]],)
         self._pack = struct.Struct(f"@iiqdd{len(self._names)}d").pack_into
 
-    def _in_order(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures in the order of the columns. Makes the table at the first row, and columns for new figures."""
+    def _with_all(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """A figure for every column. Makes the table at the first row, and columns for new figures."""
         new = [name for name in figures if name not in self._names]
         if not self._names:
             page = np.zeros(PAGE, _dtype_for(figures))
@@ -215,6 +229,7 @@ class Rows:
                 block.view(np.uint8)[used : used + self._end] = page
             self._used += PAGE
             page[:] = 0
+        self._before, self._place = self._before + PAGE, 0
 
 
 @contextmanager

@@ -49,7 +49,8 @@ static pm_status read_table(const pm_snapshot *snapshot, uint64_t extent_end, ui
         uint64_t next = run_end(snapshot, first, end, &fd);
         PM_TRY(pm_source_pread(fd, PM_REGION_START + first * PM_PAGE, (next - first) * PM_PAGE, to, "a table"));
         for (; first < next; first++, to += PM_PAGE)
-            if (fd == snapshot->fd && !pm_page_hashes_fit(&snapshot->tables, first, to, pm_pages_used(first, extent_end)))
+            if (fd == snapshot->fd
+                && !pm_page_hashes_fit(&snapshot->tables, first, to, pm_pages_used(first, extent_end)))
                 return pm_contents_stale(snapshot);
     }
     return PM_OK;

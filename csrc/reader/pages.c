@@ -383,7 +383,8 @@ static pm_status need_table(pm_pages *t, uint64_t table, uint64_t extent_end)
     if (first >= t->loaded_pages || end > t->loaded_pages) return outside(t, first * PM_PAGE);
     for (uint64_t page = first; page < end && t->added < AT_ONCE && t->queued < QUEUED_MOST; page++) {
         if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, page + 1, true));
-        if (is_table_missing(t, page)) t->queue[t->queued++] = (pm_table_page){page, 0, pm_pages_used(page, extent_end)};
+        if (!is_table_missing(t, page)) continue;
+        t->queue[t->queued++] = (pm_table_page){.page = page, .used = pm_pages_used(page, extent_end)};
     }
     return PM_OK;
 }

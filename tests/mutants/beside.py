@@ -102,7 +102,7 @@ NOTICED = [
         "table-not-verified",
         "B",
         CONTENTS,
-        "fd == snapshot->fd && !pm_page_hashes_fit(&snapshot->tables, first, to)",
+        "!pm_page_hashes_fit(&snapshot->tables, first, to, pm_pages_used(first, extent_end))",
         "false",
         "an array of a snapshot is of a later commit",
     ),

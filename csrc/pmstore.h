@@ -250,6 +250,13 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
                     size_t prefix_length);
 
+/* The key of an entry, and its new one. */
+typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming;
+
+/* Gives entries new keys, all or none, and keeps extents and buffers. To write. PM_NOT_FOUND; PM_INVALID: a new key is
+ * taken; PM_TOO_LONG, PM_NO_SPACE. */
+pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count);
+
 /* A key and its entry: this, then the key, then the meta, padded to 8 bytes. */
 typedef struct {
     uint64_t offset, length;

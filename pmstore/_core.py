@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pmstore import _errors
@@ -366,6 +366,12 @@ class Core:
                 return False
             raise error(status)
         return True
+
+    def rename(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
+        """Give entries other keys, in one call, which no signal can interrupt: all of them, or none. Buffers stay."""
+        kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
+        rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
+        _require_ok(lib.pm_rename(self._store, rows, len(rows)))
 
     def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[Row]:
         """Rows of the keys with a prefix (after a key, or from `start` on), in order. Changes made meanwhile may or may

@@ -1,6 +1,7 @@
 #include "store/entries.h"
 
 #include "commit/checkpoint.h"
+#include "commit/failed.h"
 #include "commit/uncommitted.h"
 
 static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
@@ -71,6 +72,45 @@ pm_status pm_entries_delete(pm_store *store, pm_key key)
     PM_TRY(pm_catalog_delete(&store->region, key));
     free_replaced(store, &old);
     return PM_OK;
+}
+
+/* Puts an entry under its new key, too. */
+static pm_status put_renamed(pm_store *store, const pm_renaming *one)
+{
+    const pm_key from = {one->from, one->from_length}, to = {one->to, one->to_length};
+    uint8_t meta[PM_META_MAX]; /* a found entry is valid until the catalog changes, or the region grows */
+    pm_found found;
+    pm_status status = pm_catalog_get(&store->region, to, &found);
+    if (status == PM_OK) return pm_fail(PM_INVALID, "the new key of an entry is taken");
+    if (status != PM_NOT_FOUND) return status;
+    PM_TRY(pm_catalog_get(&store->region, from, &found));
+    const pm_entry entry = found.entry;
+    PM_CHECK(entry.meta_length <= PM_META_MAX);
+    if (entry.meta_length) memcpy(meta, found.meta, entry.meta_length);
+    PM_WITH_SPACE(store, PM_TREE_HEIGHT + 1, status, pm_catalog_put(&store->region, to, &entry, meta));
+    return status;
+}
+
+/* An extent must not get two owners. So the keys of one side go whatever happens. They were found just now: a store in
+ * which that fails writes nothing more. */
+static pm_status remove_side(pm_store *store, const pm_renaming *all, size_t count, bool new_ones)
+{
+    for (size_t i = 0; i < count; i++) {
+        pm_key key = new_ones ? (pm_key){all[i].to, all[i].to_length} : (pm_key){all[i].from, all[i].from_length};
+        pm_status status = pm_catalog_delete(&store->region, key);
+        if (status != PM_OK) return pm_failed(store, status);
+    }
+    return PM_OK;
+}
+
+pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t count)
+{
+    size_t made = 0;
+    pm_status status = PM_OK;
+    while (made < count && (status = put_renamed(store, &all[made])) == PM_OK) made++;
+    if (status == PM_OK) return remove_side(store, all, count, false);
+    PM_TRY(remove_side(store, all, made, true));
+    return status;
 }
 
 pm_status pm_entries_scan(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length,

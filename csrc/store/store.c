@@ -328,6 +328,17 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
     return leave(store, status);
 }
 
+pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
+{
+    pm_key key;
+    for (size_t i = 0; i < count; i++) {
+        PM_TRY(check_key(all[i].from, all[i].from_length, &key));
+        PM_TRY(check_key(all[i].to, all[i].to_length, &key));
+    }
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_entries_rename(store, all, count));
+}
+
 pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after, const uint8_t *prefix,
                   size_t prefix_length, uint8_t *rows, size_t capacity, size_t *used)
 {

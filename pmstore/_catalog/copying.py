@@ -1,4 +1,4 @@
-"""Copies of entries: within a store (rename and copy of names), and into another store (compact, salvage).
+"""Copies of entries: within a store (copy of names), and into another store (compact, salvage); and renamed entries.
 
 A new extent gets new hashes. Contents are therefore verified against their hashes at rest before they are copied:
 otherwise the copy of a damaged array would count as sound.
@@ -7,7 +7,7 @@ otherwise the copy of a damaged array would count as sound.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from pmstore._catalog.catalog import Catalog
@@ -66,28 +66,50 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
     """See `Store.rename`. The names are full. check: called with the full name and the declaration of each derived
     array under its new name. group: that the caller's names are relative to, with its "/". Returns the full names that
     are gone.
+
+    Entries move as they are, in one call. Declarations of derived arrays may change, so they are put before, and those
+    under the old names are deleted behind it.
     """
     with catalog.lock:
-        pairs = _made(catalog, old, new, check, group, keep_lists=True)
+        pairs = _pairs(catalog, old, new, group)
+        moved, declared = _moved(catalog, pairs)
         try:
-            _delete_renamed(catalog, pairs)
-        except BaseException:  # a signal
-            _delete_renamed(catalog, pairs)
+            for before in declared:
+                _declare_under(catalog, pairs, before)
+            _check_declarations(catalog, declared.values(), check)
+            catalog.core.rename(moved)
+        except BaseException:
+            if moved and catalog.core.get(moved[0][0]) is None:  # a signal behind the call
+                _end_rename(catalog, pairs, declared)
+            else:
+                _delete_declarations(catalog, declared.values())
             raise
-        finally:
-            for before, after in pairs.items():
-                catalog.watch.renamed(key_of(before), key_of(after), after)
+        _end_rename(catalog, pairs, declared)
         return list(pairs)
 
 
 def copy(catalog: Catalog, old: str, new: str, check: Check, group: str) -> None:
     """See `Store.copy`. The parameters are those of `rename`."""
     with catalog.lock:
-        _made(catalog, old, new, check, group, keep_lists=False)
+        pairs = _pairs(catalog, old, new, group)
+        begun: list[str] = []
+        try:
+            for before, after in pairs.items():
+                begun.append(after)
+                try:
+                    _copy_under(catalog, pairs, before, after)
+                except UNSOUND as error:
+                    raise of(before, error) from error
+            _check_declarations(catalog, pairs.values(), check)
+        except BaseException:
+            for name in begun:
+                with contextlib.suppress(Error):
+                    catalog.delete(name)
+            raise
 
 
-def _made(catalog: Catalog, old: str, new: str, check: Check, group: str, *, keep_lists: bool) -> Names:
-    """Make all new names, or none."""
+def _pairs(catalog: Catalog, old: str, new: str, group: str) -> Names:
+    """The names that get another one, which is free."""
     taken = key_of(new)
     catalog.writable()
     found = [old]
@@ -103,44 +125,73 @@ def _made(catalog: Catalog, old: str, new: str, check: Check, group: str, *, kee
     pairs = {name: new + name[len(old) :] for name in found}
     for name in pairs.values():
         key_of(name)  # a name may become too long
-    begun: list[str] = []
-    try:
-        for before, after in pairs.items():
-            begun.append(after)
-            try:
-                _put_under(catalog, pairs, before, after, keep_lists)
-            except UNSOUND as error:
-                raise of(before, error) from error
-        for name in pairs.values():
-            entry = catalog.core.get(key_of(name))
-            if entry is not None and entry.kind == DERIVED:
-                check(name, catalog.declaration(name, entry))
-    except BaseException:
-        for name in begun:
-            with contextlib.suppress(Error):
-                _delete(catalog, name, keep_lists)
-        raise
     return pairs
 
 
-def _put_under(catalog: Catalog, pairs: Names, before: str, after: str, keep_lists: bool) -> None:
+def _moved(catalog: Catalog, pairs: Names) -> tuple[list[tuple[bytes, bytes]], Names]:
+    """The old and new keys of the entries that move, and the old and new names of derived arrays."""
+    core, moved, declared = catalog.core, [], {}
+    for before, after in pairs.items():
+        old, new = key_of(before), key_of(after)
+        entry = core.get(old)
+        if entry is None:
+            raise catalog.unknown(before)
+        if entry.kind == DERIVED:
+            declared[before] = after
+            moved += [(part(old), part(new)) for part in (value_key, stamp_key) if core.get(part(old)) is not None]
+            continue
+        if entry.kind == LIST:
+            catalog.list_names.setdefault(catalog.list_id(entry), {}).update({before: None, after: None})
+        moved.append((old, new))
+    return moved, declared
+
+
+def _declare_under(catalog: Catalog, pairs: Names, before: str) -> None:
+    """Put the declaration of a derived array under its new name, too."""
+    entry = catalog.core.get(key_of(before))
+    if entry is None:
+        raise catalog.unknown(before)
+    declared = catalog.declaration(before, entry)
+    # Of inputs that get new names by the same call, the new ones.
+    inputs = tuple(None if name is None else pairs.get(name, name) for name in declared.inputs)
+    catalog.put_declaration(key_of(pairs[before]), declared._replace(inputs=inputs))
+
+
+def _check_declarations(catalog: Catalog, names: Iterable[str], check: Check) -> None:
+    for name in names:
+        entry = catalog.core.get(key_of(name))
+        if entry is not None and entry.kind == DERIVED:
+            check(name, catalog.declaration(name, entry))
+
+
+def _end_rename(catalog: Catalog, pairs: Names, declared: Names) -> None:
+    try:
+        _delete_declarations(catalog, declared)
+    except BaseException:  # a signal
+        _delete_declarations(catalog, declared)
+        raise
+    finally:
+        for before, after in pairs.items():
+            catalog.watch.renamed(key_of(before), key_of(after), after)
+
+
+def _delete_declarations(catalog: Catalog, declared: Iterable[str]) -> None:
+    for name in declared:
+        catalog.core.delete(key_of(name))
+
+
+def _copy_under(catalog: Catalog, pairs: Names, before: str, after: str) -> None:
     """Put the entry of a name, and all that belongs to it, under another name."""
     core, old, new = catalog.core, key_of(before), key_of(after)
     entry = core.get(old)
     if entry is None:
         raise catalog.unknown(before)
     if entry.kind == DERIVED:
-        declared = catalog.declaration(before, entry)
-        # Of inputs that get new names by the same call, the new ones.
-        inputs = tuple(None if name is None else pairs.get(name, name) for name in declared.inputs)
-        catalog.put_declaration(new, declared._replace(inputs=inputs))
+        _declare_under(catalog, pairs, before)
         for part in (value_key, stamp_key):  # I16: the stamp behind the value
             kept = core.get(part(old))
             if kept is not None:
                 put_copy(catalog, part(new), kept, verified(core, kept))
-    elif entry.kind == LIST and keep_lists:
-        catalog.list_names.setdefault(catalog.list_id(entry), {}).update({before: None, after: None})
-        core.put(new, entry)
     elif entry.kind == LIST:
         made = catalog.create_list(after)._id
         for i, row in enumerate(core.scan(element_prefix(catalog.list_id(entry)))):
@@ -149,17 +200,3 @@ def _put_under(catalog: Catalog, pairs: Names, before: str, after: str, keep_lis
             put_copy(catalog, element_key(made, i), row.entry, verified(core, row.entry))
     else:
         put_copy(catalog, new, entry, verified(core, entry))
-
-
-def _delete(catalog: Catalog, name: str, keep_lists: bool) -> None:
-    """Delete a name and, except the elements of a list that another name has, all that belongs to it."""
-    entry = catalog.core.get(key_of(name))
-    if entry is not None and entry.kind == LIST and keep_lists:
-        catalog.core.delete(key_of(name))
-    else:
-        catalog.delete(name)
-
-
-def _delete_renamed(catalog: Catalog, pairs: Names) -> None:
-    for name in pairs:
-        _delete(catalog, name, True)

@@ -177,8 +177,9 @@ class NameMapping(MutableMapping[str, Any]):
     def rename(self, old: str, new: str) -> None:
         """Give a name, or all names of a group, another name: ``store.rename("model", "old/model")``.
 
-        Values and lists move in constant time, and a `PersistentList` stays usable. Arrays are copied, in memory, one
-        at a time: an array that was read under the old name is detached. All names change, or none of them.
+        No contents are copied: a name takes microseconds, whatever the size of its value. Arrays that were read under
+        the old name stay live, and a `PersistentList` stays usable. All names change, or none of them. It is part of
+        the transaction: the next commit makes it durable, and readers see the old names or the new ones.
 
         Derived arrays name their inputs, so the name of an input can't change alone: reading the derived array then
         raises DerivedArrayError, until the input is back or the array is declared with another one. In a group that is
@@ -186,8 +187,8 @@ class NameMapping(MutableMapping[str, Any]):
 
         Raises UnknownNameError (a KeyError); NameConflictError (a ValueError) if the new name is taken, a group, below
         the old name, or below a value; InvalidNameError; DerivedArrayError if an array would depend on itself;
-        CorruptStoreError or StoreIOError for a damaged value, which is not copied; OutOfSpaceError,
-        ReadOnlyStoreError, ClosedStoreError.
+        CorruptStoreError or StoreIOError for damaged names; OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError. The
+        contents of a damaged array are not read, and stay damaged under the new name.
         """
         names = self._full(old), self._full(new)
         with self._derived.lock:
@@ -199,8 +200,8 @@ class NameMapping(MutableMapping[str, Any]):
 
         The copy of an array has the same dtype, order and `writeable`, the copy of a list is a list of its own. Pending
         changes are copied, too. Derived arrays are copied with their stored values; in a group, the copies are derived
-        from the copies of inputs of the same group. Errors are those of `rename`. Either everything is copied, or
-        nothing is.
+        from the copies of inputs of the same group. Errors are those of `rename`, and CorruptStoreError or StoreIOError
+        for damaged contents, which are not copied. Either everything is copied, or nothing is.
         """
         names = self._full(source), self._full(destination)
         with self._derived.lock:

@@ -101,10 +101,18 @@ NOTICED = [
         "half-renamed",
         "F",
         COPY,
-        "_delete_renamed(catalog, pairs)",
+        "_delete_declarations(catalog, declared)",
         "pass",
         "an interrupt leaves both names",
-        within="# a signal\n            _delete_renamed(catalog, pairs)",
+        within="# a signal\n        _delete_declarations(catalog, declared)",
+    ),
+    Mutant(
+        "names-of-a-failed-rename-stay",
+        "F",
+        "csrc/store/entries.c",
+        "PM_TRY(remove_side(store, all, made, true));",
+        "",
+        "two names own an extent",
     ),
 ]
 MUTANTS = [mutant._replace(parts=("anew",)) for mutant in NOTICED]
@@ -117,13 +125,14 @@ def anew(directory: Path) -> None:
         test_compact.test_what_fails_leaves_the_store,
         test_salvage.test_contents_of_an_earlier_commit,
         test_rename.test_the_copy_of_a_damaged_array_is_refused,
+        test_rename.test_no_space_for_longer_names,
         test_notes.test_a_commit_says_what_its_transaction_was_given,
         test_notes.test_the_innermost_that_begins_last_is_committed,
     )
     for evaluate in evaluates:
         evaluate(opener(directory / evaluate.__name__))
     with pytest.MonkeyPatch.context() as patch:
-        test_rename.test_an_interrupt_between_two_names(opener(directory / "interrupt"), patch)
+        test_rename.test_an_interrupt(opener(directory / "interrupt"), patch, "delete", False)
 
 
 def opener(directory: Path) -> Callable[..., pmstore.Store]:

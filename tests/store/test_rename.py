@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._catalog import copying
+from pmstore._core import Core
 from tests.core.test_damage import flipped
 from tests.support.derivations import CALLS, columns, doubled
 from tests.support.snapshots import snapshot
@@ -71,7 +71,7 @@ def test_a_transaction_takes_them_back(open_store: Open) -> None:
 
 
 def test_what_was_read_before(open_store: Open) -> None:
-    """Lists stay usable, arrays are detached, and a changed copy of a value is still noticed."""
+    """Lists stay usable, arrays stay live, and a changed copy of a value is still noticed."""
     store = open_store()
     fill(store)
     array, items, config = store["x"], store["g/list"], store["g/deep/config"]
@@ -82,7 +82,52 @@ def test_what_was_read_before(open_store: Open) -> None:
     config["k"] = 2
     with pytest.warns(pmstore.LostUpdateWarning, match=r"store\['h/deep/config'\]"):
         store.commit()
-    assert store["y"][0] == 1 and store["h/list"][-1] == "last"
+    assert store["y"] is array and store["h/list"][-1] == "last"
+    array[1] = 9
+    store["x"] = np.zeros(5)  # the old name is free, and the array has nothing to do with it
+    store.close()
+    with open_store(verify=True) as store:
+        assert store["y"].tolist() == [8, 9, 1, 1, 1] and store["x"].tolist() == [0] * 5
+
+
+def test_no_contents_move(open_store: Open) -> None:
+    """A rename writes no contents, whatever the arrays' size, and frees none."""
+    with open_store(max_size=12 << 20) as store:
+        store["g/x"] = np.ones(1 << 20)
+        store.commit()
+        before, address = store.stats().bytes_written, store["g/x"].ctypes.data
+        for old, new in (("g", "h"), ("h/x", "y")):
+            store.rename(old, new)
+            store.commit()
+        assert store["y"].ctypes.data == address
+        assert store.stats().bytes_written - before < 1 << 16
+    with open_store(verify=True) as store:
+        assert list(store) == ["y"] and store["y"].sum() == 1 << 20
+
+
+def test_readers_see_the_old_names_or_the_new_ones(open_store: Open) -> None:
+    """A snapshot keeps the old names, and its arrays, also those that it maps (I19, I20)."""
+    store = open_store()
+    fill(store)
+    store["g/large"] = np.arange(100_000.0)
+    store.create_array("g/constant", 100_000, fill_value=3, writeable=False)
+    store.commit()
+    with pmstore.open(store.path, "r") as reader, pmstore.open(store.path, "r") as mapped:
+        names, constant = list(reader), mapped["g/constant"]
+        store.rename("g", "h")
+        store.commit()
+        assert list(reader) == names and reader["g/large"][7] == 7 and reader["g/constant"][-1] == 3
+        assert reader.read("h/large").sum() == store["h/large"].sum()
+        with pytest.raises(pmstore.UnknownNameError):
+            reader.read("g/large")
+        for one in (reader, mapped):
+            one.refresh()
+            assert below(one, "h") == below(store, "h") and "g/large" not in one
+        del store["h/constant"]
+        store.commit()
+        store["taken"] = np.full(100_000, 4.0)
+        store.commit()
+        assert (constant == 3).all()
 
 
 @pytest.mark.parametrize(
@@ -133,31 +178,68 @@ def test_no_space(open_store: Open) -> None:
     store.commit()
     store["pending"] = 1
     before = snapshot(store)
-    for change in (store.rename, store.copy):
-        with pytest.raises(pmstore.OutOfSpaceError):
-            change("g", "h")
+    with pytest.raises(pmstore.OutOfSpaceError):
+        store.copy("g", "h")
     assert snapshot(store) == before and len(store["g/c"]) == 1
+    store.rename("g", "h")  # takes no space for contents
+    assert len(store["h/b"]) == 100_000
     store.commit()
     assert store.check().ok
 
 
-def test_an_interrupt_between_two_names(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_longer_names(open_store: Open) -> None:
+    store = open_store(max_size=1 << 20)
+    for i in range(60):
+        store[f"g/{i:02}"] = np.full(3, i)
+    store.commit()
+    with pytest.raises(pmstore.OutOfSpaceError):
+        for i in range(1000):
+            store[f"taken/{i}"] = bytes(4000)
+    before = snapshot(store)
+    with pytest.raises(pmstore.OutOfSpaceError):
+        store.rename("g", "h" * 700)
+    assert snapshot(store) == before
+    store.commit()
+    assert snapshot(store) == before and store.check().ok
+
+
+def interrupted(method: Callable[..., Any], before: bool) -> Callable[..., Any]:
+    """The method, but a signal comes before or behind its first call."""
+    errors = iter([KeyboardInterrupt])
+
+    def interrupt(core: Core, keys: Sequence[Any], *arguments: Any) -> Any:
+        if before:
+            for error in errors:
+                raise error
+        result = method(core, keys, *arguments)
+        for error in errors:
+            raise error
+        return result
+
+    return interrupt
+
+
+@pytest.mark.parametrize(
+    "method, before", [("rename", True), ("rename", False), ("delete", False)], ids=["before", "behind", "at the end"]
+)
+def test_an_interrupt(open_store: Open, monkeypatch: pytest.MonkeyPatch, method: str, before: bool) -> None:
+    """All names change, or none; declarations of derived arrays are no exception."""
     store = open_store()
     fill(store)
-    before = below(store, "g")
-    interrupted = iter([KeyboardInterrupt])
-    delete = copying._delete
-
-    def interrupt(*arguments: Any) -> None:
-        delete(*arguments)
-        for error in interrupted:
-            raise error
-
-    monkeypatch.setattr(copying, "_delete", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        store.rename("g", "h")
-    assert list(store) == [*(f"h/{name}" for name in before), "x"] and below(store, "h") == before
+    store.derive("g/twice", doubled, "g/f", policy="store")
+    store.derive("g/again", doubled, "x")
+    names, values = list(store), {name: store[f"g/{name}"].copy() for name in ("f", "twice", "again")}
+    with monkeypatch.context() as patch:
+        patch.setattr(Core, method, interrupted(getattr(Core, method), before))
+        with pytest.raises(KeyboardInterrupt):
+            store.rename("g", "h")
+    group = "g" if before else "h"
+    assert sorted(store) == sorted(name.replace("g/", f"{group}/") for name in names)
+    store.derive(f"{group}/twice", doubled, f"{group}/f", policy="store")
+    store.derive(f"{group}/again", doubled, "x")
+    assert all((store[f"{group}/{name}"] == value).all() for name, value in values.items())
     store.commit()
+    assert store.check().ok
 
 
 def test_the_copy_of_a_damaged_array_is_refused(open_store: Open) -> None:
@@ -168,10 +250,12 @@ def test_the_copy_of_a_damaged_array_is_refused(open_store: Open) -> None:
         store["g/a"] = 1
     flipped(path, data[2000:2100].tobytes())
     with open_store() as store:
-        for change in (store.rename, store.copy):
-            with pytest.raises(pmstore.CorruptStoreError, match="'g/bad'"):
-                change("g", "h")
+        with pytest.raises(pmstore.CorruptStoreError, match="'g/bad'"):
+            store.copy("g", "h")
         assert list(store) == ["g/a", "g/bad"]
+        store.rename("g", "h")
+        store.commit()
+        assert [problem.name for problem in store.check()] == ["h/bad"]  # its hashes moved with it
 
 
 def test_derived_arrays(open_store: Open) -> None:

@@ -174,6 +174,29 @@ def names(store: pmstore.Store) -> None:
             store.commit()
 
 
+def renames(store: pmstore.Store) -> None:
+    """Names move, with contents that change in the same commit, and old names are taken again."""
+    store["a/x"] = np.arange(700.0)
+    store["a/text"] = "text" * 300
+    store.create_array("a/fixed", 600, fill_value=1, writeable=False)
+    store.create_list("a/list").append("first")
+    store.commit()
+    for i in range(4):
+        here, there = "ab" if i % 2 == 0 else "ba"
+        store[f"{here}/x"][i] = -1
+        store.rename(here, there)
+        store[f"{there}/x"][i + 9] = -2
+        store[f"{there}/list"].append(i)
+        store.commit()
+        store.rename(f"{there}/x", f"{there}/moved")
+        store[f"{there}/x"] = np.full(700, float(i))
+        store.rollback() if i == 2 else store.commit()
+        if i != 2:
+            del store[f"{there}/x"]
+            store.rename(f"{there}/moved", f"{there}/x")
+            store.commit()
+
+
 def reuse(store: pmstore.Store) -> None:
     """The counterexample of I8: x goes through the log, x is deleted, y goes directly to its place."""
     for i in range(4):
@@ -464,6 +487,7 @@ def bulky(store: pmstore.Store) -> None:
 WORKLOADS = [
     arrays,
     names,
+    renames,
     reuse,
     lists,
     alike,

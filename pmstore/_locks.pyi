@@ -50,6 +50,23 @@ class TransactionLock:
     def mine(self) -> bool: ...
     def transaction(self, store: TransactionalStore, only: Any, note: Any = None, /) -> Transaction: ...
 
+class RowPage:
+    def __new__(
+        cls,
+        page: Any,
+        address: int,
+        place: int,
+        end: int,
+        row: int,
+        names: tuple[str, ...],
+        attempt: int,
+        clock: Callable[[], float],
+        /,
+    ) -> RowPage: ...
+    @property
+    def place(self) -> int: ...
+    def add(self, run: int, iteration: int, seconds: float, figures: Any, /) -> bool: ...
+
 class Transaction:
     def __enter__(self) -> Store: ...
     def __exit__(

@@ -30,6 +30,7 @@
  * What these types call of a store is the protocol TransactionalStore in pmstore/_locks.pyi. */
 
 #include "python/lock.h"
+#include "python/rows.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -480,7 +481,7 @@ static bool prepare(PyObject *module)
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].object = PyUnicode_InternFromString(names[i].text))) return false;
-    if (!lock_prepare(module)) return false;
+    if (!lock_prepare(module) || !rows_prepare(module)) return false;
     PyObject *lock = PyType_FromSpec(&transaction_lock_spec);
     if (!lock || PyModule_AddObject(module, "TransactionLock", lock) < 0) return false;
     transaction_type = (PyTypeObject *)PyType_FromSpec(&transaction_spec);

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
-import struct
 import threading
 import time
 import weakref
@@ -28,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._errors import UnknownNameError
+from pmstore._locks import RowPage
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._store.entrance import open as open_store
 from pmstore._store.reading import consistently
@@ -93,20 +92,14 @@ class Rows:
         "_attempt",
         "_before",
         "_blocks",
-        "_bytes",
         "_clock",
-        "_end",
         "_group",
         "_limits",
         "_moving",
         "_names",
-        "_pack",
+        "_newest",
         "_page",
-        "_pick",
-        "_place",
-        "_row",
         "_used",
-        "_width",
         "committed",
     )
 
@@ -123,10 +116,9 @@ class Rows:
         self._attempt = 1
         self._blocks = 0
         self._used = BLOCK  # rows in the last block
-        self._place = self._end = 0  # of the next row on the page, and of its end, in bytes
-        self._row = 1
         self._names: tuple[str, ...] = ()
-        self._width = -1  # the number of names
+        self._page: Array = np.zeros(0, _dtype(()))
+        self._newest: RowPage | None = None
         self._before = 0  # rows that are not on the page
         if NEWEST in group:
             self._go_on()
@@ -135,32 +127,23 @@ class Rows:
     @property
     def count(self) -> int:
         """The number of rows."""
-        return self._before + self._place // self._row
+        return self._before + (0 if self._newest is None else self._newest.place // self._page.itemsize)
 
     def add(self, run: int, iteration: int, seconds: float, figures: Mapping[str, float] | None) -> None:
         """Write a row, as part of the caller's transaction.
 
         Raises TypeError or ValueError for figures that can't be in a row.
         """
-        if figures is None or len(figures) != self._width:
-            figures = self._with_all(figures or {})
-        try:
-            values = self._pick(figures)
-        except KeyError:
-            figures = self._with_all(figures)
-            values = self._pick(figures)
-        place = self._place
-        if place == self._end:
-            self._turn_page()
-            place = 0
-        now = self._clock()
-        if not now:
-            seconds = 0.0
-        try:
-            self._pack(self._bytes, place, run, self._attempt, iteration, now, seconds, *values)
-        except (struct.error, TypeError) as error:
-            raise TypeError(f"the figures that step() returns must be numbers, not {figures!r}") from error
-        self._place = place + self._row
+        newest = self._newest
+        if newest is not None and newest.add(run, iteration, seconds, figures):
+            return
+        figures = self._with_all(figures or {})
+        newest = self._newest
+        assert newest is not None
+        if newest.place == self._page.nbytes:
+            newest = self._turn_page()
+        if not newest.add(run, iteration, seconds, figures):
+            raise TypeError(f"the figures that step() returns must be numbers, not {figures!r}")
 
     def read(self) -> Array:
         """A copy of the committed rows, for another thread."""
@@ -175,19 +158,22 @@ class Rows:
         *blocks, _ = _arrays(self._group)
         if blocks:
             self._blocks, self._used = len(blocks), _count(self._group[blocks[-1]])
-        self._take_page()
         newest = _count(self._group[NEWEST])
-        self._place, self._before = newest * self._row, len(rows) - newest
+        self._take_page(newest)
+        self._before = len(rows) - newest
 
-    def _take_page(self) -> None:
-        page = self._group[NEWEST]
-        self._page, self._row = page.view(np.uint8), page.itemsize
-        self._bytes = self._page.data
-        self._place, self._end = 0, page.nbytes
-        self._names = names = page.dtype.names[len(_ALWAYS) :]
-        self._width = len(names)
-        self._pick = operator.itemgetter(*names) if len(names) > 1 else lambda figures: (figures[names[0]],)
-        self._pack = struct.Struct(f"@iiqdd{len(self._names)}d").pack_into
+    def _take_page(self, rows: int) -> None:
+        """Continue on the page of the group, behind so many rows."""
+        self._page = self._group[NEWEST]
+        self._names = (self._page.dtype.names or ())[len(_ALWAYS) :]
+        self._go_to(rows)
+
+    def _go_to(self, rows: int) -> RowPage:
+        """Continue behind so many rows of the page."""
+        page, row = self._page, self._page.itemsize
+        address = page.__array_interface__["data"][0]
+        self._newest = RowPage(page, address, rows * row, page.nbytes, row, self._names, self._attempt, self._clock)
+        return self._newest
 
     def _with_all(self, figures: Mapping[str, float]) -> dict[str, float]:
         """A figure for every column. Makes the table at the first row, and columns for new figures."""
@@ -195,14 +181,14 @@ class Rows:
         if not self._names:
             page = np.zeros(PAGE, _dtype_for(figures))
             self._group[LIMITS], self._group[NEWEST] = self._limits, page
-            self._take_page()
+            self._take_page(0)
         elif new:
             self._widen(_dtype_for([*self._names, *new]))
         return {name: figures.get(name, math.nan) for name in self._names}
 
     def _widen(self, dtype: np.dtype[Any]) -> None:
         """Add columns, which are NaN in earlier rows."""
-        rows = self._place // self._row
+        rows = self.count - self._before
         with self._moving:
             for name in _arrays(self._group):
                 old = self._group[name]
@@ -210,26 +196,27 @@ class Rows:
                 for column in dtype.names or ():
                     wider[column] = old[column] if column in old.dtype.names else np.nan
                 self._group[name] = wider
-            self._take_page()
-        self._place = rows * self._row
+            self._take_page(rows)
 
-    def _turn_page(self) -> None:
+    def _turn_page(self) -> RowPage:
         """Move the rows of the full page into the last block, and clear the page."""
         with self._moving:
-            group, page, used = self._group, self._page, self._used * self._row
+            group, page, used = self._group, self._page.view(np.uint8), self._used
             if self._used == BLOCK:
                 group[f"{HISTORY}/{self._blocks}"] = np.array(group[NEWEST])
                 self._blocks, self._used = self._blocks + 1, 0
             else:
                 name = f"{HISTORY}/{self._blocks - 1}"
                 block = group[name]
-                if self._used == len(block):
+                if used == len(block):
                     group[name] = np.concatenate([block, np.zeros(3 * len(block), block.dtype)])
                     block = group[name]
-                block.view(np.uint8)[used : used + self._end] = page
+                at = used * block.itemsize
+                block.view(np.uint8)[at : at + page.nbytes] = page
             self._used += PAGE
             page[:] = 0
-        self._before, self._place = self._before + PAGE, 0
+        self._before += PAGE
+        return self._go_to(0)
 
 
 @contextmanager

@@ -94,7 +94,7 @@ C_ORDER = {
     "store": ["forks entries", "new_file store"],
     "reader": ["reader", "page_hashes", "source", "parts", "pages", "contents", "snapshot", "save", "follow"],
     "explore": ["tracer crash", "model", "sandbox", "evaluate", "explorer", "state", "prune", "explore states replay"],
-    "python": ["lock", "transaction"],
+    "python": ["lock rows", "transaction"],
 }
 PYTHON_ORDER = {
     "archive": [

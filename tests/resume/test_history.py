@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("sklearn")
 
 import pmstore
 import pmstore.testing
+from pmstore._locks import RowPage
 from pmstore._resume import history as rows
 from pmstore.cluster import KMeans
 from pmstore.mixture import GaussianMixture
@@ -231,6 +233,61 @@ def test_a_history_that_somebody_changed(name: str, value: Any, path: Path) -> N
         for use in (lambda: pmstore.history(store, "fit"), lambda: FITS["lloyd"](store)):
             with pytest.raises(pmstore.FingerprintMismatchError, match=rf"'history/{name}' is to be .*reset\(\)"):
                 use()
+
+
+def test_figures_of_any_order_and_kind() -> None:
+    """The quick way in C and the other one write the same rows, over several pages, and a failure writes none."""
+    group: dict[str, Any] = {}
+    written = rows.Rows(group, None, 2, lambda: 5.0)
+    figures: list[Any] = [
+        {"objective": 1, "shift": np.float32(2)},
+        {"shift": 4.0, "objective": 3.0},
+        {"objective": True},
+        {"objective": 2**70, "shift": np.int64(6)},
+        None,
+        {},
+        types.MappingProxyType({"shift": 8, "objective": 7}),
+    ]
+    expected = [(1, 2), (3, 4), (1, np.nan), (2.0**70, 6), (np.nan, np.nan), (np.nan, np.nan), (7, 8)]
+    count = 3 * rows.PAGE + 10
+    for i in range(count):
+        for bad in ({"objective": "low", "shift": 1}, {"objective": 1, "shift": None}):
+            if i % 100 == 0 and i:
+                with pytest.raises(TypeError, match="must be numbers"):
+                    written.add(0, i + 1, 0.5, bad)
+        written.add(i % 2, np.int64(i + 1), np.float64(0.25), figures[i % len(figures)])  # type: ignore[arg-type]
+    found = rows.history_of(group)
+    assert written.count == count == len(found["run"])
+    assert (found["iteration"] == np.arange(1, count + 1)).all() and (found["run"] == np.arange(count) % 2).all()
+    assert set(found["time"]) == {5.0} and set(found["seconds"]) == {0.25} and set(found["attempt"]) == {1}
+    wanted = np.array([expected[i % len(expected)] for i in range(count)])
+    np.testing.assert_array_equal(np.column_stack([found["objective"], found["shift"]]), wanted)
+
+
+def test_pages_that_can_not_be(path: Path) -> None:
+    page = np.zeros(4, "i4, i4, i8, f8, f8, f8")
+    address = page.__array_interface__["data"][0]
+
+    def made(place: int, end: int, row: int, names: Any) -> RowPage:
+        return RowPage(page, address, place, end, row, names, 1, float)
+
+    for place, end, row, names in (
+        (8, 160, 40, ("a",)),
+        (-40, 160, 40, ("a",)),
+        (0, 150, 40, ("a",)),
+        (0, 160, 40, ("a", "b")),
+        (0, 160, 40, ["a"]),
+        (0, 960, 96 + 8, ("a",) * 9),
+    ):
+        with pytest.raises(ValueError, match="no such rows"):
+            made(place, end, row, names)
+    newest = made(120, 160, 40, ("a",))
+    assert newest.add(1, 2, 3.0, {"a": 4}) and newest.place == 160
+    assert not newest.add(1, 2, 3.0, {"a": 4}) and newest.place == 160
+    assert not made(0, 160, 40, ("a",)).add(2**40, 2, 3.0, {"a": 4})
+    with pytest.raises(TypeError, match="takes run"):
+        newest.add(1)  # type: ignore[call-arg]
+    assert page[3].tolist() == (1, 1, 2, 0.0, 0.0, 4.0) and not page[:3].view(np.uint8).any()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ Raw = dict[str, Any]
 
 MEMORY = ("new", "reused")  # a reading goes to pages from the kernel, or to memory that an array has left
 RECENCY = ("again", "after a commit")  # it is of the same commit as the one before, or not
+PREAD = "pread alone"  # in place of a reading: the call that every reading of a file needs that may become shorter
 WHOLE, ONLY, ROWS = "pmstore", "pmstore, with only=", "pmstore, with"
 
 
@@ -158,9 +159,9 @@ def beside(cell: Raw, state: str, other: str = "") -> Raw:
     }
 
 
-def copied(cell: Raw) -> list[tuple[str, Raw]]:
-    """What was measured of copies in bench_readers.py, by memory and recency."""
-    names = [f"{memory}, {recency}" for memory in MEMORY for recency in RECENCY]
+def copied(cell: Raw, *also: str) -> list[tuple[str, Raw]]:
+    """What was measured of copies in bench_readers.py, by memory and recency. also: PREAD, to have it, too."""
+    names = [f"{memory}, {what}" for memory in MEMORY for what in (*RECENCY, *also)]
     return [(name, cell[name]) for name in names if name in cell]
 
 

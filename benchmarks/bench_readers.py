@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
+import os
 import signal
 import statistics
 import time
@@ -52,7 +53,7 @@ from _readers import (
     workers,
     writing,
 )
-from _targets import MEMORY, RECENCY, beside, copied
+from _targets import MEMORY, PREAD, RECENCY, beside, copied
 
 import pmstore
 
@@ -164,11 +165,13 @@ def copies(
     processes: Workers, directory: Path, medium: str, kind: Beside, size: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Readings of an array by this process, paired with a copy of a mapped file: by memory and recency (_targets.py)
-    the times and baselines."""
+    the times and baselines. Beside pmstore also `pread` of the whole of that file, which a copy would need that is no
+    signal if the file becomes shorter."""
     plain = directory / "plain"
     plain.write_bytes(np.ones(size // 8).tobytes())
     mapped: Array = np.memmap(plain, np.float64, "r")
     mapped.sum()
+    opened = os.open(plain, os.O_RDONLY)
     limits: dict[str, Any] = dict(seconds=(0.02 if options.quick else 0.3) * options.scale, least=5, most=400)
     writer = processes.all[0]
     writer.start(committing, kind, directory / "store", medium, size)
@@ -179,6 +182,11 @@ def copies(
     def plainly() -> float:
         start = perf_counter()
         np.array(mapped)
+        return perf_counter() - start
+
+    def pread() -> float:
+        start = perf_counter()
+        os.preadv(opened, [np.empty(size // 8)], 0)
         return perf_counter() - start
 
     def again() -> float:
@@ -196,11 +204,13 @@ def copies(
         return again()
 
     found: dict[str, Any] = {}
+    ways = [*zip(RECENCY, (again, after_a_commit)), *([(PREAD, pread)] if kind is PmstoreBeside else [])]
     for memory in MEMORY if size < REUSED_MOST else MEMORY[:1]:
         reuse_memory(memory == "reused")
-        for state, what in zip(RECENCY, (again, after_a_commit)):
+        for state, what in ways:
             times, baselines = paired(what, plainly, **limits)
             found[f"{memory}, {state}"] = {"times": times, "baselines": baselines}
+    os.close(opened)
     reader.close()
     writer.ask(False)
     return found
@@ -338,7 +348,7 @@ class Session(NamedTuple):
         for kind in self.present:
             for workload, size in COPIED.items():
                 cell = self.cell("copies", copies, kind, size, who=kind.name, workload=workload)
-                for state, known in copied(cell):
+                for state, known in copied(cell, PREAD):
                     print(
                         f"  {workload:12}{kind.name:14}read, {state:24}{seconds(statistics.median(known['times'])):>10}"
                         f"{ratio(known['times'], known['baselines']):8.2f} × a copy",

@@ -27,6 +27,7 @@ from _lcdelta import lcdelta_choices, lcdelta_sets, lcdelta_speed, lcdelta_targe
 from _results import load, load_kept
 from _targets import (
     AGGREGATE_WAYS,
+    PREAD,
     Raw,
     Target,
     aggregate_targets,
@@ -284,7 +285,7 @@ def readers_copies(raw: Raw) -> str:
             times_baseline(cost(known)),
         ]
         for cell in raw["readers"]["copies"]
-        for state, known in copied(cell)
+        for state, known in copied(cell, PREAD)
     ]
     return table(["", "", "memory, newest commit", "read", "copy", "×"], rows)
 

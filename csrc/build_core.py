@@ -142,7 +142,7 @@ def extension(name: str, headers: list[str], own: list[str]) -> FFI:
 
 def core() -> FFI:
     """The store."""
-    return extension("pmstore._pmcore", ["pmstore.h", "reader/reader.h"], [])
+    return extension("pmstore._pmcore", ["pmstore.h", "reader/reader.h", "codecs/planes.h"], [])
 
 
 def explorer() -> FFI:

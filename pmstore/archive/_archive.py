@@ -6,6 +6,7 @@ import os
 import re
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,6 +38,7 @@ from pmstore.archive._versions import Contents, Library, Version
 
 __all__ = ["Archive", "Info", "open", "restore"]
 
+_ENTRIES = 1 << 16  # of versions, that are kept in memory, about
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 T = TypeVar("T")
@@ -97,6 +99,7 @@ class Archive(Mapping[int, Version]):
         self._index = Index.merged([one for one in self._indexes if one is not None])
         self._tags = tags_of(sources)
         self._own_parent: Archive | None = None
+        self._known: OrderedDict[int, dict[bytes, Contents]] = OrderedDict()  # entries of versions
 
     @property
     def url(self) -> str:
@@ -124,6 +127,7 @@ class Archive(Mapping[int, Version]):
         self._indexes = self._sources.index(self._indexes)
         self._index = Index.merged([one for one in self._indexes if one is not None])
         self._tags = tags_of(self._sources)
+        self._known.clear()  # another place may have a version in another way
         return self.latest
 
     # ---- versions
@@ -220,7 +224,14 @@ class Archive(Mapping[int, Version]):
         )
 
     def _entries(self, row: Row) -> dict[bytes, Contents]:
-        return self._library.entries(self._index.chain(row.version))
+        found = self._known.get(row.version)
+        if found is None:
+            chain = [row] if row.previous is None else self._index.chain(row.version, self._known)
+            before = None if chain[0].previous is None else self._known[chain[0].previous]
+            found = self._known[row.version] = self._library.entries(chain, before)
+            while len(self._known) > 1 and (len(self._known) - 1) * len(found) > _ENTRIES:
+                self._known.popitem(last=False)
+        return found
 
     def _opened(self, row: Row) -> Version:
         return Version(self._library, row, self._entries(row))

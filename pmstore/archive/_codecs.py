@@ -1,4 +1,4 @@
-"""How contents are encoded: lossless differences, shuffled and compressed, or any codec of numcodecs.
+"""How contents are encoded: lossless differences, as compressed planes, or any codec of numcodecs.
 
     contents ──(of a differential: minus those of the version before)──▶ codecs, one after the other ──▶ stored bytes
 
@@ -33,6 +33,7 @@ _SAME_SIZE = ("shuffle",)  # codecs whose output is as long as their input
 _CODE = ("pickle",)  # codecs that may run what they decode
 _LEVEL = 1
 _OWN = "pmstore."  # what the names of pmstore's codecs begin with
+_PLANES = "pmstore.planes"  # takes the difference itself, and decodes it to where the contents are
 LOSSY: tuple[dict[str, Any], ...] = ({"id": "pmstore.lcdelta"},)  # its frames tell the rest
 
 Configs = tuple[dict[str, Any], ...] | None
@@ -188,19 +189,26 @@ class Chain(NamedTuple):
         """For contents of so many bytes. configs: of `chosen`."""
         size = itemsize if itemsize in (2, 4, 8) and count % itemsize == 0 else 1
         if configs is None:
-            shuffled: tuple[dict[str, Any], ...] = ({"id": "shuffle", "elementsize": size},) if size > 1 else ()
-            configs = (*shuffled, {"id": "zstd", "level": _LEVEL})
+            configs = ({"id": _PLANES, "elementsize": size} if size > 1 else {"id": "zstd", "level": _LEVEL},)
         return cls(delta, size, configs)
 
     @property
     def _lossy(self) -> bool:
         return self.delta and self.configs == LOSSY
 
+    @property
+    def _has_planes(self) -> bool:
+        return self.size in (2, 4, 8) and self.configs == ({"id": _PLANES, "elementsize": self.size},)
+
     def _elements(self, data: Bytes) -> Any:
         return data.view(f"<u{self.size}")
 
     def encode(self, contents: Bytes, before: Bytes | None) -> Any:
         """The stored bytes. before: those of the version before, if delta. Both are contiguous."""
+        if self._has_planes:
+            from pmstore.codecs._planes import encoded
+
+            return memoryview(b"".join(encoded(contents, before if self.delta else None, self.size)))
         data: Any = contents
         if self.delta:
             data = (self._elements(contents) - self._elements(before)).view(np.uint8)  # type: ignore[arg-type]
@@ -210,14 +218,34 @@ class Chain(NamedTuple):
             data = bytes(data)
         return memoryview(data).cast("B")
 
-    def decode(self, stored: bytes, count: int, before: Bytes | None) -> Bytes:
-        """So many bytes of contents. Raises ArchiveDamagedError if that is not what was stored."""
+    def decode(self, stored: Any, count: int, before: Bytes | None, out: Bytes | None = None) -> Bytes:
+        """So many bytes of contents. Raises ArchiveDamagedError if that is not what was stored.
+
+        out: a place for them, which may be `before`; it has anything after an error.
+        """
         if count > MOST:
             raise ArchiveDamagedError(f"the archive is damaged: a frame of {count} bytes")
         if self.delta and (self.size not in (1, 2, 4, 8) or count % self.size):
             raise ArchiveDamagedError("the archive is damaged: a difference of parts of elements")
-        if self._lossy:
-            return self._approximated(stored, count, before)
+        if self._has_planes:
+            return self._decode_planes(stored, before, np.empty(count, np.uint8) if out is None else out)
+        made = self._approximated(stored, count, before) if self._lossy else self._decoded(stored, count, before)
+        if out is None:
+            return made
+        out[:] = made
+        return out
+
+    def _decode_planes(self, stored: Any, before: Bytes | None, out: Bytes) -> Bytes:
+        _made(self.configs[0])  # numcodecs may not be installed
+        from pmstore.codecs._planes import decode_into
+
+        try:
+            decode_into(stored, before if self.delta else None, self.size, out)
+        except ValueError as error:
+            raise ArchiveDamagedError(f"the archive is damaged: a frame can't be decoded: {error}") from error
+        return out
+
+    def _decoded(self, stored: Any, count: int, before: Bytes | None) -> Bytes:
         data: Any = stored
         codecs = [_made(config) for config in self.configs]  # a missing codec is another error than damage
         try:

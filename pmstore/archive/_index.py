@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError
@@ -136,13 +136,14 @@ class Index:
         """The versions that are there for themselves."""
         return [row[0] for row in self._rows[: self._count] if row[-1] is True]
 
-    def chain(self, version: int) -> list[Row]:
-        """A version and those that its contents need, the base first. Raises KeyError, ArchiveDamagedError."""
+    def chain(self, version: int, known: Container[int] = ()) -> list[Row]:
+        """A version and those that its contents need, the base first. known: versions that are left out, with those
+        that they need. Raises KeyError, ArchiveDamagedError."""
         row = self.find(version)
         if row is None:
             raise KeyError(version)
         rows = [row]
-        while row.previous is not None:
+        while row.previous is not None and row.previous not in known:
             before = self.find(row.previous)
             if before is None:
                 raise ArchiveDamagedError(

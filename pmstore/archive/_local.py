@@ -54,24 +54,33 @@ class LocalPlace(Place):
 
     def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
         check_range(at, count)
-        with self._refusals(name, "read"), self._opened(name) as fd:
-            size = os.fstat(fd).st_size
-            end = size if count is None else at + count
-            if max(at, end) > size:
-                raise ShortObjectError(name, self.url)
-            pieces = []
-            while at < end:
-                pieces.append(os.pread(fd, end - at, at))
-                if not pieces[-1]:
+        try:
+            fd, size = self._open(name)
+            try:
+                end = size if count is None else at + count
+                if max(at, end) > size:
                     raise ShortObjectError(name, self.url)
-                at += len(pieces[-1])
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces = []
+                while at < end:
+                    pieces.append(os.pread(fd, end - at, at))
+                    if not pieces[-1]:
+                        raise ShortObjectError(name, self.url)
+                    at += len(pieces[-1])
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise unavailable(self.url, name, "read", error) from error
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
         check_range(at, None)
-        with self._refusals(name, "read"), self._opened(name) as fd:
-            if not read_all(fd, at, buffers):
-                raise ShortObjectError(name, self.url)
+        with self._refusals(name, "read"):
+            fd, _ = self._open(name)
+            try:
+                if not read_all(fd, at, buffers):
+                    raise ShortObjectError(name, self.url)
+            finally:
+                os.close(fd)
 
     def size(self, name: str) -> int:
         path = self._path(name)
@@ -167,18 +176,20 @@ class LocalPlace(Place):
         except OSError as error:
             raise unavailable(self.url, name, doing, error) from error
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def _open(self, name: str) -> tuple[int, int]:
+        """A descriptor to read an object, and its bytes."""
         try:
             fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             raise MissingObjectError(name, self.url) from None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise MissingObjectError(name, self.url)
-            yield fd
-        finally:
+        except BaseException:
             os.close(fd)
+            raise
+        return fd, status.st_size
 
     def _write(self, name: str, data: Sequence[Buffer], *, new: bool) -> None:
         path = self._path(name)

@@ -7,6 +7,7 @@ place: parts of letters, digits and ``._-``, separated by single ``/``. No part 
 from __future__ import annotations
 
 import errno
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -73,6 +74,7 @@ class ShortObjectError(ObjectError):
     text = "is shorter than it should be"
 
 
+@functools.lru_cache(maxsize=4096)
 def checked(name: str) -> str:
     """The name of an object or a folder. Raises ValueError if it breaks the rules of this module's first lines."""
     if not isinstance(name, str):

@@ -38,6 +38,8 @@ from pmstore.archive._sources import Sources
 __all__ = ["Contents", "Library", "Version", "VersionCore"]
 
 _DIRECTORIES = 4096  # that are kept in memory
+_AHEAD = 64 << 10  # bytes in front of a directory that are read with it: mostly the version's contents
+_WINDOWS = 16  # of these that are kept in memory
 _THREADS = 2  # that decode large contents
 
 Frames = Sequence[tuple[Frame, Chain]]
@@ -49,33 +51,51 @@ class Library:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self._directories: OrderedDict[Piece, Directory] = OrderedDict()
+        self._windows: OrderedDict[str, tuple[int, bytes]] = OrderedDict()  # of parts: from which byte on, and bytes
 
-    def piece(self, piece: Piece) -> bytes:
-        """The bytes of a piece of a part."""
+    def piece(self, piece: Piece, ahead: int = 0) -> bytes:
+        """The bytes of a piece of a part. ahead: so many bytes in front of it are read with it, and kept."""
+        window = self._windows.get(piece.part)
+        if window is not None and window[0] <= piece.at and piece.at + piece.length <= window[0] + len(window[1]):
+            data = window[1][piece.at - window[0] : piece.at - window[0] + piece.length]
+            if hash64(data) == piece.checksum:
+                return data  # or else another place may have it
+        start = max(0, piece.at - ahead)
 
         def check(data: bytes) -> bytes:
-            if len(data) != piece.length or hash64(data) != piece.checksum:
+            found = data[piece.at - start :] if start < piece.at else data
+            if len(found) != piece.length or hash64(found) != piece.checksum:
                 raise ArchiveDamagedError(f"{piece.part} is damaged at byte {piece.at}: it does not match its hash")
-            return data
+            if start < piece.at:
+                self._keep(piece.part, start, data)
+            return found
 
         try:
-            return self.sources.read(piece.part, check, piece.at, piece.length)
+            return self.sources.read(piece.part, check, start, piece.at + piece.length - start)
         except MissingObjectError as error:
             raise ArchiveDamagedError(str(error)) from error
+
+    def _keep(self, part: str, start: int, data: bytes) -> None:
+        self._windows.pop(part, None)
+        self._windows[part] = start, data
+        if len(self._windows) > _WINDOWS:
+            self._windows.popitem(last=False)
 
     def directory(self, row: Row) -> Directory:
         """What a version changes."""
         found = self._directories.get(row.directory)
         if found is None:
-            found = Directory.checked(f"the directory of version {row.version}", self.piece(row.directory))
+            data = self.piece(row.directory, _AHEAD)
+            found = Directory.checked(f"the directory of version {row.version}", data)
             self._directories[row.directory] = found
             if len(self._directories) > _DIRECTORIES:
                 self._directories.popitem(last=False)
         return found
 
-    def entries(self, chain: Sequence[Row]) -> dict[bytes, Contents]:
-        """The entries of the last version of a chain, in the order of their keys."""
-        found: dict[bytes, Contents] = {}
+    def entries(self, chain: Sequence[Row], before: dict[bytes, Contents] | None = None) -> dict[bytes, Contents]:
+        """The entries of the last version of a chain, in the order of their keys. before: those of the version that the
+        first one changes, unless it is a base."""
+        found = dict(before or {})
         for row in chain:
             directory = self.directory(row)
             if row.previous is None:
@@ -146,16 +166,17 @@ class Library:
 
     def _apply(self, frame: Frame, chain: Chain, out: Bytes, low: int) -> None:
         views = [out[at - low : at - low + count] for at, count in frame.runs]
-        before = None
-        if chain.delta:
-            before = views[0] if len(views) == 1 else np.concatenate(views)
-        decoded = chain.decode(self.piece(frame.piece), frame.nbytes, before)
+        before = views[0]
+        if len(views) > 1 and chain.delta:
+            before = np.concatenate(views)
+        place = views[0] if len(views) == 1 else None  # decoded to where it belongs, and not copied
+        decoded = chain.decode(self.piece(frame.piece), frame.nbytes, before, place)
         if hash64(decoded.data) != frame.checksum:
             raise ArchiveDamagedError(
                 f"{frame.piece.part} is damaged at byte {frame.piece.at}: other contents came out"
             )
         at = 0
-        for view in views:
+        for view in views if place is None else ():
             view[:] = decoded[at : at + len(view)]
             at += len(view)
 

@@ -141,7 +141,7 @@ PYTHON_ORDER = {
         "__init__",
         "lightning transformers",
     ],
-    "codecs": ["_passes", "_lcdelta", "__init__"],
+    "codecs": ["_passes _planes", "_lcdelta", "__init__"],
     "testing": ["_pmexplorer _base", "_store", "_faults _files _scale", "_explorer", "__init__ _command _decorator"],
 }
 

@@ -119,8 +119,8 @@ class Snapshot:
             raise error(status)
         self._here.add(extent)
 
-    def copy(self, offset: int, length: int, at: int, address: int, count: int) -> None:
-        """Copies `count` bytes of an extent, from `at` on, to an address."""
+    def copy(self, offset: int, length: int, at: int, address: Any, count: int) -> None:
+        """Copies `count` bytes of an extent, from `at` on, to an address: a number, or a pointer."""
         target = ffi.cast("void *", address)
         status = lib.pm_snapshot_copy(self._snapshot, offset, length, at, count, target)
         self._closed()

@@ -20,7 +20,7 @@ import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import LINEAGE_KEY
-from pmstore._core import BLOCK, FIXED, Core, Entry, hash64
+from pmstore._core import BLOCK, FIXED, Core, Entry, hash64, pointer_to
 from pmstore._errors import CorruptStoreError, StaleSnapshotError
 from pmstore._snapshot import Reader
 from pmstore._values.array import read_layout
@@ -97,9 +97,11 @@ class Changes(NamedTuple):
 
     def pieces(self, key: bytes) -> Iterator[tuple[int, Bytes]]:
         """All contents of an entry: offset and bytes of each piece. Raises StaleSnapshotError, CorruptStoreError."""
-        entry = self.entries[key]
+        entry, change = self.entries[key], self.changed.get(key)
+        there = change.data if change is not None and change.runs == [(0, entry.length)] else None
         for at in range(0, entry.length, FRAME):
-            yield at, _copied(self, entry, [(at, min(FRAME, entry.length - at))])
+            count = min(FRAME, entry.length - at)
+            yield at, _copied(self, entry, [(at, count)]) if there is None else there[at : at + count]
 
     def dtype(self, key: bytes) -> np.dtype[Any] | None:
         """Of an array whose contents are its elements; None for anything else."""
@@ -276,6 +278,9 @@ def _runs(blocks: Any, length: int) -> Runs:
     """Runs of neighbouring blocks."""
     if not len(blocks):
         return []
+    if blocks[-1] - blocks[0] == len(blocks) - 1:  # as most changes are
+        start, end = int(blocks[0]) * BLOCK, (int(blocks[-1]) + 1) * BLOCK
+        return [(start, min(end, length) - start)]
     breaks = np.flatnonzero(np.diff(blocks) != 1) + 1
     starts = blocks[np.concatenate(([0], breaks))]
     ends = blocks[np.concatenate((breaks - 1, [len(blocks) - 1]))] + 1
@@ -301,10 +306,10 @@ def _copied(changes: Changes, entry: Entry, runs: Runs) -> Bytes:
     snapshot = changes.core.snapshot
     assert snapshot is not None
     out = np.empty(sum(count for _, count in runs), np.uint8)
-    address, at = out.__array_interface__["data"][0], 0
+    place, at = pointer_to(out), 0
     with _noted(entry, changes.wanted):
         for start, count in runs:
-            snapshot.copy(entry.offset, entry.length, start, address + at, count)
+            snapshot.copy(entry.offset, entry.length, start, place + at, count)
             at += count
     return out
 

@@ -301,7 +301,8 @@ class Drain:
         self._capturing = threading.Lock()  # around the capture and the flush
         self._changed = threading.Condition()  # notified when any of what follows changes
         self._closing = self._captured_all = False
-        self._wanted = -1  # a version that somebody waits for
+        self._wanted = -1  # a version that somebody waits for,
+        self._asked = -1  # and one that somebody waits for in memory only
         self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
@@ -372,6 +373,47 @@ class Drain:
                 self._ask(wanted)
                 self._changed.wait(min(left, _TURN))
         return done
+
+    def capture(self, timeout: float = float("inf")) -> int:
+        """Make a version of the newest commit. When this returns, it is in memory, and later commits do not change it.
+
+        A program that calls it after each commit has a version of each, however quickly they come, and need not wait
+        for the places: versions share an object. If the process is killed before `wait` returns, versions that are not
+        durable yet are missing, but for the newest commit, which the next drain takes. If the queue is full, it waits.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Returns
+        -------
+        int
+            The newest version in memory.
+
+        Raises
+        ------
+        ArchiveUnavailableError
+            The time was not enough, or the drain is closed.
+        ArchiveError
+            The drain has ended with an error.
+        """
+        self._refuse_fork()
+        limit = time.monotonic() + seconds(timeout)
+        with self._changed:
+            wanted = self._newest()
+            while self._captured_all or self._steps.captured < wanted:
+                self._raise()
+                left = limit - time.monotonic()
+                if self._captured_all:
+                    raise ArchiveUnavailableError("the drain is closed")
+                if left <= 0:
+                    raise ArchiveUnavailableError(f"there was not enough time to make a version of commit {wanted}")
+                if self._asked < wanted:
+                    self._asked = wanted
+                    self._changed.notify_all()
+                self._changed.wait(min(left, _TURN))
+            return self._steps.captured
 
     def _ask(self, wanted: int) -> None:
         """A version is wanted now."""
@@ -462,21 +504,26 @@ class Drain:
         while not self._closing and not self._ended[1] and self._store() is not None:
             now = time.monotonic()
             asked, self._wanted = self._wanted, -1  # who waits asks again
-            due = steps.captured + 1 if asked > steps.captured else max(1, steps.captured + self._options.every)
+            urgent, self._asked = max(asked, self._asked), -1
+            due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
             crowded = steps.queued > self._options.queue_size  # the next capture takes the commits together
-            if (now >= rest or asked >= 0) and not crowded and newest(steps.fd) >= due:
+            if (now >= rest or urgent >= 0) and not crowded and newest(steps.fd) >= due:
                 with self._capturing:
                     encoded = encoded if steps.encoded else now
                     used = time.thread_time()
                     with contextlib.suppress(StaleSnapshotError):  # this commit has no version (I23)
                         steps.capture()
+                    if urgent >= 0:
+                        self._tell()
                     found = time.monotonic()
                     rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
             waits = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
-            if steps.jobs or (steps.encoded and not waits):
+            if steps.encoded and not waits and not steps.jobs:  # while a flush is being written, versions join the next
                 self._flush()
+            elif steps.jobs:
+                self._tell()
             with self._changed:
-                if not self._closing and self._wanted < 0:
+                if not self._closing and self._wanted < 0 and self._asked < 0:
                     self._changed.wait(_SOON if now < found + 1 else _LATER)
         if not self._ended[1]:
             with self._capturing:
@@ -486,6 +533,9 @@ class Drain:
     def _flush(self) -> None:
         with self._capturing:
             self._steps.flush()
+        self._tell()
+
+    def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -503,8 +553,7 @@ class Drain:
         while True:
             before = self._captured_all if number == 1 else self._ended[number - 1]
             if step():
-                with self._changed:
-                    self._changed.notify_all()
+                self._tell()
             elif before:
                 return
             else:

@@ -20,6 +20,7 @@ import msgpack
 import numpy as np
 
 from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.names import NOTE_KEY
 from pmstore._core import Entry, hash64
 from pmstore.archive._capture import Approximation, Change, Changes
 from pmstore.archive._codecs import FRAME, LOSSY, Bytes, Chain, Codecs
@@ -34,6 +35,8 @@ _CHEAP = 1 << 16  # bytes of differentials that are no reason for a base
 _WORTH = 4  # times as many bytes as a base would write are one
 _LONGEST = 1000  # differentials until the next base, at most
 _ENTRY = 64  # bytes of an entry in a directory, about
+_POOR, _SMALL = 0.75, 4096  # a differential saves little if it has this share of the bytes of a base, or is small
+_BASES = 16  # that follow one another because differentials saved little, at most
 
 Stored = tuple[Frame, Chain]
 
@@ -93,6 +96,8 @@ class Writing:
         self._since = 0  # differentials since the last base,
         self._since_bytes = 0  # their bytes,
         self._since_keys: set[bytes] = set()  # and the entries whose contents they change
+        self._whole_bytes: dict[bytes, int] = {}  # of contents, when they were last written as a whole
+        self._poor = self._bases = 0  # bases that the last differential led to; of these, those that are still to come
 
     @property
     def base_bytes(self) -> int:
@@ -182,7 +187,7 @@ class Writing:
             parts=(*parts, *(() if place.part in parts else (place.part,))),
             directory=place,
             state=changes.state,
-            note=Catalog(changes.core, read_only=True).note(),
+            note=Catalog(changes.core, read_only=True).note() if NOTE_KEY in changes.entries else None,
             lossy=len(losses),
             loss=Loss.worst(losses.values()),
         )
@@ -191,11 +196,24 @@ class Writing:
         self._entries, self._whole, self._previous = changes.entries, whole, row.version
         self._have.clear()
         self.rows.append(row)
-        if row.previous is None:
+        as_base = row.previous is None
+        for key in whole if as_base else changes.changed:
+            if key in whole:
+                self._whole_bytes[key] = sum(frame.piece.length for frame, _ in whole[key])
+        if as_base:
             self._since, self._since_bytes, self._since_keys = 0, 0, set()
+            self._whole_bytes = {key: self._whole_bytes[key] for key in whole}
+            self._bases = max(0, self._bases - 1)
         else:
             self._since, self._since_bytes = self._since + 1, self._since_bytes + row.stored
             self._since_keys.update(changes.changed)
+            self._rate(row.stored)
+
+    def _rate(self, stored: int) -> None:
+        """If a differential saved little, bases come next, which are read without it: more after each such one."""
+        base = sum(self._whole_bytes.get(key, 0) for key in self._since_keys) + _ENTRY * len(self._entries or ())
+        poor = not self._codecs.any_lossy and stored > _SMALL and stored >= _POOR * base
+        self._poor = self._bases = min(_BASES, 2 * self._poor or 1) if poor else 0
 
     def _base_is_due(self) -> bool:
         """Whether differentials have grown so large that a base adds little."""
@@ -203,6 +221,8 @@ class Writing:
             return True
         if self.base_after is not None:
             return False
+        if self._bases:
+            return True
         contents = sum(self._entries[key].length for key in self._since_keys if key in self._entries)
         return self._since_bytes > max(_CHEAP, _WORTH * (contents + _ENTRY * len(self._entries)))
 

@@ -216,8 +216,13 @@ class Steps:
         near = self.targets[number - 1]
         if not self.targets[number].copy(near.index, near.place):
             return False
+        self.copy_tags(number)
         self._retain(number)
         return True
+
+    def copy_tags(self, number: int) -> None:
+        """Copies the tags of the place before to a further place, before versions are removed there."""
+        self.targets[number].copy_tags(self.targets[number - 1].place)
 
     def leave(self) -> None:
         """In a forked process: all of it stays with the parent."""
@@ -555,6 +560,8 @@ class Drain:
             if step():
                 self._tell()
             elif before:
+                if number > 1:
+                    self._steps.copy_tags(number - 1)
                 return
             else:
                 with self._changed:

@@ -31,6 +31,7 @@ __all__ = [
     "Piece",
     "Row",
     "Segment",
+    "is_part",
     "lossy_text",
     "opened",
     "part_name",
@@ -88,6 +89,11 @@ def unpacked(name: str, payload: bytes | memoryview) -> Any:
 def part_name(writer: str, number: int) -> str:
     """The name of a part. writer: 16 hexadecimal digits, which no other drain has in any place."""
     return f"parts/{writer}-{number:010d}"
+
+
+def is_part(name: str) -> bool:
+    """Whether a drain gives such names to parts."""
+    return _PART.fullmatch(name) is not None
 
 
 def _require(condition: bool, what: str) -> None:

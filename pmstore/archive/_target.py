@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError
-from pmstore.archive._format import ARCHIVE, TAG, Row, opened, wrapped
+from pmstore.archive._format import ARCHIVE, TAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, forget, retain
@@ -47,19 +47,24 @@ def about_of(sources: Sources) -> dict[str, Any]:
     return sources.read("archive", check)
 
 
+def _tag(sources: Sources, name: str) -> int:
+    """The version that a tag names. Raises MissingObjectError, ArchiveDamagedError."""
+
+    def check(data: bytes) -> int:
+        version = opened(TAG, f"tags/{name}", data)
+        if type(version) is not int:
+            raise ArchiveDamagedError(f"the tag {name} is damaged")
+        return version
+
+    return sources.read(f"tags/{name}", check)
+
+
 def tags_of(sources: Sources) -> dict[str, int]:
     """The tags of an archive: names and versions."""
     found = {}
     for name in sources.list("tags"):
-
-        def check(data: bytes, name: str = name) -> int:
-            version = opened(TAG, f"tags/{name}", data)
-            if type(version) is not int:
-                raise ArchiveDamagedError(f"the tag {name} is damaged")
-            return version
-
         with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
-            found[name] = sources.read(f"tags/{name}", check)
+            found[name] = _tag(sources, name)
     return found
 
 
@@ -89,6 +94,8 @@ class Target:
         token = IndexWriter.token(place, {"time": time.time(), "by": self.writer})
         self._writer = IndexWriter(place, Index.read(place), token)  # read when the token has ended other writers
         self._parts: set[str] | None = None  # that are here, if it is known
+        self._tags: set[str] = set()  # names of tags that need not be copied any more
+        self._swept = False
 
     @property
     def index(self) -> Index:
@@ -110,6 +117,24 @@ class Target:
         """The rows of versions whose parts are there."""
         if rows:
             self._writer.append(rows)
+            if not self._swept:
+                self._swept = True
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Deletes the parts that killed drains left without a row.
+
+        No row can name them later: a writer that began before and is still at it would create the object of the index
+        that this one has just created, and stops.
+
+            the other one puts a part ▶ this one takes a token, reads the index, appends ▶ deletes the part
+                                      ▶ the other one can't append
+            the other one puts a part, appends ▶ this one can't append, and deletes nothing
+        """
+        named = {part for row in self.index.rows() for part in row.parts}
+        there = (f"parts/{name}" for name in self.place.list("parts"))
+        own = f"parts/{self.writer}-"  # of a version whose row comes later
+        self.place.delete([name for name in there if is_part(name) and name not in named and not name.startswith(own)])
 
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""
@@ -123,6 +148,20 @@ class Target:
                 self._parts.add(part)
         self.append(rows)
         return bool(rows)
+
+    def copy_tags(self, source: Place) -> None:
+        """Copies tags of versions that are here from another place, but for damaged ones. A tag that names another
+        version here stays."""
+        for name in source.list("tags"):
+            if name in self._tags:
+                continue
+            with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
+                row = self.index.find(_tag(Sources([source]), name))
+                if row is None or not row.kept:
+                    continue
+                with contextlib.suppress(ObjectExistsError):
+                    self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
+                self._tags.add(name)
 
     def _refuse_other_past(self, near: Index, rows: Sequence[Row]) -> None:
         """Raises ArchiveConflictError if a differential is to a version that is another one here."""

@@ -58,7 +58,10 @@ def checks(directory: Path, said: str) -> None:
             store.commit()
             with store.drain(directory / "first") as drain:
                 assert drain.wait() == store.sequence
-        assert archive.open(directory / "first").verify().ok
+        found = archive.open(directory / "first")
+        assert found.verify().ok
+        named = {part for row in found._index.rows() for part in row.parts}
+        assert {f"parts/{path.name}" for path in (directory / "first" / "parts").glob("[!.]*")} == named
 
 
 def lossy(directory: Path) -> None:

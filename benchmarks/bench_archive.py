@@ -3,9 +3,9 @@
 Pairs take turns in one run, with and without a drain, so that the drift of the machine cancels. Icechunk is beside it
 if it is installed (pip install icechunk zarr): both make each change of 10 × 784 doubles a durable version.
 
-    fits       KMeans on 70,000 × 784 doubles, every iteration drained with zstd
+    fits       KMeans and a Gaussian mixture on 70,000 × 784 doubles, every iteration drained with zstd
     commits    10 × 784 doubles, back to back
-    versions   a version for each commit, and the program waits for it
+    versions   a version for each commit: the program waits until each is durable, or in memory
     reading    restoring, one array of one version, listing 100,000 versions
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from _common import MEDIA, file_system, no_collection, parent, parser, save, scratch
+from sklearn.exceptions import ConvergenceWarning
 
 import pmstore
 from pmstore import archive
@@ -28,6 +30,7 @@ from pmstore.archive._format import ARCHIVE, Piece, Row, part_name, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import place_of
 from pmstore.cluster import KMeans
+from pmstore.mixture import GaussianMixture
 
 ROWS, COLUMNS, CENTRES = 70_000, 784, 10
 LISTED = 100_000
@@ -41,13 +44,26 @@ def data(rows: int) -> np.ndarray[Any, Any]:
     return np.asarray(means[rng.integers(0, CENTRES, rows)] + rng.normal(0, 0.35, (rows, COLUMNS)))
 
 
-def fit(folder: Path, name: str, X: Any, drains: bool) -> tuple[float, int, int]:
+def kmeans(X: Any, store: pmstore.Store) -> None:
+    KMeans(CENTRES, init="random", n_init=2, max_iter=10, tol=0, random_state=3, store=store).fit(X)
+
+
+def mixture(X: Any, store: pmstore.Store) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it ends after so many iterations
+        GaussianMixture(
+            CENTRES, covariance_type="diag", init_params="random_from_data", max_iter=6, tol=0, random_state=3,
+            store=store,
+        ).fit(X)  # fmt: skip
+
+
+def fit(folder: Path, name: str, X: Any, fits: Callable[..., None], drains: bool) -> tuple[float, int, int]:
     """Seconds, commits, and versions that were archived."""
     with pmstore.open(folder / f"{name}.pm") as store:
         if drains:
             store.drain(folder / name)
         begun = perf_counter()
-        KMeans(CENTRES, init="random", n_init=2, max_iter=10, tol=0, random_state=3, store=store).fit(X)
+        fits(X, store)
         elapsed, commits = perf_counter() - begun, store.sequence
     versions = len(archive.open(folder / name)) if drains else 0
     shutil.rmtree(folder / name, ignore_errors=True)
@@ -55,16 +71,20 @@ def fit(folder: Path, name: str, X: Any, drains: bool) -> tuple[float, int, int]
     return elapsed, commits, versions
 
 
-def fits(folder: Path, quick: bool) -> Cell:
+def fits(folder: Path, quick: bool, fits: Callable[..., None] = kmeans, turns: int = 15) -> Cell:
     X = data(2000 if quick else ROWS)
     cell: Cell = {"without": [], "with": [], "commits": 0, "versions": []}
-    for turn in range(1 if quick else 9):
+    for turn in range(1 if quick else turns):
         for drains in (turn % 2 == 0, turn % 2 == 1):
-            elapsed, cell["commits"], versions = fit(folder, f"fit-{turn}-{drains}", X, drains)
+            elapsed, cell["commits"], versions = fit(folder, f"fit-{turn}-{drains}", X, fits, drains)
             cell["with" if drains else "without"].append(elapsed)
             if drains:
                 cell["versions"].append(versions)
     return cell
+
+
+def mixtures(folder: Path, quick: bool) -> Cell:
+    return fits(folder, quick, mixture, 7)
 
 
 def commits(folder: Path, quick: bool) -> Cell:
@@ -95,23 +115,32 @@ def commits(folder: Path, quick: bool) -> Cell:
 
 
 def versions(folder: Path, quick: bool) -> Cell:
-    """Seconds in which each of so many commits became a durable version, and the program waited for it."""
-    number = 20 if quick else 300
+    """Seconds of a commit that becomes a version, in rounds. waited: the program waits until each is durable; captured:
+    until each is in memory, and at the end until the last is durable; icechunk: each is a commit of Icechunk."""
+    rounds, number = (1, 10) if quick else (6, 100)
     change = np.random.default_rng(1).random((CENTRES, COLUMNS)) * 1e-6
-    cell: Cell = {"number": number}
-    with pmstore.open(folder / "versions.pm") as store, store.drain(folder / "versions") as drain:
-        w = store.create_array("w", (CENTRES, COLUMNS))
-        store.commit()
-        drain.wait()
-        begun = perf_counter()
-        for _ in range(number):
-            w += change
-            store.commit()
-            drain.wait()
-        cell["pmstore"] = perf_counter() - begun
-    competitor = icechunk(folder / "icechunk", change, number)
-    if competitor is not None:
-        cell["icechunk"] = competitor
+    cell: Cell = {"waited": [], "captured": []}
+    for turn in range(rounds):
+        for way, many in (("waited", number), ("captured", 5 * number)):
+            with pmstore.open(folder / f"{way}-{turn}.pm") as store, store.drain(folder / f"{way}-{turn}") as drain:
+                w = store.create_array("w", (CENTRES, COLUMNS))
+                store.commit()
+                drain.wait()
+                begun = perf_counter()
+                for _ in range(many):
+                    w += change
+                    store.commit()
+                    if way == "waited":
+                        drain.wait()
+                    else:
+                        drain.capture()
+                drain.wait()
+                cell[way].append((perf_counter() - begun) / many)
+            if len(archive.open(folder / f"{way}-{turn}")) != many + 1:
+                raise AssertionError("a commit has no version")
+        beside = icechunk(folder / f"icechunk-{turn}", change, number)
+        if beside is not None:
+            cell.setdefault("icechunk", []).append(beside / number)
     return cell
 
 
@@ -170,28 +199,32 @@ def reading(folder: Path, quick: bool) -> Cell:
         found.restore(folder / "restored.pm")
 
     cell: Cell = {"bytes": sum(path.stat().st_size for path in objects)}
-    cell["copy"], cell["restore"] = [], []
+    ways = ("copy", "restore", "read", "array", "needed", "again", "large", "large needed")
+    cell |= {way: [] for way in ways}
     for _ in range(turns):
         cell["copy"] += best(copy, 1)
         cell["restore"] += best(restore, 1)
-    cell["read"] = best(lambda: [path.read_bytes() for path in objects], turns)
-    cell["array"] = best(lambda: found[found.latest]["w"], 5 * turns)
-    rows = found._index.chain(found.latest)
-    needed = [piece for row in rows for piece in _pieces(found, row)]
-
-    def read_needed() -> None:
-        for piece in needed:
-            found._library.sources.places[0].get(piece.part, piece.at, piece.length)
-
-    cell["needed"] = best(read_needed, 5 * turns)
+        cell["read"] += best(lambda: [path.read_bytes() for path in objects], 1)
+        for name, key, count in (("w", "array", 5), ("large", "large", 1)):
+            needed = _pieces(found, name)
+            place = found._library.sources.places[0]
+            for _ in range(count):  # each time an archive that has read nothing but its index
+                fresh = archive.open(folder / "read")
+                cell[key] += best(lambda fresh=fresh, name=name: fresh[fresh.latest][name], 1)  # type: ignore[misc]
+                cell["needed" if key == "array" else "large needed"] += best(
+                    lambda place=place, needed=needed: [place.get(*piece[:3]) for piece in needed],  # type: ignore[misc]
+                    1,
+                )
+        cell["again"] += best(lambda: found[found.latest]["w"], 5)
     cell["listed"], cell["list"] = listing(folder / "listed", 1000 if quick else LISTED, turns)
     return cell
 
 
-def _pieces(found: archive.Archive, row: Row) -> list[Piece]:
-    """What reading "w" needs of a version."""
-    item = found._library.directory(row).items.get(b"nw")
-    return [row.directory, *(frame.piece for frame in (item.frames or () if item is not None else ()))]
+def _pieces(found: archive.Archive, name: str) -> list[Piece]:
+    """What reading an array of the newest version needs: the directories, and the frames of its contents."""
+    rows = found._index.chain(found.latest)
+    frames = [frame.piece for frame, _ in found[found.latest]._core._entries[f"n{name}".encode()].frames]
+    return [*(row.directory for row in rows), *frames]
 
 
 def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
@@ -207,6 +240,9 @@ def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     return number, best(lambda: archive.open(folder).log(), turns)
 
 
+MEASURES = {"fits": fits, "mixtures": mixtures, "commits": commits, "versions": versions, "reading": reading}
+
+
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
     results: dict[str, Any] = {"quick": options.quick, "priority": "normal priority", "cells": []}
@@ -214,7 +250,7 @@ def main() -> None:
         place = parent(options, medium)
         place.mkdir(parents=True, exist_ok=True)
         cell: Cell = {"medium": medium, "file system": file_system(place), "pmstore medium": MEDIA[medium]}
-        for name, measure in (("fits", fits), ("commits", commits), ("versions", versions), ("reading", reading)):
+        for name, measure in MEASURES.items():
             with scratch(place) as folder:
                 cell[name] = measure(folder, options.quick)
                 print(medium, name, {k: summed(v) for k, v in cell[name].items()}, flush=True)

@@ -365,9 +365,13 @@ def archive_drains(raw: Raw) -> str:
     """Fits and commits, with a drain and without."""
     rows = []
     for cell in raw["archive"]["cells"]:
-        fits, commits = cell["fits"], cell["commits"]
+        commits = cell["commits"]
+        fits = [
+            (what, one["with"], one["without"], statistics.median(one["versions"]), one["commits"])
+            for what, one in (("a fit of KMeans", cell["fits"]), ("a fit of a Gaussian mixture", cell["mixtures"]))
+        ]
         for what, with_, without, archived, count in (
-            ("a fit of KMeans", fits["with"], fits["without"], statistics.median(fits["versions"]), fits["commits"]),
+            *fits,
             ("a commit of 62,720 B", commits["with"], commits["without"], commits["versions"], commits["commits"]),
             (
                 "500 of them, with the changes",
@@ -397,14 +401,12 @@ def archive_reading(raw: Raw) -> str:
         read, made, medium = cell["reading"], cell["versions"], cell["medium"]
         beside = [
             ("restoring", read["restore"], "copying and syncing the objects' bytes", read["copy"]),
-            ("one array of one version", read["array"], "reading the bytes that it needs", read["needed"]),
+            ("62,720 B of one version", read["array"], "reading the bytes that it needs", read["needed"]),
+            ("the same version again", read["again"], "reading the bytes that it needs", read["needed"]),
+            ("64 MB of one version", read["large"], "reading the bytes that it needs", read["large needed"]),
             (f"listing {read['listed']:,} versions", read["list"], "", []),
-            (
-                "a version that is waited for",
-                [made["pmstore"] / made["number"]],
-                "Icechunk",
-                [made["icechunk"] / made["number"]] if "icechunk" in made else [],
-            ),
+            ("a version that is waited for", made["waited"], "Icechunk", made.get("icechunk", [])),
+            ("a version that is captured", made["captured"], "Icechunk", made.get("icechunk", [])),
         ]
         for what, own, other_what, other in beside:
             compared = (

@@ -271,10 +271,10 @@ def test_the_archive_takes_turns_with_none(benchmarks: None, tmpfs: Path, monkey
     pytest.importorskip("numcodecs")
     monkeypatch.setattr(bench_archive, "icechunk", lambda *_: 2.0)
     cell: dict[str, Any] = {"medium": "memory"}
-    for name in ("fits", "commits", "versions", "reading"):
+    for name in bench_archive.MEASURES:
         (tmpfs / name).mkdir()
         cell[name] = getattr(bench_archive, name)(tmpfs / name, True)
-    assert len(cell["fits"]["with"]) == len(cell["fits"]["without"]) == 1 and cell["versions"]["number"] == 20
+    assert len(cell["fits"]["with"]) == len(cell["mixtures"]["without"]) == len(cell["versions"]["captured"]) == 1
     told = report.sections({"archive": {"cells": [cell], "machine": "", "priority": ""}})
     assert "Icechunk" in told["archive-reading"] and "a fit of KMeans" in told["archive-drains"]
     assert "restoring ÷ copying the bytes" in told["archive-targets"]

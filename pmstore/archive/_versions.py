@@ -115,15 +115,16 @@ class Library:
             out = np.empty(stop - start, np.uint8)
         except MemoryError as error:
             raise OutOfMemoryError(f"no memory for {stop - start} bytes of contents") from error
-        at = 0
-        for piece in self.pieces(item, start, stop):
-            out[at : at + len(piece)] = piece
-            at += len(piece)
+        for _ in self._pieces(item, start, stop, out):
+            pass
         return out
 
-    def pieces(self, item: Contents, start: int = 0, stop: int | None = None) -> Generator[Bytes, None, None]:
-        """The same in pieces, one after the other. Threads decode the next ones meanwhile."""
-        stop = item.length if stop is None else stop
+    def pieces(self, item: Contents) -> Generator[Bytes, None, None]:
+        """All contents in pieces, one after the other. Threads decode the next ones meanwhile."""
+        return self._pieces(item, 0, item.length, None)
+
+    def _pieces(self, item: Contents, start: int, stop: int, out: Bytes | None) -> Generator[Bytes, None, None]:
+        """out: memory for bytes start … stop."""
         bounds = [start, *range((start // FRAME + 1) * FRAME, stop, FRAME), stop]
         windows = _by_window(item.frames)
         spans: list[tuple[Frames, int, int]] = [
@@ -131,14 +132,18 @@ class Library:
         ]
         if windows.keys() == {-1}:  # frames that do not keep to windows
             spans = [(item.frames, start, stop)]
+
+        def decoded(frames: Frames, low: int, high: int) -> Bytes:
+            return self.decoded(frames, low, high, None if out is None else out[low - start : high - start])
+
         if len(spans) == 1:
-            yield self.decoded(*spans[0])
+            yield decoded(*spans[0])
             return
         ahead: deque[Future[Bytes]] = deque()
         with ThreadPoolExecutor(_THREADS, "pmstore-archive") as pool:
             try:
                 for span in spans:
-                    ahead.append(pool.submit(self.decoded, *span))
+                    ahead.append(pool.submit(decoded, *span))
                     if len(ahead) > 2 * _THREADS:
                         yield ahead.popleft().result()
                 while ahead:
@@ -147,8 +152,8 @@ class Library:
                 for one in ahead:
                     one.cancel()
 
-    def decoded(self, given: Frames, start: int, stop: int) -> Bytes:
-        """Bytes start … stop of contents, from frames that have all of them."""
+    def decoded(self, given: Frames, start: int, stop: int, out: Bytes | None = None) -> Bytes:
+        """Bytes start … stop of contents, from frames that have all of them. out: memory for them."""
         low, high = start, stop
         while True:  # a difference needs what was there before, also outside of what is asked for
             frames = [one for one in given if one[0].runs[0][0] < high and _end(one[0]) > low]
@@ -157,12 +162,15 @@ class Library:
                 break
             low, high = wide
         try:
-            out = np.empty(high - low, np.uint8)
+            made = np.empty(high - low, np.uint8) if out is None or wide != (start, stop) else out
             for frame, chain in frames:
-                self._apply(frame, chain, out, low)
+                self._apply(frame, chain, made, low)
         except MemoryError as error:
             raise OutOfMemoryError(f"no memory for {high - low} bytes of contents") from error
-        return out[start - low : stop - low]
+        if out is None or made is out:
+            return made[start - low : stop - low]
+        out[:] = made[start - low : stop - low]
+        return out
 
     def _apply(self, frame: Frame, chain: Chain, out: Bytes, low: int) -> None:
         views = [out[at - low : at - low + count] for at, count in frame.runs]

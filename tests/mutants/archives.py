@@ -13,7 +13,7 @@ from pmstore.archive import _index as index
 from pmstore.archive._archive import Archive
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
-from tests.archive import test_damage, test_faults, test_lossy, test_places
+from tests.archive import test_damage, test_faults, test_lossy, test_places, test_sweeps
 from tests.archive.stepping import Memory, archived, stepping
 from tests.mutants.build import Mutant
 
@@ -95,10 +95,21 @@ NOTICED = [
         "pieces-of-parts-unverified",
         "W",
         VERSIONS,
-        "len(data) != piece.length or hash64(data) != piece.checksum",
+        "len(found) != piece.length or hash64(found) != piece.checksum",
         "False",
         "damaged bytes are decoded",
-        also=(Mutant("", "", VERSIONS, "hash64(decoded.data) != frame.checksum", "False", ""),),
+        also=(
+            Mutant("", "", VERSIONS, "hash64(data) == piece.checksum", "True", ""),
+            Mutant("", "", VERSIONS, "hash64(decoded.data) != frame.checksum", "False", ""),
+        ),
+    ),
+    Mutant(
+        "parts-of-others-deleted-too-early",
+        "W",
+        TARGET,
+        "self._swept = False",
+        "self._swept = True\n        self._sweep()",
+        "a drain that was overtaken names a part that is gone (I24)",
     ),
     Mutant(
         "lossy-difference-to-the-commit-before",
@@ -160,6 +171,8 @@ def archives(directory: Path) -> None:
     test_places.test_places_of_copies_that_went_on_without_each_other_are_not_joined(folder("copies"))
     test_places.test_a_place_gives_nothing_up_that_the_next_one_lacks(folder("lacks"))
     two_writers(folder("writers"))
+    for wait in (0, 2):
+        test_sweeps.test_a_writer_that_was_overtaken_names_no_part_that_was_deleted(folder(f"sweeps-{wait}"), wait)
     for test in (
         test_lossy.test_I28_only_what_was_asked_for_is_lossy,
         test_lossy.test_other_arrays_are_kept,

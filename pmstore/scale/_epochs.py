@@ -305,6 +305,7 @@ class Epochs:
         what = {
             "load": "can't be loaded",
             "changed": "is not what it was when the fit began",
+            "prepare": "can't be prepared",
             "map": f"has no result in epoch {reply.tag.epoch}",
         }[reply.failure.kind]
         return ShardError(

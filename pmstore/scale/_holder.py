@@ -70,14 +70,19 @@ class Holder:
     def answer(self, i: int, shard: Shard, function: Function, shared: Mapping[str, Array], tag: Tag) -> Reply:
         """The reply to a question. An exception of the loader or of the map becomes a reply, too."""
         began = time.monotonic()
+        maps = tag.epoch >= 0
         kind = "load"
         try:
-            contents, held = self._shard(i, shard, function, tag.epoch >= 0)
+            contents, is_prepared, held = self._loaded(i, shard, maps)
             expected = function.expected(i)
             if expected is not None and contents != expected:
                 self._drop(i)
                 failure = Failure("changed", f"{shard} has the contents {contents} now, not {expected}")
                 return Reply(i, tag, self._worker, environment=environment(self._threads), failure=failure)
+            if maps and not is_prepared:
+                kind = "prepare"
+                held = function.prepare(held)
+            self._hold(i, contents, maps, held)
             kind = "map"
             result = _checked(function(i, held, contents, read_only(shared), tag, self.disk))
         except Exception as error:
@@ -86,22 +91,24 @@ class Holder:
         seconds = time.monotonic() - began
         return Reply(i, tag, self._worker, result, digest_of(i, tag, result), seconds, environment(self._threads))
 
-    def _shard(self, i: int, shard: Shard, function: Function, prepared: bool) -> tuple[str, Any]:
-        """The contents and the shard; it is prepared if that is asked for."""
+    def _loaded(self, i: int, shard: Shard, maps: bool) -> tuple[str, bool, Any]:
+        """The contents, whether it is prepared, and the shard. If it is not for a map, it is as it was loaded."""
         contents, is_prepared, held = self._held.get(i, ("", False, None))
-        if contents and is_prepared == prepared:
-            return contents, held
-        if not contents or is_prepared:  # what was prepared is not what was loaded
-            held = read_only(shard())
-            contents = contents_of(held)
-        if prepared:
-            held = function.prepare(held)
+        if contents and (maps or not is_prepared):
+            return contents, is_prepared, held
+        held = read_only(shard())
+        return contents_of(held), False, held
+
+    def _hold(self, i: int, contents: str, is_prepared: bool, held: Any) -> None:
+        """Keep the shard, if there is room for it."""
+        _, was_prepared, known = self._held.get(i, ("", False, None))
+        if known is held and was_prepared == is_prepared:
+            return
         self._drop(i)
         size = _size(held)
         if self._memory is None or self._bytes + size <= self._memory:
-            self._held[i] = contents, prepared, held
+            self._held[i] = contents, is_prepared, held
             self._bytes += size
-        return contents, held
 
     def _drop(self, i: int) -> None:
         if i in self._held:

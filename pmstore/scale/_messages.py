@@ -39,9 +39,9 @@ class Failure:
 
     Attributes
     ----------
-    kind : {"load", "changed", "map"}
-        The shard can't be loaded; it has other contents than at the start; the map raised, or returned something else
-        than arrays.
+    kind : {"load", "changed", "prepare", "map"}
+        The shard can't be loaded; it has other contents than at the start; `prepare` raised; the map raised, or
+        returned something else than arrays.
     text : str
         The message, with the traceback if there is one.
     """

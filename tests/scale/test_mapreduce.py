@@ -358,6 +358,18 @@ def test_a_map_that_never_ends() -> None:
     assert epochs.late > 0  # it was asked again before
 
 
+def test_a_shard_that_can_not_be_prepared_is_named() -> None:
+    class Own(Walk):
+        def prepare(self, shard: Any) -> Any:
+            if np.array_equal(shard, several(2)[1]):
+                raise ArithmeticError("not this one")
+            return shard
+
+    with pytest.raises(pmstore.ShardError, match=r"shard 1 of 2, .* can't be prepared, on .*not this one") as caught:
+        Own(several(2)).run(engine=Serial())
+    assert caught.value.shard == 1
+
+
 def test_a_shard_that_can_not_be_loaded_once_is_loaded_again(tmp_path: Path, undisturbed: bytes) -> None:
     shards: list[Any] = several()
     np.save(tmp_path / "1.npy", shards[1])

@@ -162,7 +162,7 @@ sanitize: build
 # races, damaged metadata, failing calls, crashes of commits that are durable later.
 long: build
 	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
-		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'long or longer' $(ARGS)
+		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m 'long or longer' $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -319,6 +320,33 @@ def require_found(
     only = re.search(r'only="([\d:,]+)"', text)
     assert only, text
     assert explored(only=only[1]).splitlines()[0] == text.splitlines()[0]
+
+
+def test_I32_processes_run_the_same_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, together = (explore_mapreduce(make, schedules=60, seed=9, jobs=jobs) for jobs in (1, 3))
+    assert dataclasses.replace(alone, seconds=0.0) == dataclasses.replace(together, seconds=0.0)
+    plant, message = MISTAKES["what is lost is not asked for again"]
+    failures = []
+    for jobs in (1, 2):
+        with monkeypatch.context() as patch, pytest.raises(CrashFailure, match=message) as caught:
+            plant(patch)
+            explore_mapreduce(make, schedules=60, seed=9, jobs=jobs)
+        failures.append(re.sub(r"(?s)\n  explored.*", "", str(caught.value)))
+    assert failures[0] == failures[1]
+
+
+def test_a_process_that_fails_is_told() -> None:
+    class Ends(Short):
+        begun = 0
+
+        def start(self) -> None:
+            super().start()
+            Ends.begun += 1
+            if Ends.begun > 4:
+                os._exit(3)
+
+    with pytest.raises(CrashTestError, match="it ended without a message"):
+        explore_mapreduce(lambda: Ends(several(2)), schedules=20, jobs=2)
 
 
 # ---- users' own mistakes

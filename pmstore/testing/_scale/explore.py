@@ -25,6 +25,7 @@ from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.progress import Counted, terminal
 from pmstore.testing._scale.disks import DIRECTORY, Contents, SimulatedCopies
 from pmstore.testing._scale.memory import GROUP, LOG, MemoryStore
+from pmstore.testing._scale.processes import Tally, first_failure
 from pmstore.testing._scale.report import MapReduceReport
 from pmstore.testing._scale.schedule import Schedule, parse, schedule
 from pmstore.testing._scale.simulated import SimulatedEngine, Watched
@@ -47,6 +48,7 @@ def explore_mapreduce(
     seed: int = 0,
     workers: int = 3,
     faults: int = 8,
+    jobs: int = 1,
     only: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MapReduceReport:
@@ -84,6 +86,9 @@ def explore_mapreduce(
     workers : int
     faults : int
         The largest number of accidents in a schedule.
+    jobs : int
+        The number of processes that run schedules, for instance ``os.cpu_count()``. They are forked. The result is the
+        same, but for the time.
     only : str, optional
         Run this one schedule, as a failure names it.
     progress : callable, optional
@@ -102,7 +107,7 @@ def explore_mapreduce(
         The fit fails without any accident, or an argument makes no sense.
     """
     __tracebackhide__ = True
-    for name, value in {"schedules": schedules, "workers": workers, "faults": faults}.items():
+    for name, value in {"schedules": schedules, "workers": workers, "faults": faults, "jobs": jobs}.items():
         if not isinstance(value, int) or value < 1:
             raise CrashTestError(f"{name} is a number from 1, not {value!r}")
     if not 0 <= seed < 1 << 31:
@@ -115,20 +120,40 @@ def explore_mapreduce(
         chosen = [schedule((seed << 32) + number, length, faults, case.local) for number in range(schedules)]
     shown = None if progress is not None else terminal("schedules of a MapReduce")
     counted = Counted(progress or shown)
-    began = time.process_time()
-    done = 0
+
+    def passes(number: int) -> bool:
+        return case.run(chosen[number], whole=number % WHOLE == 0) is None
+
     try:
-        for done, one in enumerate(chosen):
-            counted(done, len(chosen))
-            what = case.run(one, whole=done % WHOLE == 0)
-            if what is not None:
-                case.fail(one, done % WHOLE == 0, seed, done + 1, began)
+        failed, done, seconds = _explore(case, len(chosen), min(jobs, len(chosen)), passes, counted)
     finally:
         if shown is not None:
             shown.close()
-    report = case.report(seed, done + 1, began)
+    report = case.report(seed, done, seconds)
+    if failed is not None:
+        case.fail(chosen[failed], failed % WHOLE == 0, report)
     session.keep_report(str(report))
     return report
+
+
+def _explore(
+    case: _Case, count: int, jobs: int, passes: Callable[[int], bool], counted: Callable[[int, int], None]
+) -> tuple[int | None, int, float]:
+    """The first of the schedules that fails, how many were run, and the processor time."""
+    if jobs > 1:
+        failed, done, seconds, tallies = first_failure(count, jobs, passes, lambda: case.tally, counted)
+        for tally in tallies:
+            for ours, theirs in zip(case.tally, tally, strict=True):
+                ours.update(theirs)
+        if failed is not None:
+            passes(failed)  # here, too, for its log
+        return failed, done, seconds
+    began = time.process_time()
+    for number in range(count):
+        counted(number, count)
+        if not passes(number):
+            return number, number + 1, time.process_time() - began
+    return None, count, time.process_time() - began
 
 
 class _Case:
@@ -162,6 +187,7 @@ class _Case:
             raise CrashTestError(f"the fit fails without any accident: {what}") from run.error
         self.states, self.history = run.states, run.history
         self.outcomes.clear()
+        self.again.clear()
         return run.world.points
 
     def load(self, i: int, changed: bool = False) -> Any:
@@ -178,10 +204,14 @@ class _Case:
         self._last = run
         return what
 
-    def fail(self, one: Schedule, whole: bool, seed: int, done: int, began: float) -> None:
-        """Shrink a schedule that failed, and raise CrashFailure."""
+    @property
+    def tally(self) -> Tally:
+        """What the schedules add to."""
+        return self._accidents, self.outcomes, self.again
+
+    def fail(self, one: Schedule, whole: bool, report: MapReduceReport) -> None:
+        """Shrink a schedule that failed, which was the last one, and raise CrashFailure."""
         __tracebackhide__ = True
-        report = self.report(seed, done, began)
         count = len(self._last.world.applied)
         points, before = frozenset(self._last.world.applied), None
         while points != before:  # an accident that was needed with others may not be needed without them
@@ -205,9 +235,8 @@ class _Case:
         ]
         raise CrashFailure("\n".join(message), report=report) from self._last.error
 
-    def report(self, seed: int, done: int, began: float) -> MapReduceReport:
+    def report(self, seed: int, done: int, seconds: float) -> MapReduceReport:
         """What was done until now."""
-        seconds = time.process_time() - began
         counts = len(self.shards), self.workers, len(self.history["iteration"]) // 8
         return MapReduceReport(
             done,

@@ -49,7 +49,7 @@ class MapReduceReport:
         return (
             f"explored {count_text(self.schedules, 'schedule')} of {count_text(self.epochs, 'epoch')} over "
             f"{count_text(self.shards, 'shard')} on {count_text(self.workers, 'worker')}, seed {self.seed}: "
-            f"{rate:,.0f} a second\n"
+            f"{rate:,.0f} a second and processor\n"
             f"  accidents: {tallied(self.accidents)}\n"
             f"  coordinators ended with {tallied(self.outcomes)}\n"
             f"  asked again: {self.late:,} late, {self.lost:,} lost"

@@ -320,15 +320,11 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
     if not group:
         yield from store._rows()
         return
-    if group in store:
-        yield from (row for row in store._rows() if row[0] == group)
-        return
-    empty = True
-    for name, *about in store.group(group)._rows():
-        empty = False
-        yield (f"{group}/{name}", *about)
-    if empty:
+    if group not in store:
         raise Failure(f"no name and no group {group!r} in it")
+    yield from (row for row in store._rows() if row[0] == group)
+    for name, *about in store.group(group)._rows():
+        yield (f"{group}/{name}", *about)
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -469,10 +465,11 @@ def export_(chosen: argparse.Namespace) -> int:
 def dump_(chosen: argparse.Namespace) -> int:
     """Prints values, or writes one array to an .npy file."""
     with pmstore.open(chosen.path, "r") as store:
-        derived = {row[0]: row[5] for row in store._rows() if row[1] == "derived"}
-        names = chosen.names or [name for name in store if name not in derived]
+        rows = {row[0]: row for row in store._rows()}
+        derived = {name: row[5] for name, row in rows.items() if row[1] == "derived"}
+        names = chosen.names or [name for name in rows if name not in derived]
         for name in names:
-            if name not in store:
+            if name not in rows:
                 raise Failure(_what_is_missing(store, name))
             if name in derived:
                 raise Failure(f"{name!r} is {derived[name]}: only a program that declares it can read it")

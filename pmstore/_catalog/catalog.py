@@ -427,7 +427,7 @@ class Catalog:
         full = group + name
         with self.lock:
             if next(self.names(full + "/"), None) is not None:
-                return f": it is a group, group({name!r}) gives it"
+                return f": it is a group, group({name!r}) gives it, and group({name!r}).clear() deletes its names"
         near = difflib.get_close_matches(name, itertools.islice(self.names(group), 5000), 3)
         return f"; near it: {', '.join(map(repr, near))}" if near else ""
 
@@ -447,8 +447,12 @@ class Catalog:
         for group in _names.parents(name):
             if self.core.get(key_of(group)) is not None:
                 raise NameConflictError(f"{name!r} can't be stored: {group!r} is a value, and so no group")
-        if len(key) < 1 + _names.NAME_MAX and self.core.last(key + b"/") is not None:
+        if self.is_group(key):
             raise NameConflictError(f"{name!r} can't be stored: it is a group; there are names below it")
+
+    def is_group(self, key: bytes) -> bool:
+        """Whether there are names below the name of this key."""
+        return len(key) < 1 + _names.NAME_MAX and self.core.last(key + b"/") is not None
 
     # ---- helpers
 

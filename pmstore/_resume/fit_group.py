@@ -137,7 +137,7 @@ class FitGroup:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds another fit; stored ≠ asked for: "
                 f"{'; '.join(found[:_SHOWN])}{more}. "
-                f"Choose another name. {self._how_to_forget}"
+                f"Choose another name, or name=None in a search over parameters or folds. {self._how_to_forget}"
             )
         return True
 
@@ -177,7 +177,7 @@ class FitGroup:
         return f"reset() of an estimator, or store.group({self.name!r}).clear(), forgets that fit."
 
     def _refuse_what_is_no_fit(self) -> None:
-        if self.name in self.store or len(self.group):
+        if self.name in self.store:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds something that is not the fit of an estimator, or that was "
                 f"changed since. Choose another name, or delete it with store.group({self.name!r}).clear()."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -17,10 +18,12 @@ from pmstore._store.store import Store
 
 __all__ = ["open", "open_for_fit"]
 
-Mode = Literal["r", "r+", "a", "w", "x"]
+Mode = Literal["r", "r+", "a", "w", "x", "w-"]
 Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
 
 _MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
+
+_MEMORY = "/dev/shm"
 
 _TRACKERS = ("uffd", "pagemap", "compare")
 
@@ -52,10 +55,12 @@ def open(
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        The file. A symbolic link is followed; mode "w" replaces its target.
-    mode : {"a", "r", "r+", "w", "x"}
+        The file, also with ``~`` for the home directory, or as a ``file://`` URL. A symbolic link is followed; mode "w"
+        replaces its target. ``":memory:"`` is a new store without a file that others see: it is gone when it is closed,
+        or the process ends.
+    mode : {"a", "r", "r+", "w", "x", "w-"}
         "r" reads a snapshot of the newest commit, "r+" reads and writes an existing store, "a" also creates it if there
-        is none, "w" replaces whatever exists by a new store, "x" creates a store and fails if the path exists.
+        is none, "w" replaces whatever exists by a new store, "x" and "w-" create a store and fail if the path exists.
     media : {"auto", "memory", "file", "trace", "trace:memory", "trace:file"}
         How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" chooses by the file system. "trace"
         records every operation on the durable bytes, for crash tests.
@@ -98,7 +103,7 @@ def open(
         fits.
     OutOfSpaceError, TypeError, ValueError
     """
-    name = path_of(path)
+    mode = "x" if mode == "w-" else mode
     if mode not in MODES:
         raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
     if media not in _MEDIA:
@@ -110,7 +115,13 @@ def open(
     if tracker and tracker not in _TRACKERS:
         raise ValueError(f"PMSTORE_TRACKER is one of {', '.join(_TRACKERS)}, not {tracker!r}")
     options = Options(media, durability, interval, _size(max_size))
-    return _open(name, mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
+    if path == ":memory:":
+        if mode in ("r", "r+"):
+            raise ValueError(f'":memory:" is a new store: open it with mode "a", not {mode!r}')
+        place = _MEMORY if os.path.isdir(_MEMORY) else None
+        with tempfile.TemporaryDirectory(prefix="pmstore-", dir=place) as directory:  # its file has no name then
+            return _open(os.path.join(directory, "memory.pm"), "x", options, 0.0)
+    return _open(path_of(path), mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
 
 
 def open_for_fit(path: str, mode: Literal["a", "r+"], timeout: float) -> Store:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pmstore._catalog import copying
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
@@ -61,6 +64,7 @@ class NameMapping(MutableMapping[str, Any]):
         return default if value is MISSING else value
 
     def __contains__(self, name: object) -> bool:
+        """Whether there is such a name, or a group with names in it."""
         if not isinstance(name, str):
             return False
         try:
@@ -68,7 +72,14 @@ class NameMapping(MutableMapping[str, Any]):
         except ValueError:
             return False
         with self._catalog.lock:
-            return self._catalog.core.get(key) is not None
+            return self._catalog.core.get(key) is not None or self._catalog.is_group(key)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ""
+        if not name.startswith("_"):
+            with contextlib.suppress(Error):  # also of a closed store: hasattr() must go on
+                hint = f"; the value of that name is store[{name!r}]" if name in self else ""
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:
         """The names, sorted by code point. Names added or deleted during the iteration may appear or not."""
@@ -210,9 +221,10 @@ class NameMapping(MutableMapping[str, Any]):
     def create_array(
         self,
         name: str,
-        shape: Shape,
-        dtype: npt.DTypeLike = float,
+        shape: Shape | None = None,
+        dtype: npt.DTypeLike | None = None,
         *,
+        data: npt.ArrayLike | None = None,
         order: str = "C",
         fill_value: Any = 0,
         writeable: bool = True,
@@ -224,10 +236,12 @@ class NameMapping(MutableMapping[str, Any]):
         name : str
             Raises NameConflictError (a ValueError) if the name is taken.
         shape : int or sequence of int
-            Lengths of the axes, in elements.
+            Lengths of the axes, in elements. With `data` it may be left out, and is the same otherwise (ValueError).
         dtype : data type
             Any dtype of numpy, except those that hold Python objects, and text without a length, such as "U"
-            (TypeError).
+            (TypeError). By default that of `data`, or float64.
+        data : array-like, optional
+            The first value, which is copied.
         order : {"C", "F"}
             The axis that is contiguous in memory: the last ("C") or the first ("F").
         fill_value : scalar or ndarray
@@ -245,7 +259,13 @@ class NameMapping(MutableMapping[str, Any]):
         ------
         OutOfSpaceError, TooLargeError, NameConflictError, InvalidNameError, ReadOnlyStoreError, ClosedStoreError
         """
-        return self._catalog.create_array(self._full(name), shape, dtype, order, fill_value, writeable)
+        if data is not None:
+            if not (isinstance(fill_value, int) and fill_value == 0):
+                raise ValueError("create_array() takes data or fill_value, not both")
+            shape, dtype, fill_value = _like(data, shape, dtype)
+        return self._catalog.create_array(
+            self._full(name), shape, float if dtype is None else dtype, order, fill_value, writeable
+        )
 
     def require_array(
         self,
@@ -365,6 +385,10 @@ class NameMapping(MutableMapping[str, Any]):
         check_name(full)
         return Group(self.store, full)
 
+    # The names that h5py has for these.
+    require_group = group
+    move = rename
+
     @property
     @abstractmethod
     def store(self) -> Store:
@@ -382,6 +406,16 @@ class NameMapping(MutableMapping[str, Any]):
         if not isinstance(name, str):
             check_name(name)  # TypeError
         return f"{self._prefix}{name}"
+
+
+def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, Any]]:
+    """Shape, dtype and contents of an array that is created from data."""
+    if isinstance(data, np.ma.MaskedArray):
+        raise TypeError("data is a masked array: store its data and its mask as two arrays")
+    array = np.asarray(data)
+    if shape is not None and tuple(np.atleast_1d(shape).tolist()) != array.shape:
+        raise ValueError(f"data has the shape {array.shape}, and shape is {shape!r}")
+    return array.shape, array.dtype if dtype is None else dtype, array
 
 
 class Group(NameMapping):

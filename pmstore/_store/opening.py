@@ -12,6 +12,7 @@ import stat
 import sys
 import time
 from typing import Any
+from urllib.parse import unquote
 
 from pmstore import _core
 from pmstore._errors import (
@@ -66,8 +67,10 @@ def _require_file(status: os.stat_result, path: str) -> None:
 
 
 def path_of(path: Any) -> str:
-    """The absolute path as str. Raises TypeError if it is no path, ValueError if it is empty or contains a NUL,
-    IsADirectoryError if it can only be the path of a directory.
+    """The absolute path as str, with the home directory for ~, also of a file:// URL.
+
+    Raises TypeError if it is no path, ValueError if it is empty, contains a NUL or is another URL, IsADirectoryError if
+    it can only be the path of a directory.
     """
     try:
         text = os.fsdecode(path)
@@ -75,9 +78,26 @@ def path_of(path: Any) -> str:
         raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
     if not text or "\0" in text:
         raise ValueError(f"not a path: {text!r}")
+    text = os.path.expanduser(_without_scheme(text))
     if os.path.basename(text) in ("", os.curdir):
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
     return os.path.abspath(text)
+
+
+def _without_scheme(text: str) -> str:
+    """The path of a file:// URL; any other path as it is."""
+    scheme, found, rest = text.partition("://")
+    if not found or not scheme.isalnum():
+        return text
+    if scheme != "file":
+        raise ValueError(
+            f"{text!r} is not on this machine, and a store is a file: keep its versions there, with "
+            f"store.drain({text!r}), and restore one with pmstore.archive.restore"
+        )
+    host, slash, path = rest.partition("/")
+    if host:
+        raise ValueError(f"{text!r} is the file of another host, {host!r}")
+    return slash + unquote(path)
 
 
 def seconds(timeout: Any, name: str = "timeout") -> float:

@@ -117,7 +117,7 @@ def test_groups(store):
     assert list(model) == ["layer/bias", "w", "x"]
     assert store["model/layer/bias"] == model["layer/bias"] == model.group("layer")["bias"] == 2
     assert store["model/x"] is model["x"]
-    assert "w" in model and "layer" not in model and "model/w" not in model
+    assert "w" in model and "layer" in model and "model/w" not in model
     assert len(model) == 3
     assert model.name == "model" and model.group("layer").name == "model/layer" and model.store is store
     assert model == store.group("model") != store.group("layer") and hash(model) == hash(store.group("model"))

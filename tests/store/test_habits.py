@@ -1,0 +1,117 @@
+"""What users of h5py, zarr and sqlite3 try first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        yield store
+
+
+def test_w_minus_creates(tmp_path: Path) -> None:
+    pmstore.open(tmp_path / "new.pm", "w-").close()
+    with pytest.raises(pmstore.StoreExistsError):
+        pmstore.open(tmp_path / "new.pm", "w-")
+
+
+def test_paths_with_the_home_directory_and_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pmstore.open("~/a store.pm") as store:
+        assert store.path == str(tmp_path / "a store.pm")
+    with pmstore.open(f"file://{tmp_path}/a%20store.pm", "r") as store:
+        assert store.path == str(tmp_path / "a store.pm")
+    with pytest.raises(
+        ValueError, match=r"'s3://bucket/x.pm' is not on this machine.*store.drain\('s3://bucket/x.pm'\)"
+    ):
+        pmstore.open("s3://bucket/x.pm")
+    with pytest.raises(ValueError, match="file of another host, 'elsewhere'"):
+        pmstore.open("file://elsewhere/x.pm")
+    assert sorted(os.listdir(tmp_path)) == ["a store.pm"]
+
+
+def test_a_store_in_memory() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with pmstore.open(":memory:") as store, pmstore.open(":memory:", "w") as other:
+        assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("pmstore-")} == set()
+        array = store.create_array("x", 3_000_000)  # the file grows
+        array += 1
+        store.commit()
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            array += 1 / 0
+        array += 1
+        store.rollback()
+        assert (array == 1).all() and store.check().ok and list(other) == []
+    with pytest.raises(ValueError, match="a new store"):
+        pmstore.open(":memory:", "r")
+    assert not os.path.exists(":memory:")
+
+
+def test_a_group_is_in_the_store(store: Any) -> None:
+    store["model/layer/w"] = 1
+    assert "model" in store and "model/layer" in store and "layer" in store.group("model")
+    assert "mode" not in store and "model/" not in store and "model/layer/w/x" not in store
+    assert store.require_group("model") == store.group("model")
+    store.move("model", "old")
+    assert "model" not in store and store["old/layer/w"] == 1
+    with pytest.raises(KeyError, match=r"group\('old'\).clear\(\) deletes its names"):
+        del store["old"]
+    store.group("old").clear()
+    assert "old" not in store
+
+
+def test_create_array_from_data(store: Any) -> None:
+    data = np.arange(6, dtype="i2").reshape(2, 3)
+    array = store.create_array("a", data=data)
+    assert array.dtype == np.int16 and np.array_equal(array, data) and array is store["a"]
+    data[:] = 0
+    assert array[1, 2] == 5
+    assert store.create_array("b", (2, 3), "f4", data=array).dtype == np.float32
+    assert store.create_array("c", 3, data=[1.5, 2, 3]).tolist() == [1.5, 2, 3]
+    assert store.create_array("d", data=[]).shape == (0,)
+    assert store.create_array("e", data=7).shape == ()
+    assert store.create_array("f", (2,)).dtype == np.float64
+    assert not store.create_array("g", data=["é", "abc"], writeable=False).flags.writeable
+    with pytest.raises(ValueError, match=r"data has the shape \(2, 3\), and shape is 6"):
+        store.create_array("h", 6, data=array)
+    with pytest.raises(ValueError, match="not both"):
+        store.create_array("h", data=array, fill_value=1)
+    with pytest.raises(TypeError, match="a shape is"):
+        store.create_array("h")
+    with pytest.raises(TypeError, match="masked"):
+        store.create_array("h", data=np.ma.masked_array([1, 2], [True, False]))
+    with pytest.raises(TypeError):
+        store.create_array("h", data=[object()])
+    with pytest.raises(ValueError):
+        store.create_array("h", data=[[1], [2, 3]])
+    assert "h" not in store
+
+
+def test_an_attribute_that_is_a_name(store: Any) -> None:
+    store["x"] = 1
+    with pytest.raises(AttributeError, match=r"no attribute 'x'; the value of that name is store\['x'\]"):
+        store.x  # noqa: B018
+    with pytest.raises(AttributeError, match=r"a Store has no attribute 'y'$"):
+        store.y  # noqa: B018
+    assert not hasattr(store.group("g"), "x")
+    store.close()
+    assert not hasattr(store, "x")
+
+
+def test_a_search_needs_no_name(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from pmstore.cluster import KMeans
+
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    fit = KMeans(2, random_state=0, store=tmp_path / "store.pm", name="k").fit(X)
+    with pytest.raises(pmstore.FingerprintMismatchError, match="name=None in a search"):
+        fit.fit(X[:20])

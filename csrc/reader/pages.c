@@ -35,7 +35,7 @@ static void note_declared(pm_pages *t, size_t record)
         if (!pm_log_is_direct(&item)) continue;
         uint64_t first = item.offset / PM_PAGE, end = first + pm_extent_pages(item.length);
         pm_page_set_clear(&t->loaded, first, end);
-        pm_page_set_clear(&t->fresh, first, end);
+        pm_page_set_clear(&t->unapplied, first, end);
         for (uint64_t page = first + pm_extent_table(item.length) / PM_PAGE; page < end; page++)
             pm_page_hashes_remove(&t->tables, page);
         if (item.kind == PM_ITEM_SLOT) {
@@ -46,7 +46,7 @@ static void note_declared(pm_pages *t, size_t record)
     }
 }
 
-/* Finds the last record that declares each of the fresh pages, as far as one does. */
+/* Finds the last record that declares each of these pages, as far as one does. */
 static pm_status find_declared(const pm_pages *t, pm_page_hashes *declared)
 {
     const pm_recovery_log *found = &t->source.found;
@@ -55,9 +55,9 @@ static pm_status find_declared(const pm_pages *t, pm_page_hashes *declared)
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
             if (!pm_log_is_direct(&item)) continue;
             uint64_t page = item.offset / PM_PAGE, end = page + pm_extent_pages(item.length);
-            if (page < t->fresh_from) page = t->fresh_from;
-            if (end > t->fresh_to) end = t->fresh_to;
-            for (; page < end && (page = pm_page_set_next(&t->fresh, page, end)) < end; page++)
+            if (page < t->unapplied_from) page = t->unapplied_from;
+            if (end > t->unapplied_to) end = t->unapplied_to;
+            for (; page < end && (page = pm_page_set_next(&t->unapplied, page, end)) < end; page++)
                 PM_TRY(pm_page_hashes_add(declared, (pm_page_hash){page, i + 1}));
         }
     return PM_OK;
@@ -104,24 +104,24 @@ static void forget_changed(pm_pages *t)
 }
 
 /* Brings the pages that were copied since to the commit of the others. */
-static pm_status settle_fresh(pm_pages *t)
+static pm_status apply_to_unapplied(pm_pages *t)
 {
     pm_page_hashes declared = {0};
     pm_status status = find_declared(t, &declared);
-    for (size_t i = 0; status == PM_OK && i < t->source.found.count; i++) apply(t, i, &t->fresh, &declared);
+    for (size_t i = 0; status == PM_OK && i < t->source.found.count; i++) apply(t, i, &t->unapplied, &declared);
     pm_page_hashes_free(&declared);
-    pm_page_set_clear(&t->fresh, t->fresh_from, t->fresh_to);
-    t->fresh_from = t->fresh_to = 0;
+    pm_page_set_clear(&t->unapplied, t->unapplied_from, t->unapplied_to);
+    t->unapplied_from = t->unapplied_to = 0;
     return status;
 }
 
 /* Brings all pages that were copied to the newest commit (I19). */
-static pm_status settle(pm_pages *t)
+static pm_status apply_records(pm_pages *t)
 {
     const pm_page_hashes none = {0}; /* it is the newest record */
     pm_source *source = &t->source;
     size_t from;
-    if (t->fresh_from < t->fresh_to) PM_TRY(settle_fresh(t));
+    if (t->unapplied_from < t->unapplied_to) PM_TRY(apply_to_unapplied(t));
     const uint64_t generation = source->store.log.header.generation, sequence = source->store.log.sequence;
     PM_TRY(pm_source_follow(source, &from, &t->missed));
     if (source->store.log.header.generation != generation || source->store.log.sequence != sequence)
@@ -186,10 +186,10 @@ static pm_status need(pm_pages *t, uint64_t first, uint64_t end, bool contents)
             first = to;
             continue;
         }
-        pm_page_set_add(&t->fresh, first, to);
-        if (t->fresh_from == t->fresh_to) t->fresh_from = first, t->fresh_to = to;
-        if (first < t->fresh_from) t->fresh_from = first;
-        if (to > t->fresh_to) t->fresh_to = to;
+        pm_page_set_add(&t->unapplied, first, to);
+        if (t->unapplied_from == t->unapplied_to) t->unapplied_from = first, t->unapplied_to = to;
+        if (first < t->unapplied_from) t->unapplied_from = first;
+        if (to > t->unapplied_to) t->unapplied_to = to;
         t->added += (to - first) * PM_PAGE;
         first = to;
     }
@@ -492,18 +492,18 @@ static pm_status begin(pm_pages *t, int fd)
     t->loaded_pages = t->source.store.region.size / PM_PAGE;
     uint64_t words = t->loaded_pages / 64 + 1;
     t->loaded.bits = calloc(words, sizeof *t->loaded.bits);
-    t->fresh.bits = calloc(words, sizeof *t->fresh.bits);
+    t->unapplied.bits = calloc(words, sizeof *t->unapplied.bits);
     t->changed.bits = calloc(words, sizeof *t->changed.bits);
     t->queue = malloc(QUEUED_MOST * sizeof *t->queue);
     t->read = malloc((size_t)2 * TABLE_PAGES * PM_PAGE);
-    bool there = t->loaded.bits && t->fresh.bits && t->changed.bits && t->queue && t->read;
+    bool there = t->loaded.bits && t->unapplied.bits && t->changed.bits && t->queue && t->read;
     return there ? PM_OK : pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
 }
 
 void pm_pages_end(pm_pages *t)
 {
     free(t->loaded.bits);
-    free(t->fresh.bits);
+    free(t->unapplied.bits);
     free(t->changed.bits);
     free(t->queue);
     free(t->read);
@@ -527,12 +527,13 @@ static pm_status advance(pm_pages *t)
     unsigned passes = 0;
     bool asked = false, late = false;
     t->missed = false;
-    if (!t->settled) PM_TRY(settle(t)); /* the log is read first, as most of its records are older than the pages */
-    t->settled = true;
+    /* The log is read first, as most of its records are older than the pages. */
+    if (!t->log_read) PM_TRY(apply_records(t));
+    t->log_read = true;
     t->complete = false; /* other contents may be wanted */
     t->flips = 0;
     do {
-        status = settle(t);
+        status = apply_records(t);
         /* No commit came since the last page was copied: the pass before this one has all that is needed. */
         if (status == PM_OK && t->complete && !t->missed) break;
         if (status == PM_OK && !t->missed) status = pass(t);

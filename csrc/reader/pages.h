@@ -30,8 +30,8 @@ typedef struct {
 typedef struct {
     pm_source source;
     uint64_t loaded_pages;     /* of the region when it was begun */
-    pm_page_set loaded, fresh; /* fresh: of these, the pages whose records have not been applied yet */
-    uint64_t fresh_from, fresh_to;
+    pm_page_set loaded, unapplied; /* the second: of these, the pages whose records have not been applied yet */
+    uint64_t unapplied_from, unapplied_to;
     const pm_extent_place *wanted;
     size_t wanted_count;
     bool contents; /* of the wanted extents: they are to be copied */
@@ -46,7 +46,7 @@ typedef struct {
     pm_table_page *queue;    /* those that are to be hashed at the end of this pass */
     size_t queued;
     uint8_t *read;           /* to hash them: TABLE_PAGES pages for each of two threads */
-    bool settled;   /* the log was read */
+    bool log_read;
     bool complete;  /* the last pass left nothing missing, and no commit came since */
     bool lenient;   /* what is damaged or can't be read is left out: the core reports it when it is used */
     pm_pages_pair *pairs;

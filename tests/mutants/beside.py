@@ -64,7 +64,7 @@ NOTICED = [
         "pm_page_set_clear(&t->loaded, first, end);",
         "",
         "a snapshot has the bytes of a deleted array",
-        within="pm_page_set_clear(&t->loaded, first, end);\n        pm_page_set_clear(&t->fresh",
+        within="pm_page_set_clear(&t->loaded, first, end);\n        pm_page_set_clear(&t->unapplied",
     ),
     Mutant(
         "snapshot-keeps-the-slot-of-the-header",

@@ -4,6 +4,7 @@ from pmstore.scale._dask import Dask
 from pmstore.scale._engine import Engine, Serial
 from pmstore.scale._holder import Holder
 from pmstore.scale._lazy import LazyParts
+from pmstore.scale._local import Local
 from pmstore.scale._mapreduce import MapReduce
 from pmstore.scale._messages import Failure, Lost, Reply, Tag
 from pmstore.scale._processes import Processes
@@ -19,6 +20,7 @@ __all__ = [
     "Serial",
     "Holder",
     "LazyParts",
+    "Local",
     "Tag",
     "Reply",
     "Lost",

@@ -194,7 +194,7 @@ class Epochs:
         self._lose(reply.shard, reply.worker, reply.failure.text)  # another worker may reach what this one doesn't
 
     def _send_log(self, reply: Reply, begin: int) -> None:
-        """Ask again with the log from an epoch on, unless a question with that is on its way."""
+        """Ask again with the log from an epoch on, or from an earlier one if another worker needs that."""
         if begin < 0 or self._with_log is None:
             raise NondeterminismError(
                 f"the local state of {self._name(reply.shard)} before epoch {self._tag.epoch} was computed again on "
@@ -204,8 +204,7 @@ class Epochs:
                 reply.worker,
             )
         question = self._questions[reply.shard]
-        if begin >= question.log_from:
-            return
+        begin = min(begin, question.log_from)
         if begin not in self._logs:
             shared = self._with_log(begin)
             if shared is None:

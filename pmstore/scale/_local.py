@@ -129,6 +129,11 @@ class Slots:
         group: Mapping[str, Any] = self._group
         return group
 
+    def noted(self, epoch: int) -> bytes:
+        """The hash that was computed when the state of an epoch was put into its slot."""
+        noted: bytes = self._record["hash"][epoch % 2].tobytes()
+        return noted
+
     def hash(self, epoch: int) -> bytes:
         """The hash of what is in the slot of an epoch, if it is the state of that epoch."""
         return bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), self.arrays(epoch)))
@@ -208,7 +213,7 @@ class Slots:
         here = {int(found) for found in self._record["epoch"] if 0 < found < epoch}
         elsewhere = set(copies.epochs(self.run).get(self._shard, [])) if copies is not None else set()
         for found in sorted(here | {one for one in elsewhere if one <= epoch}, reverse=True):
-            sound = found in here and self._record["hash"][found % 2].tobytes() == self.hash(found)
+            sound = found in here and self.noted(found) == self.hash(found)
             if sound or (found in elsewhere and copies is not None and self._take_copy(found, copies)):
                 yield found
         yield 0
@@ -238,8 +243,8 @@ class Disk:
     def __init__(self) -> None:
         self._slots: dict[str, Slots] = {}
 
-    def slots(self, path: str, tag: Tag, shard: int, fields: Iterable[Field]) -> Slots | None:
-        """The slots of a shard, for a question about it. None: the question is older than one that was asked here.
+    def slots(self, path: str, tag: Tag, shard: int, fields: Iterable[Field]) -> Slots:
+        """The slots of a shard, for a question about it.
 
         Another process may have the store, such as a worker that hangs. Then the slots are in memory, until that
         process ends, and begin with what the store has.
@@ -248,6 +253,9 @@ class Disk:
         ------
         OSError
             The directory can't be written.
+        RuntimeError
+            The question is older than one that was asked here. It must not touch the states, and nobody waits for the
+            reply.
         """
         self._release(tag)
         slots = self._slots.get(path)
@@ -264,7 +272,7 @@ class Disk:
                 with self.look(path) as found:
                     slots.take(found)
         if (tag.attempt, tag.epoch) < slots.asked:
-            return None
+            raise RuntimeError(f"epoch {tag.epoch} of attempt {tag.attempt} is asked for after {slots.asked}")
         slots.asked = tag.attempt, tag.epoch
         return slots
 

@@ -241,8 +241,6 @@ class MapReduce(Resumable):
             The shards, or this object, can't be sent to workers.
         ValueError
             With local fields: `commit_every` is not 1, `runs` is not 1, or `local` is needed.
-        OSError
-            The directory for local states can't be made.
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
@@ -363,8 +361,6 @@ class MapReduce(Resumable):
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
             directory = self._temporary.name
-        if here:
-            os.makedirs(directory, exist_ok=True)
         return directory
 
     def _archive(self, url: Any, every: int) -> Copies | None:

@@ -52,15 +52,13 @@ class Work:
             return result
         own, log = parted(shared)
         slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
-        if slots is None:
-            return behind(0)  # to an old question: nobody waits for the reply
         found = self.bring(slots, i, held, tag.epoch, shared[HASHES][i].tobytes(), log)
         if found != tag.epoch:
             return behind(found)
         if self._copies is not None and self._copies.is_due(i, tag.epoch):
-            self._copies.put(tag.run, i, tag.epoch, slots.hash(tag.epoch), slots.arrays(tag.epoch).values())
+            self._copies.put(tag.run, i, tag.epoch, slots.noted(tag.epoch), slots.arrays(tag.epoch).values())
         left = slots.step(tag.epoch, self._step(i, held, tag.epoch, own))
-        return {**left, HASH: np.frombuffer(slots.hash(tag.epoch + 1), np.uint8)[None]}
+        return {**left, HASH: np.frombuffer(slots.noted(tag.epoch + 1), np.uint8)[None]}
 
     # ---- local states
 

@@ -18,7 +18,7 @@ import pytest
 
 import pmstore
 from pmstore.scale import Dask, Serial
-from tests.support.sharded import Always, At, Once, Walk, killed, result, rows, several
+from tests.support.sharded import Always, At, Factors, Once, Walk, killed, result, rows, several
 
 distributed = pytest.importorskip("distributed", reason="no dask: make test-scale installs it")
 
@@ -198,3 +198,18 @@ def test_the_example_that_kills_everything() -> None:
         "kmeans: the same bits",
         "mixture: the same bits",
     ]
+
+
+# ---- local states
+
+
+@pytest.mark.parametrize("accident", [False, True])
+def test_I35_local_states_on_the_workers_of_a_cluster(accident: bool, client: Any, path: Path, tmp_path: Path) -> None:
+    factors = Factors(several())
+    factors.run(engine=Serial())
+    undisturbed = factors.bits()
+    once = Once(tmp_path / "once", "kill", several()[3]) if accident else None
+    factors = Factors(several(), once)
+    factors.run(path, "f", engine=client, local=tmp_path / "local")
+    assert factors.bits() == undisturbed
+    assert sum(one.suffix == ".pm" for one in (tmp_path / "local").glob("*/*")) == 5

@@ -281,7 +281,8 @@ class Disk:
         for path, slots in list(self._slots.items()):
             if slots.run != tag.run or slots.asked[1] < tag.epoch - 1:
                 del self._slots[path]
-                slots.store.close()
+                with contextlib.suppress(Error):  # what it lacks will be computed again
+                    slots.store.close()
 
     def close(self) -> None:
         """Close all stores."""

@@ -52,11 +52,12 @@ class Work:
             return result
         own, log = parted(shared)
         slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
-        found = self.bring(slots, i, held, tag.epoch, shared[HASHES][i].tobytes(), log)
+        wanted = shared[HASHES][i].tobytes()
+        found = self.bring(slots, i, held, tag.epoch, wanted, log)
         if found != tag.epoch:
             return behind(found)
         if self._copies is not None and self._copies.is_due(i, tag.epoch):
-            self._copies.put(tag.run, i, tag.epoch, slots.noted(tag.epoch), slots.arrays(tag.epoch).values())
+            self._copies.put(tag.run, i, tag.epoch, wanted, slots.arrays(tag.epoch).values())
         left = slots.step(tag.epoch, self._step(i, held, tag.epoch, own))
         return {**left, HASH: np.frombuffer(slots.noted(tag.epoch + 1), np.uint8)[None]}
 

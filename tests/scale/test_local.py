@@ -16,6 +16,7 @@ import pmstore
 from pmstore.scale import Engine, Holder, Processes, Serial, Tag, _local, shards_of
 from pmstore.scale._messages import BEHIND, HASHES
 from pmstore.scale._work import Work
+from tests.conftest import LONGER
 from tests.support.sharded import EPOCHS, At, Factors, Once, killed, several
 
 
@@ -474,3 +475,19 @@ def test_nan_and_shards_without_rows(path: Path) -> None:
     assert ran(again, path, "f") == first
     assert np.isnan(again.local_parts("W")[1]).any()
     assert again.local_parts("W")[0].shape == (0, 2)
+
+
+def test_I35_a_crash_anywhere_in_a_commit_of_the_coordinator(
+    crash_explorer: Any, monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
+) -> None:
+    monkeypatch.setattr(_local.Disk, "open", lambda self, path: None)  # the explorer allows one store
+    monkeypatch.setattr(_local.Disk, "look", lambda self, path: contextlib.nullcontext({}))
+
+    def check(store: Any, crash: Any) -> None:
+        """The fit goes on, with nothing but the log."""
+        factors = Factors(several())
+        factors.run(store, "f", engine=Serial())
+        assert factors.state.H.tobytes() == undisturbed[: factors.state.H.nbytes]
+
+    with crash_explorer.recording(check, budget=40 * LONGER) as path:
+        Factors(several()).run(path, "f", engine=Serial())

@@ -56,16 +56,19 @@ def explore_mapreduce(
 
     Coordinator, workers, messages and store are in this process and thread, in virtual time: the code of `MapReduce`
     and of its protocol is that of production, and a simulated engine loses, delays, repeats, reorders and damages
-    messages, kills and stops workers, and kills the coordinator before and after each call of the engine and each
-    commit. Messages that are on their way when a coordinator is killed reach the next one. Loaders fail once, and in
-    some schedules a shard changes, or a worker computes something else. After at most `faults` accidents nothing
-    more happens, so that each fit must end.
+    messages, kills and stops workers, also in commits of their own stores, and kills the coordinator before and after
+    each call of the engine and each commit. Messages that are on their way when a coordinator is killed reach the next
+    one. Loaders fail once, and in some schedules a shard changes, or a worker computes something else. With local
+    fields, disks are lost or damaged, have states of another run at first, or are one for all workers; some schedules
+    have an archive. After at most `faults` accidents nothing more happens, so that each fit must end.
 
     Of each schedule it is required that
 
     - each commit has the bits of one epoch of the undisturbed fit, and the next commit those of the next;
     - each coordinator commits a larger attempt before it asks;
     - only undamaged replies to questions of this attempt and epoch are combined, each shard's once, in order;
+    - no worker overwrites the local state that an undecided epoch begins with, and the log of broadcasts is cut off
+      where each shard has a copy that is as new;
     - the fit ends, and at its end all fields but `attempt`, and the history but for its attempts and what was asked
       again, have the bits of the undisturbed fit;
     - an error is justified: by two different replies to one question, which must be noticed; by a shard that changed;

@@ -34,7 +34,7 @@ from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import Target, about_of, tags_of
 from pmstore.archive._verifying import VerifyReport, verify
-from pmstore.archive._versions import Contents, Library, Version
+from pmstore.archive._versions import Entries, Library, Version
 
 __all__ = ["Archive", "Info", "open", "restore"]
 
@@ -99,7 +99,7 @@ class Archive(Mapping[int, Version]):
         self._index = Index.merged([one for one in self._indexes if one is not None])
         self._tags = tags_of(sources)
         self._own_parent: Archive | None = None
-        self._known: OrderedDict[int, dict[bytes, Contents]] = OrderedDict()  # entries of versions
+        self._known: OrderedDict[int, Entries] = OrderedDict()  # entries of versions
 
     @property
     def url(self) -> str:
@@ -223,7 +223,7 @@ class Archive(Mapping[int, Version]):
             f"{self.url} has no version {version}; " + (f"the newest is {newest}" if newest >= 0 else "it has none yet")
         )
 
-    def _entries(self, row: Row) -> dict[bytes, Contents]:
+    def _entries(self, row: Row) -> Entries:
         found = self._known.get(row.version)
         if found is None:
             chain = [row] if row.previous is None else self._index.chain(row.version, self._known)
@@ -454,7 +454,7 @@ def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
             raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {sources.url}")
 
 
-def _room(entries: Mapping[bytes, Contents]) -> int | None:
+def _room(entries: Entries) -> int | None:
     """Bytes of a region that has these contents, about."""
     pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in entries.values() if item.length)
     return (pages + len(entries) // 8 + 64) * 4096 * 17 // 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -233,6 +233,33 @@ class Item(NamedTuple):
         return [self.kind, self.flags, self.meta, self.length, frames, self.loss]
 
 
+class Items(Mapping[bytes, Item]):
+    """Entries of a directory that was read. Each is checked when it is used: mostly one of many is."""
+
+    __slots__ = ("_codecs", "_found")
+
+    def __init__(self, found: dict[bytes, Any], codecs: int) -> None:
+        self._found = found
+        self._codecs = codecs
+
+    def __getitem__(self, key: bytes) -> Item:
+        return Item.checked(self._found[key], self._codecs)
+
+    def has(self, raw: int) -> bool:
+        """Whether they have so many bytes of contents in all, and each has its own."""
+        try:
+            lengths = [item[3] for item in self._found.values() if item[3] == 0 or item[4] is not None]
+            return len(lengths) == len(self._found) and sum(lengths) == raw
+        except (IndexError, TypeError, KeyError):
+            return False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 class Directory(NamedTuple):
     """What a version changes: entries by catalog key, keys that are gone, and the codecs of its frames.
 
@@ -240,15 +267,20 @@ class Directory(NamedTuple):
     version before, the bytes of an element, and configurations for numcodecs, in the order of encoding.
     """
 
-    items: dict[bytes, Item]
+    items: Items
     gone: tuple[bytes, ...]
     codecs: tuple[tuple[bool, int, tuple[dict[str, Any], ...]], ...]
 
-    def packed(self) -> bytes:
+    @staticmethod
+    def packed(
+        items: Mapping[bytes, Item],
+        gone: Iterable[bytes],
+        codecs: Iterable[tuple[bool, int, tuple[dict[str, Any], ...]]],
+    ) -> bytes:
         """For a part."""
-        items = [[key, *item.packed()] for key, item in self.items.items()]
-        codecs = [[delta, size, list(chain)] for delta, size, chain in self.codecs]
-        return bytes(msgpack.packb([items, list(self.gone), codecs]))
+        entries = [[key, *item.packed()] for key, item in items.items()]
+        chains = [[delta, size, list(chain)] for delta, size, chain in codecs]
+        return bytes(msgpack.packb([entries, list(gone), chains]))
 
     @classmethod
     def checked(cls, name: str, data: bytes) -> Directory:
@@ -262,13 +294,14 @@ class Directory(NamedTuple):
             _require(isinstance(codec, tuple) and len(codec) == 3 and type(codec[0]) is bool, "a codec")
             _require(_count(codec[1]) and 0 < codec[1] <= 1 << 20 and isinstance(codec[2], tuple), "a codec")
             _require(all(isinstance(config, dict) for config in codec[2]), "the configuration of a codec")
-        checked: dict[bytes, Item] = {}
+        checked: dict[bytes, Any] = {}
         for item in items:
             _require(isinstance(item, tuple) and bool(item) and isinstance(item[0], bytes), "an entry")
             _require(0 < len(item[0]) <= 768, "a key")
-            checked[item[0]] = Item.checked(item[1:], len(codecs))
+            checked[item[0]] = item[1:]
         _require(all(isinstance(key, bytes) for key in gone), "a key")
-        return cls(checked, tuple(gone), tuple((delta, size, tuple(chain)) for delta, size, chain in codecs))
+        of_keys = Items(checked, len(codecs))
+        return cls(of_keys, tuple(gone), tuple((delta, size, tuple(chain)) for delta, size, chain in codecs))
 
 
 class Row(NamedTuple):

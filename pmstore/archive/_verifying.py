@@ -120,16 +120,15 @@ class _Checked:
         if text is not None:
             return text
         try:
-            directory = library.directory(row)
+            frames = [frame for item in library.directory(row).items.values() for frame in item.frames or ()]
         except ArchiveDamagedError as error:
             return str(error)
-        for item in directory.items.values():
-            for frame in item.frames or ():
-                text = self._piece(frame.piece)
-                if text is not None:
-                    return text
-                if frame.piece.part not in row.parts:
-                    return f"{frame.piece.part} is not among the parts of version {row.version}"
+        for frame in frames:
+            text = self._piece(frame.piece)
+            if text is not None:
+                return text
+            if frame.piece.part not in row.parts:
+                return f"{frame.piece.part} is not among the parts of version {row.version}"
         return None
 
     def _piece(self, piece: Piece) -> str | None:

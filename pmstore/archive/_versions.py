@@ -15,7 +15,7 @@ import bisect
 import itertools
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
 
-__all__ = ["Contents", "Library", "Version", "VersionCore"]
+__all__ = ["Contents", "Entries", "Library", "Version", "VersionCore"]
 
 _DIRECTORIES = 4096  # that are kept in memory
 _AHEAD = 64 << 10  # bytes in front of a directory that are read with it: mostly the version's contents
@@ -92,19 +92,21 @@ class Library:
                 self._directories.popitem(last=False)
         return found
 
-    def entries(self, chain: Sequence[Row], before: dict[bytes, Contents] | None = None) -> dict[bytes, Contents]:
-        """The entries of the last version of a chain, in the order of their keys. before: those of the version that the
-        first one changes, unless it is a base."""
-        found = dict(before or {})
+    def entries(self, chain: Sequence[Row], before: Entries | None = None) -> Entries:
+        """The entries of the last version of a chain. before: those of the version that the first one changes, unless
+        it is a base."""
+        found = {} if before is None else dict(before.changes)
         for row in chain:
             directory = self.directory(row)
             if row.previous is None:
                 found = {}
+                if not directory.items.has(row.raw):
+                    raise ArchiveDamagedError(f"the archive is damaged: version {row.version} is no base")
             for key in directory.gone:
                 found.pop(key, None)
-            for key, item in directory.items.items():
-                found[key] = Contents.after(found.get(key), item, directory)
-        return dict(sorted(found.items()))
+            for key in directory.items:
+                found[key] = _Change(found.get(key), directory)
+        return Entries(dict(sorted(found.items())))
 
     def contents(self, item: Contents, start: int = 0, stop: int | None = None) -> Bytes:
         """Bytes start … stop of the contents of an entry; all by default."""
@@ -235,6 +237,51 @@ class Contents(NamedTuple):
         return cls(item.kind, item.flags, item.meta, item.length, frames, loss)
 
 
+class _Change:
+    """What a directory makes of an entry. before: what the versions before made of it."""
+
+    __slots__ = ("before", "directory", "made")
+
+    def __init__(self, before: _Change | None, directory: Directory) -> None:
+        self.before = before
+        self.directory = directory
+        self.made: Contents | None = None
+
+    def contents(self, key: bytes) -> Contents:
+        """It is put together once, with what it needs. Raises ArchiveDamagedError."""
+        needed = [self]
+        while (last := needed[-1]).made is None and last.before is not None:
+            needed.append(last.before)
+        made = needed[-1].made
+        for change in reversed(needed):
+            if change.made is None:
+                change.made = Contents.after(made, change.directory.items[key], change.directory)
+            made = change.made
+        assert made is not None
+        return made
+
+
+class Entries(Mapping[bytes, Contents]):
+    """The entries of a version, in the order of their keys. Each is put together when it is used."""
+
+    __slots__ = ("changes",)
+
+    def __init__(self, changes: dict[bytes, _Change]) -> None:
+        self.changes = changes
+
+    def __getitem__(self, key: bytes) -> Contents:
+        return self.changes[key].contents(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.changes
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+
 def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
     """Whether frames have all contents by themselves. A frame's runs do not overlap."""
     if any(chain.delta for _, chain in frames):
@@ -253,7 +300,7 @@ class VersionCore(Core):
 
     __slots__ = ("_entries", "_keys", "_library", "_sequence")
 
-    def __init__(self, library: Library, sequence: int, entries: dict[bytes, Contents]) -> None:
+    def __init__(self, library: Library, sequence: int, entries: Entries) -> None:
         self.lock = Lock()
         self.gone = False
         self.snapshot = self.trace = None
@@ -346,7 +393,7 @@ class Version(NameMapping):
 
     __slots__ = ("_core", "attributes", "losses", "message", "time", "url", "version")
 
-    def __init__(self, library: Library, row: Row, entries: dict[bytes, Contents]) -> None:
+    def __init__(self, library: Library, row: Row, entries: Entries) -> None:
         self._core = VersionCore(library, row.version, entries)
         self._catalog = _VersionCatalog(self._core, read_only=True)
         self._derived = DerivedArrays(self._catalog, library.sources.url)
@@ -354,7 +401,8 @@ class Version(NameMapping):
         self.version = row.version
         self.time = row.time
         self.message, self.attributes = row.noted
-        self.losses = {name_of(key): item.loss for key, item in entries.items() if item.loss and key[:1] == NAME_PREFIX}
+        lossy = entries.items() if row.lossy else ()
+        self.losses = {name_of(key): item.loss for key, item in lossy if item.loss and key[:1] == NAME_PREFIX}
         self.url = library.sources.url
 
     @property

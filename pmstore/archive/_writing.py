@@ -177,7 +177,7 @@ class Writing:
             )
             for key, (entry, frames) in items.items()
         }
-        place = self._add(Directory(found, gone, tuple(chain for _, chain in codecs.values())).packed())
+        place = self._add(Directory.packed(found, gone, (chain for _, chain in codecs.values())))
         return Row(
             version=changes.sequence,
             time=changes.time,

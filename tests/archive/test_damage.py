@@ -215,7 +215,7 @@ def test_directories_come_back_as_they_were(made: tuple[Objects, dict[int, Any]]
     found = Archive(Sources([Memory(dict(made[0]))]))
     for version in found:
         directory = found._library.directory(found._index.chain(version)[-1])
-        assert Directory.checked("again", directory.packed()) == directory
+        assert Directory.checked("again", Directory.packed(*directory)) == directory
 
 
 def test_the_object_of_an_archive_is_checked(made: tuple[Objects, dict[int, Any]]) -> None:
@@ -223,3 +223,22 @@ def test_the_object_of_an_archive_is_checked(made: tuple[Objects, dict[int, Any]
         objects = made[0] | {"archive": b"".join(wrapped(ARCHIVE, "archive", about))}
         with pytest.raises(pmstore.ArchiveDamagedError):
             Archive(Sources([Memory(objects)]))
+
+
+def test_a_differential_that_claims_to_be_a_base(tmp_path: Path) -> None:
+    """Its directory lacks contents, which would be missing without an error."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, codec=None) as steps:
+        store["x"], store["y"] = np.arange(1000.0), np.arange(2000)
+        store.commit()
+        archived(steps)
+        store["x"] = np.arange(1000.0) + 1
+        store.commit()
+        archived(steps)
+    found = Archive(Sources([place]))
+    row = found._index.find(2)
+    assert row is not None and row.previous == 1
+    found._index._rows[1] = row._replace(previous=None).packed()
+    with pytest.raises(pmstore.ArchiveDamagedError, match="version 2 is no base"):
+        found[2]
+    assert found[1]["y"][5] == 5

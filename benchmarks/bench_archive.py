@@ -4,7 +4,7 @@ Pairs take turns in one run, with and without a drain, so that the drift of the 
 if it is installed (pip install icechunk zarr): both make each change of 10 × 784 doubles a durable version.
 
     fits       KMeans on 70,000 × 784 doubles, every iteration drained with zstd
-    mixtures   a Gaussian mixture on 20,000 × 784 doubles, in the same way
+    mixtures   a Gaussian mixture on the same data, in the same way
     commits    10 × 784 doubles, back to back
     versions   a version for each commit: the program waits until each is durable, or in memory
     reading    restoring, one array of one version, listing 100,000 versions
@@ -34,7 +34,6 @@ from pmstore.cluster import KMeans
 from pmstore.mixture import GaussianMixture
 
 ROWS, COLUMNS, CENTRES = 70_000, 784, 10
-MIXED = 20_000  # rows for the mixture, whose iterations take longer
 LISTED = 100_000
 
 Cell = dict[str, Any]
@@ -73,8 +72,8 @@ def fit(folder: Path, name: str, X: Any, fits: Callable[..., None], drains: bool
     return elapsed, commits, versions
 
 
-def fits(folder: Path, quick: bool, fits: Callable[..., None] = kmeans, rows: int = ROWS, turns: int = 15) -> Cell:
-    X = data(2000 if quick else rows)
+def fits(folder: Path, quick: bool, fits: Callable[..., None] = kmeans, turns: int = 15) -> Cell:
+    X = data(2000 if quick else ROWS)
     cell: Cell = {"without": [], "with": [], "commits": 0, "versions": []}
     for turn in range(1 if quick else turns):
         for drains in (turn % 2 == 0, turn % 2 == 1):
@@ -86,7 +85,7 @@ def fits(folder: Path, quick: bool, fits: Callable[..., None] = kmeans, rows: in
 
 
 def mixtures(folder: Path, quick: bool) -> Cell:
-    return fits(folder, quick, mixture, MIXED, 9)
+    return fits(folder, quick, mixture, 7)
 
 
 def commits(folder: Path, quick: bool) -> Cell:

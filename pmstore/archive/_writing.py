@@ -97,6 +97,7 @@ class Writing:
         self._since_bytes = 0  # their bytes,
         self._since_keys: set[bytes] = set()  # and the entries whose contents they change
         self._whole_bytes: dict[bytes, int] = {}  # of contents, when they were last written as a whole
+        self._changed: set[bytes] = set()  # entries whose contents the last version changed
         self._poor = self._bases = 0  # bases that the last differential led to; of these, those that are still to come
 
     @property
@@ -208,10 +209,13 @@ class Writing:
             self._since, self._since_bytes = self._since + 1, self._since_bytes + row.stored
             self._since_keys.update(changes.changed)
             self._rate(row.stored)
+        self._changed = set(changes.changed)
 
     def _rate(self, stored: int) -> None:
-        """If a differential saved little, bases come next, which are read without it: more after each such one."""
-        base = sum(self._whole_bytes.get(key, 0) for key in self._since_keys) + _ENTRY * len(self._entries or ())
+        """If a differential saved little, bases come next, which are read without it: more after each such one. What
+        the version before it changed may change again, and a base has to write that, too."""
+        again = self._since_keys | self._changed
+        base = sum(self._whole_bytes.get(key, 0) for key in again) + _ENTRY * len(self._entries or ())
         poor = not self._codecs.any_lossy and stored > _SMALL and stored >= _POOR * base
         self._poor = self._bases = min(_BASES, 2 * self._poor or 1) if poor else 0
 

@@ -97,10 +97,24 @@ def test_bases_where_differentials_save_little(tmp_path: Path) -> None:
             store.commit()
             archived(steps)
         found = Archive(Sources([place]))
-        assert kinds(found)[:12] == "bdbdbbdbbbbd"
-        assert kinds(found)[12:] == "bbbbbbbb" + "dddd"
+        assert kinds(found) == "bddbdbbdbbbb" + 12 * "d"
         assert sum(one.size for one in found.log()[1:12]) < 12 * 5000 * 8  # the constant array is written once
         assert (found[24]["x"] == x).all() and (found[3]["constant"] == constant).all()
+
+
+def test_no_bases_where_arrays_change_in_turn(tmp_path: Path) -> None:
+    """A base would write both."""
+    place, rng = Memory(), np.random.default_rng(0)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for name in "xy":
+            store[name] = rng.random(5000)
+        arrays = [store["x"], store["y"]]
+        for step in range(7):
+            arrays[step % 2][:] = rng.random(5000)
+            store.commit()
+            archived(steps)
+    found = Archive(Sources([place]))
+    assert kinds(found) == "bdddddd" and sum(one.size for one in found.log()) < 8.2 * 5000 * 8
 
 
 def test_small_differentials_stay(tmp_path: Path) -> None:

@@ -124,10 +124,10 @@ The log of an earlier epoch is in ``/<epoch>/<name>``."""
 def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[str, ...] = ()) -> str:
     """A hash of a result and of what it answers. Two replies to one request have the same one."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
-    small = sum(array.nbytes for array in result.values()) <= _SMALL  # one hash takes as long as one more copy then
+    small = sum(array.nbytes for array in result.values()) <= _SMALL  # then one hash of a copy is quicker than several
     parts = [array.tobytes() if small else hash_array(array).encode() for array in result.values()]
     whole = b"".join([repr((shard, tuple(tag), kinds, leaves)).encode(), *parts])
     return hash_array(np.frombuffer(whole, np.uint8))
 
 
-_SMALL = 64 << 10  # bytes
+_SMALL = 4 << 10  # bytes

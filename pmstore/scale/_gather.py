@@ -67,10 +67,15 @@ def sums(left: Result, right: Result) -> Result:
     ------
     ValueError
         The contributions have other names, shapes or dtypes.
+    TypeError
+        They have dtypes that can't be added, such as text.
     """
     if _layouts(left) != _layouts(right):
         raise ValueError(f"map() returned {_kinds(left)} for one shard, and {_kinds(right)} for its neighbour")
-    return {name: np.asarray(np.add(left[name], right[name], dtype=_dtype_of_sum(left[name]))) for name in left}
+    try:
+        return {name: np.asarray(np.add(left[name], right[name], dtype=_dtype_of_sum(left[name]))) for name in left}
+    except TypeError as error:
+        raise TypeError(f"map() returned {_kinds(left)}, which can't be added: override combine()") from error
 
 
 def _added(left: list[Reply], right: list[Reply]) -> list[Reply]:
@@ -79,7 +84,10 @@ def _added(left: list[Reply], right: list[Reply]) -> list[Reply]:
     assert first.result is not None and second.result is not None
     if others or more or _layouts(first.result) != _layouts(second.result):
         return [*left, *right]  # the coordinator tells what is wrong
-    total = sums(first.result, second.result)
+    try:
+        total = sums(first.result, second.result)
+    except Exception:  # also what map() has set, such as np.seterr
+        return [*left, *right]
     return [dataclasses.replace(first, result=total, leaves=(*first.hashes, *second.hashes))]
 
 
@@ -98,7 +106,7 @@ def _layouts(result: Result) -> list[tuple[Any, ...]]:
 def _dtype_of_sum(array: Array) -> np.dtype[Any]:
     """The dtype in which arrays are added: counts of many shards need more room than those of one."""
     small = array.dtype.itemsize < 8 and array.dtype.kind in "biu"
-    return np.dtype(np.uint64 if array.dtype.kind == "u" else np.int64) if small else array.dtype
+    return np.dtype(np.uint64 if array.dtype.kind == "u" else np.int64) if small else array.dtype.newbyteorder("=")
 
 
 def _kinds(result: Result) -> str:

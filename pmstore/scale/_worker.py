@@ -28,7 +28,10 @@ from pmstore.scale._shards import Shard
 _PR_SET_PDEATHSIG = 1
 
 HOLD = 0.005
-"""Seconds that a result waits for its neighbours at most. A message of its own takes a twentieth of that."""
+"""Seconds that a result waits for its neighbours at most. A message of its own takes a twentieth of that.
+
+It only waits for shards whose last map took no longer: a map that ends the process, or never ends, takes no results
+along."""
 
 
 def main() -> None:
@@ -48,6 +51,7 @@ def main() -> None:
     shared: Any = None  # the newest ones; a question is about those that came before it
     gathering = Gathering(1 if isinstance(shards, Failure) else len(shards))
     began = 0.0  # when the oldest reply of them was there
+    quick: set[tuple[int, bool]] = set()  # questions whose last answer took no longer than HOLD
 
     def reply_now() -> None:
         for reply in gathering.take():
@@ -60,11 +64,17 @@ def main() -> None:
             shared = shared if new_shared is None else _read(pickle.loads, new_shared)
             unreadable = next((one for one in (shards, function, shared) if isinstance(one, Failure)), None)
             for i, tag in questions:
+                kind = i, tag.epoch < 0
+                if kind not in quick:
+                    reply_now()
+                asked = time.monotonic()
                 if unreadable is None:
                     reply = holder.answer(i, shards[i], function, shared, tag)
                 else:
                     reply = Reply(i, tag, name, environment=environment(told["threads"]), failure=unreadable)
-                began = began if gathering else time.monotonic()
+                now = time.monotonic()
+                (quick.add if now - asked <= HOLD else quick.discard)(kind)
+                began = began if gathering else now
                 gathering.put(reply, function, shared)
                 if time.monotonic() - began > HOLD:
                     reply_now()

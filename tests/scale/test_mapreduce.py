@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import sys
@@ -18,9 +17,7 @@ import pytest
 import pmstore
 from pmstore.scale import Engine, Lost, Processes, Reply, Serial, Tag, shards_of
 from pmstore.scale._epochs import Epochs
-from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Describe
-from pmstore.scale._messages import digest_of
 from pmstore.scale._tree import Tree
 from tests.support.sharded import EPOCHS, Always, At, Once, Walk, killed, load_once_broken, result, rows, several
 
@@ -164,74 +161,6 @@ def test_a_node_takes_the_place_of_its_leaves() -> None:
                         tree.put(leaf, str(leaf))
                     tree.put(first, *part.nodes(), count)  # type: ignore[misc]
                     assert tree.root() == whole.root()
-
-
-class Sums(Serial):
-    """Answers all questions at a time, as one worker with sums. Some of the leaves come before, and all come again."""
-
-    longest = 0
-
-    def completed(self, timeout: float | None) -> Any:
-        gathering = Gathering(len(self._shards))
-        leaves = []
-        for i, shard, function, shared, tag in self._asked:
-            leaves.append(self._holder.answer(i, shard, function, shared, tag))
-            gathering.put(leaves[-1], function, shared)
-        self._asked.clear()
-        replies = gathering.take()
-        self.longest = max(self.longest, *(len(reply.shards) for reply in replies))
-        return [*leaves[1:2], *replies, *leaves]
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 7, 8])
-def test_I32_sums_of_workers_have_the_same_bits(count: int) -> None:
-    engine = Sums()
-    assert result(Walk(several(count)).run(engine=engine)) == result(Walk(several(count)).run(engine=Serial()))
-    assert engine.longest == count
-
-
-def test_I33_a_leaf_of_a_sum_that_differs_is_noticed() -> None:
-    class Differs(Sums):
-        def completed(self, timeout: float | None) -> Any:
-            replies = list(super().completed(timeout))
-            whole = replies[1]
-            if whole.leaves:
-                leaves = (*whole.leaves[:2], whole.leaves[2][::-1], *whole.leaves[3:])
-                digest = digest_of(whole.shard, whole.tag, whole.result, leaves)
-                replies[1] = dataclasses.replace(whole, leaves=leaves, digest=digest)
-            return replies
-
-    with pytest.raises(pmstore.NondeterminismError, match="shard 2 of 4") as caught:
-        Walk(several(4)).run(engine=Differs())
-    assert caught.value.shard == 2
-
-
-def test_contributions_that_cannot_be_added_are_told_by_the_coordinator() -> None:
-    class Odd(Walk):
-        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-            return {"sums": np.zeros(len(shard))}
-
-    with pytest.raises(ValueError, match=r"map\(\) returned sums: float64 \(\d+,\) for one shard, and"):
-        Odd(several(3)).run(engine=Sums())
-
-
-def test_combine_can_be_replaced() -> None:
-    class Largest(Walk):
-        max_iter = 1
-
-        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-            return {"rows": shard[-2:], "count": np.array(len(shard))}
-
-        def combine(self, left: Any, right: Any) -> Any:
-            return {"rows": np.concatenate([left["rows"], right["rows"]]), "count": max(left["count"], right["count"])}
-
-        def update(self, total: Mapping[str, Any]) -> None:
-            self.state.shift = float(total["count"])
-            self.state.centers = total["rows"][:3]
-
-    state = Largest(several(3)).run(engine=Sums())  # which leaves the combination to the coordinator
-    assert state.shift == 44
-    np.testing.assert_array_equal(state.centers, np.concatenate([part[-2:] for part in several(3)])[:3])
 
 
 # ---- accidents of processes

@@ -26,7 +26,15 @@ from typing import Any
 import numpy as np
 
 import pmstore._store.entrance as stores
-from pmstore._errors import CorruptStoreError, Error, FormatVersionError, NotAStoreError, StoreLockedError
+from pmstore._errors import (
+    CorruptStoreError,
+    Error,
+    FormatVersionError,
+    NotAStoreError,
+    StaleSnapshotError,
+    StoreIOError,
+    StoreLockedError,
+)
 from pmstore._resume.state import Field
 from pmstore.scale._copies import Copies
 from pmstore.scale._messages import BEHIND, Array, Tag, digest_of
@@ -117,9 +125,9 @@ class Slots:
         return self._arrays[epoch % 2]
 
     def take(self, group: Mapping[str, Any]) -> None:
-        """Copy both slots from another store of this shard, if it has any."""
-        if _fits(group, self._wanted):
-            with self.store.transaction():
+        """Copy both slots from another store of this shard, if it has any, and they can be read."""
+        with contextlib.suppress(CorruptStoreError, StoreIOError, StaleSnapshotError), self.store.transaction():
+            if _fits(group, self._wanted):
                 self._record["epoch"] = -1
                 for name in self._wanted:
                     self._group[name][...] = group[name]
@@ -262,7 +270,7 @@ class Disk:
         if slots is None or isinstance(slots.store, Memory):
             store = self.open(path)
             if store is not None:
-                opened = Slots(store, tag.run, shard, fields)
+                opened = self._slots_in(store, path, tag, shard, fields)
                 if slots is not None:
                     opened.take(slots.group())
                     opened.asked = slots.asked
@@ -275,6 +283,16 @@ class Disk:
             raise RuntimeError(f"epoch {tag.epoch} of attempt {tag.attempt} is asked for after {slots.asked}")
         slots.asked = tag.attempt, tag.epoch
         return slots
+
+    def _slots_in(self, store: Any, path: str, tag: Tag, shard: int, fields: Iterable[Field]) -> Slots:
+        """The slots in a store. One whose names are damaged is made anew, as what was in it is computed again."""
+        try:
+            return Slots(store, tag.run, shard, fields)
+        except CorruptStoreError:
+            with contextlib.suppress(Error):
+                store.close()
+            os.unlink(path)
+            return Slots(self._opened(path), tag.run, shard, fields)
 
     def _release(self, tag: Tag) -> None:
         """Close the stores that this worker is not asked for any more, so that others can have them."""

@@ -114,6 +114,15 @@ def test_parts_that_were_lost_are_computed_again(path: Path, undisturbed: bytes)
     assert not folder_exists(path)
 
 
+def test_parts_that_are_damaged_are_computed_again(path: Path, undisturbed: bytes) -> None:
+    Factors(several()).run(path, "f", engine=Serial())
+    for file in folder(path).iterdir():
+        names(file)
+        with pytest.raises(pmstore.CorruptStoreError), pmstore.open(file, "r") as store:
+            list(store)
+    assert counted(path) == (undisturbed, 0)
+
+
 def folder_exists(path: Path) -> bool:
     return any(Path(f"{path}.local").iterdir())
 
@@ -161,10 +170,18 @@ def cut(file: Path) -> None:
     os.truncate(file, 6000)
 
 
+def names(file: Path) -> None:
+    """Zeros in the place of the names. Nothing is wrong until they are looked up."""
+    data = bytearray(file.read_bytes())
+    data[20480:24576] = bytes(4096)
+    file.write_bytes(data)
+
+
 LOST = {
     "bits": (damaged(flip), 5 * (EPOCHS - 3) + 3),
     "undecided": (damaged(undecided), 5 * (EPOCHS - 3)),
     "layout": (damaged(other_layout), 5 * (EPOCHS - 3) + 3),
+    "names": (names, 5 * (EPOCHS - 3) + 3),
     "file": (cut, 5 * (EPOCHS - 3) + 3),
     "another shard's": (lambda file: shutil.copy(file.with_name("shard-2.pm"), file), 5 * (EPOCHS - 3) + 3),
 }

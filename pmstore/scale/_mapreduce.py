@@ -411,7 +411,7 @@ class MapReduce(Resumable):
     def _adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether contributions to this epoch are combined by sums, as `combine` does if it is not overridden. Workers
         then add what they have. They call this, too."""
-        return type(self).combine is MapReduce.combine
+        return getattr(self.combine, "__func__", None) is MapReduce.combine
 
     def _table(self) -> Iterable[Field]:
         yield Field("attempt", dtype=np.int64)

@@ -104,6 +104,20 @@ def test_combine_can_be_replaced() -> None:
     np.testing.assert_array_equal(state.centers, np.concatenate([part[-2:] for part in several(3)])[:3])
 
 
+def test_combine_can_be_an_attribute() -> None:
+    """Of the object, not of its class."""
+
+    def largest(left: Any, right: Any) -> Any:
+        return {name: np.maximum(left[name], right[name]) for name in left}
+
+    def fit(engine: Any) -> bytes:
+        walk = Walk(several(4))
+        walk.combine = largest  # type: ignore[method-assign]
+        return result(walk.run(engine=engine))
+
+    assert fit(Sums()) == fit(Serial())
+
+
 class Waits:
     """In a map: waits until somebody writes into a pipe."""
 

@@ -279,6 +279,8 @@ class State:
             self[name][...] = value
 
     def __getattr__(self, name: str) -> Any:
+        if name in State.__slots__:
+            raise AttributeError(f"this State has no {name}: it was never initialized")
         try:
             return self[name]
         except KeyError as error:
@@ -289,6 +291,23 @@ class State:
             self[name] = value
         except KeyError as error:
             raise AttributeError(error.args[0]) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which are in plain memory, and need no store. What keepers keep is left out."""
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "_arrays": {name: np.array(array) for name, array in self._arrays.items()},
+            "_record": np.array(self._record),
+            "_fields": tuple(field for field in self._fields if field.keeper is None),
+            "_keepers": {},
+            "_kept": {},
+            "_live": {},
+            "_group": None,
+        }
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        for name, value in kept.items():
+            super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name, _ in _COUNTERS), *(field.name for field in self._fields)]

@@ -407,6 +407,7 @@ class MapReduce(Resumable):
                 yield
             finally:
                 self.__dict__.pop("_asking", None)
+                self.__dict__.pop("_log", None)
 
     def _adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether contributions to this epoch are combined by sums, as `combine` does if it is not overridden. Workers

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +417,20 @@ def test_state_has_its_fields_and_no_others() -> None:
         state.nothing = 1
     with pytest.raises(TypeError, match="generator"):
         state.old = 1
+
+
+@pytest.mark.parametrize("again", [deepcopy, lambda climb: pickle.loads(pickle.dumps(climb))])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_finished_algorithm_can_be_copied_and_pickled(again: Any, stored: bool, path: Path) -> None:
+    climb = Climb(PEAK)
+    climb.run(path if stored else None, "climb" if stored else None)
+    other = again(climb)
+    path.unlink(missing_ok=True)
+    for name in ("height", "iteration", "best_run"):
+        assert np.array_equal(other.state[name], climb.state[name]), name
+    other.state.iteration += 1
+    assert other.state.iteration == climb.state.iteration + 1
+    assert other.run(path, "climb").height == climb.run().height
 
 
 def test_an_algorithm_without_an_end_is_refused() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -396,6 +398,14 @@ def test_a_start_that_raises() -> None:
 
     with pytest.raises(pmstore.ShardError, match=r"(?s)shard 0 of 2.*no result in epoch 0.*no beginning"):
         Fails(several(2)).run(engine=Serial())
+
+
+def test_a_used_object_can_be_copied_and_pickled(path: Path, undisturbed: bytes) -> None:
+    factors = Factors(several(3))
+    expected = ran(factors, path, "f", engine=Serial())
+    for again in (copy.deepcopy(factors), pickle.loads(pickle.dumps(factors))):
+        assert again.state.epoch == EPOCHS
+        assert ran(again, engine=Serial()) == expected
 
 
 def test_names_that_are_taken() -> None:

@@ -175,6 +175,7 @@ def test_quickstart(tmp_path: Path) -> None:
         assert done.returncode == 0 and times in done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_archive_fit(tmp_path: Path) -> None:
     pytest.importorskip("numcodecs")
     done = run("folder", script="archive_fit.py", cwd=tmp_path)
@@ -183,6 +184,7 @@ def test_archive_fit(tmp_path: Path) -> None:
     assert (tmp_path / "folder" / "centres.png").stat().st_size > 5000 and not (tmp_path / "run.pm").exists()
 
 
+@pytest.mark.long
 def test_finetune_history(tmp_path: Path) -> None:
     pytest.importorskip("numcodecs")
     done = run("folder", script="finetune_history.py", cwd=tmp_path)

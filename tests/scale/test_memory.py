@@ -98,6 +98,7 @@ def limited() -> Iterator[Path]:
     group.rmdir()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_data_three_times_the_memory_limit_are_fitted(files: list[Path], limited: Path, path: Path) -> None:
     """Neither the coordinator nor its worker can take more than a third of the data."""

@@ -95,7 +95,7 @@ pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
  *   out        the store, if the status is PM_OK
  *
  * PM_NOT_A_STORE, PM_VERSION if this pmstore does not know the format, PM_CORRUPT, PM_UNREADABLE, PM_IO, PM_NO_SPACE,
- * PM_NO_MEMORY. PM_INVALID if PMSTORE_TRACKER names no tracker, or the medium is memory and the file not on tmpfs. */
+ * PM_NO_MEMORY. PM_INVALID if a variable PMSTORE_… has a wrong value, or memory is asked for a file not on tmpfs. */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
@@ -119,8 +119,9 @@ const char *pm_message(void);
 /* The errno of the calling thread's last failure; 0 if the system did not refuse anything. */
 int pm_errno(void);
 
-/* "memory" or "file". */
+/* "memory" or "file", and the persistence domain (D24): "process", "cpu_cache", "memory" or "disk". */
 const char *pm_media_name(const pm_store *store);
+const char *pm_domain_in_use(const pm_store *store);
 
 /* The way in which changes to large arrays are found: "uffd", "pagemap" or "compare". The first call tests what the
  * kernel supports. */

@@ -289,6 +289,10 @@ class Core:
         return str(ffi.string(lib.pm_media_name(self._store)).decode())
 
     @property
+    def domain(self) -> str:
+        return str(ffi.string(lib.pm_domain_in_use(self._store)).decode())
+
+    @property
     def tracker(self) -> str:
         return str(ffi.string(lib.pm_tracker_in_use(self._store)).decode())
 

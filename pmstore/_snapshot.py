@@ -88,6 +88,11 @@ class Snapshot:
         """ "memory" or "file": the medium of the store's file."""
         return str(ffi.string(lib.pm_snapshot_media(self._snapshot)).decode())
 
+    @property
+    def domain(self) -> str:
+        """The persistence domain of that medium."""
+        return str(ffi.string(lib.pm_snapshot_domain(self._snapshot)).decode())
+
     def leave(self) -> None:
         """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
         ffi.gc(self._snapshot, None)

@@ -433,9 +433,9 @@ static hash_long_function *hash_long = hash_long_portable;
 static copy_page_function *copy_page = copy_page_portable;
 static pm_hash64_page_function *stream_page;
 
-uint64_t pm_hash64_copy_page(void *to, const void *bytes)
+uint64_t pm_hash64_copy_page(uint8_t *to, const uint8_t *bytes)
 {
-    return pm_hash64_copy_page_of(to, bytes, (const uint8_t *)bytes + COPY_PAGE);
+    return pm_hash64_copy_page_of(to, bytes, bytes + COPY_PAGE);
 }
 
 uint64_t pm_hash64_copy_page_of(void *to, const void *bytes, const void *next)

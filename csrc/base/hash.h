@@ -15,7 +15,7 @@ uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
 
 /* Copies 4096 bytes and returns pm_hash64 of the copy, with seed 0. Each byte is loaded once: another thread may be
  * changing the source. */
-uint64_t pm_hash64_copy_page(void *to, const void *bytes);
+uint64_t pm_hash64_copy_page(uint8_t *to, const uint8_t *bytes);
 
 /* The same for one of several pages that lie apart. next: the page that will be copied after it, which the processor
  * can't guess. */

@@ -19,6 +19,21 @@ enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20, STAGE_SCHEDULED = 12 * PM_P
 /* Parts of half or twice this size were slower. Under a schedule, parts are small. */
 enum { PART_FILE = 256 << 10, PART_SCHEDULED = 2 * PM_PAGE };
 
+static pm_status find_medium(const struct statfs *fs, pm_media_kind *kind, pm_domain *domain)
+{
+    bool tmpfs = fs->f_type == TMPFS_MAGIC;
+    *kind = tmpfs ? PM_MEDIA_MEMORY : PM_MEDIA_FILE;
+    *domain = tmpfs ? PM_DOMAIN_PROCESS : PM_DOMAIN_DISK;
+    return tmpfs ? pm_domain_override(domain) : PM_OK;
+}
+
+pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
+{
+    struct statfs fs;
+    if (fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
+    return find_medium(&fs, kind, domain);
+}
+
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
 {
     pm_schedule *schedule = trace ? pm_trace_schedule(trace) : NULL;
@@ -32,9 +47,10 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     struct statfs fs;
     if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
     if (!S_ISREG(file.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
-    bool tmpfs = fs.f_type == TMPFS_MAGIC;
-    if (kind == PM_MEDIA_AUTO) kind = tmpfs ? PM_MEDIA_MEMORY : PM_MEDIA_FILE;
-    if (kind == PM_MEDIA_MEMORY && !tmpfs)
+    pm_media_kind fitting;
+    PM_TRY(find_medium(&fs, &fitting, &media->domain));
+    if (kind == PM_MEDIA_AUTO) kind = fitting;
+    if (kind == PM_MEDIA_MEMORY && fitting != PM_MEDIA_MEMORY)
         return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
                                    "this one is on a disk: use media 'file' or 'auto'");
     if (kind != PM_MEDIA_MEMORY && kind != PM_MEDIA_FILE) return pm_fail(PM_INVALID, "there is no such medium");
@@ -45,7 +61,8 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->byte_addressable = true;
         media->log_unit = PM_LINE;
         media->stage = STAGE_MEMORY;
-        pm_media_memory_choose(media);
+        if (trace) media->domain = PM_DOMAIN_MEMORY;
+        PM_TRY(pm_media_memory_choose(media));
     } else {
         media->operations = &pm_media_file;
         media->log_unit = PM_PAGE;

@@ -2,7 +2,7 @@
  * Durable bytes. Nothing else in pmstore writes to the file: every write and sync comes through pm_media_operations, so
  * the trace sees all of them.
  *
- *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence
+ *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence, as its domain needs them
  *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
  *
  * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h).
@@ -15,7 +15,9 @@
 #include <stdbool.h>
 
 #include "base/format.h"
+#include "base/hash.h"
 #include "media/direct_io.h"
+#include "media/domain.h"
 #include "media/file_system.h"
 #include "base/status.h"
 #include "media/trace.h"
@@ -73,6 +75,7 @@ struct pm_media {
     pm_media_kind kind; /* its name; what follows from it are the next fields */
     /* Programs' stores reach it: lines become durable by flush and fence. Otherwise pages do, by writes and syncs */
     bool byte_addressable;
+    pm_domain domain;
     int fd;
     bool read_only;
     /* Dirty ranges consist of these: PM_LINE (a torn line), or PM_PAGE (a torn sector), which sets `pages` in each
@@ -100,11 +103,19 @@ struct pm_media {
     /* Bytes of the pages that were written in another way since the last fence; threads that sync use it, too */
     atomic_ullong lazy;
     uint64_t fences, syncs;
-    /* memory: copies with non-temporal stores */
+    /* memory: lines in the cache have to be flushed (domain memory) */
+    bool flushes;
+    bool streams_all; /* PM_WRITE_CACHED streams, too (PMSTORE_FLUSH=stream) */
+    uint64_t plain;   /* bytes that were to be streamed since the last fence, and stayed in the cache */
+    /* Copies, durable at the next fence: non-temporal stores, or PMSTORE_FLUSH's instruction behind cached ones */
     void (*stream)(pm_media *media, void *destination, const void *source, size_t length);
+    pm_hash64_page_function *stream_page; /* NULL: pages are hashed first, and then streamed */
     void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);
     pm_trace *trace;    /* the caller's; NULL: there is none */
 };
+
+/* Finds the medium that AUTO is for this file, and its domain. PM_IO, or PM_INVALID as pm_domain_override. */
+pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain);
 
 /* Takes fd over, and maps the file. kind AUTO: the file system decides. */
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace);
@@ -127,7 +138,9 @@ static inline bool pm_media_may_have(const pm_media *media, uint64_t size)
 pm_status pm_media_map(pm_media *media);
 
 extern const pm_media_operations pm_media_memory, pm_media_file;
-void pm_media_memory_choose(pm_media *media);
+/* Chooses the instructions for the medium's domain, or those of PMSTORE_FLUSH: clwb, clflushopt, clflush, or stream.
+ * PM_INVALID if there is no such instruction here. */
+pm_status pm_media_memory_choose(pm_media *media);
 /* Files: the schedule decides when writes past the page cache are done. */
 void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);
 

@@ -1,15 +1,22 @@
 /*
- * Byte-addressable durable memory, mapped shared. On tmpfs the bytes outlive the process, not the machine; flushes and
- * fences are issued all the same, as persistent memory needs them.
+ * Byte-addressable durable memory, mapped shared. Its domain (media/domain.h) says what a written line needs.
+ *
+ * In the domains process and cpu_cache nothing needs to leave the cache. Streaming is then only a way to write much:
+ * it does not read what it replaces, and leaves the cache to the program. Up to PLAIN_MOST bytes between two fences,
+ * plain copies are quicker, as the next commit finds the lines in the cache (docs/performance.md).
  */
 #define _GNU_SOURCE
 #include "media/media.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/hash.h"
+
+enum { PLAIN_MOST = 3 << 19 };
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -106,20 +113,63 @@ static unsigned features(void)
     return b | 1;
 }
 
-void pm_media_memory_choose(pm_media *media)
+/* For PMSTORE_FLUSH: what was written through the cache is flushed at once. */
+static void stream_flushing(pm_media *media, void *destination, const void *source, size_t length)
 {
+    if (!length) return;
+    memcpy(destination, source, length);
+    uint64_t at = offset_of(media, destination), first = at / PM_LINE, end = (at + length + PM_LINE - 1) / PM_LINE;
+    media->flush_lines(media, media->view + first * PM_LINE, end - first);
+}
+
+static const struct {
+    const char *name;
+    unsigned bit; /* of EBX of CPUID leaf 7; 32: every processor has it */
+    void (*lines)(pm_media *media, const void *address, uint64_t lines);
+} flushes[] = {{"clwb", 24, flush_clwb}, {"clflushopt", 23, flush_clflushopt}, {"clflush", 32, flush_clflush}};
+enum { FLUSHES = sizeof flushes / sizeof *flushes };
+
+static bool has(unsigned bit)
+{
+    return bit == 32 || features() >> bit & 1;
+}
+
+static pm_status choose_forced(pm_media *media, const char *name)
+{
+    media->streams_all = !strcmp(name, "stream");
+    if (media->streams_all) {
+        media->flushes = false;
+        return PM_OK;
+    }
+    for (unsigned i = 0; i < FLUSHES; i++) {
+        if (strcmp(name, flushes[i].name)) continue;
+        if (!has(flushes[i].bit)) return pm_fail(PM_INVALID, "PMSTORE_FLUSH=%s: this processor has no %s", name, name);
+        media->stream = stream_flushing;
+        media->stream_page = NULL;
+        media->flush_lines = flushes[i].lines;
+        return PM_OK;
+    }
+    return pm_fail(PM_INVALID, "PMSTORE_FLUSH is clwb, clflushopt, clflush or stream, not %.40s", name);
+}
+
+pm_status pm_media_memory_choose(pm_media *media)
+{
+    media->flushes = media->domain == PM_DOMAIN_MEMORY;
     if (media->trace) {
         media->stream = stream_traced;
         media->flush_lines = flush_lines_traced;
-        return;
+        return PM_OK;
     }
     __builtin_cpu_init();
-    unsigned b = features();
     media->stream = __builtin_cpu_supports("avx512f") ? stream_avx512
                     : __builtin_cpu_supports("avx2")  ? stream_avx2
                                                       : stream_sse2;
-    /* CPUID leaf 7: EBX bit 24 is clwb, bit 23 is clflushopt. */
-    media->flush_lines = b >> 24 & 1 ? flush_clwb : b >> 23 & 1 ? flush_clflushopt : flush_clflush;
+    media->stream_page = pm_hash64_stream_page();
+    unsigned best = 0;
+    while (!has(flushes[best].bit)) best++;
+    media->flush_lines = flushes[best].lines;
+    const char *forced = getenv("PMSTORE_FLUSH");
+    return forced && *forced ? choose_forced(media, forced) : PM_OK;
 }
 
 static void order_stores(pm_media *media)
@@ -141,10 +191,14 @@ static void flush_none(pm_media *media, const void *address, uint64_t lines)
         pm_trace_add(media->trace, PM_EVENT_FLUSH, (uint64_t)((const uint8_t *)address - media->view), lines * PM_LINE,
                      NULL);
 }
-void pm_media_memory_choose(pm_media *media)
+pm_status pm_media_memory_choose(pm_media *media)
 {
+    const char *forced = getenv("PMSTORE_FLUSH");
+    if (forced && *forced) return pm_fail(PM_INVALID, "PMSTORE_FLUSH: no instruction of this processor is known");
+    media->flushes = media->domain == PM_DOMAIN_MEMORY;
     media->stream = stream_plain;
     media->flush_lines = flush_none;
+    return PM_OK;
 }
 static void order_stores(pm_media *media)
 {
@@ -153,10 +207,20 @@ static void order_stores(pm_media *media)
 }
 #endif
 
+/* True if these bytes may stay in the cache, and are better there. */
+static bool stays_in_cache(pm_media *media, uint64_t length)
+{
+    bool may = media->domain != PM_DOMAIN_MEMORY && !media->streams_all;
+    if (!may || media->plain + length > PLAIN_MOST) return false;
+    media->plain += length;
+    return true;
+}
+
 static pm_status memory_write(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how)
 {
     PM_CHECK(offset + length <= media->size);
-    if (how == PM_WRITE_STREAM) {
+    bool streams = how == PM_WRITE_STREAM ? !stays_in_cache(media, length) : media->streams_all;
+    if (streams) {
         media->stream(media, media->view + offset, source, length);
         return PM_OK;
     }
@@ -169,15 +233,15 @@ static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uin
                                      uint64_t *hashes)
 {
     PM_CHECK(offset % PM_PAGE == 0 && offset + pages * PM_PAGE <= media->size);
-    pm_hash64_page_function *stream_page = media->trace ? NULL : pm_hash64_stream_page();
+    pm_hash64_page_function *copy = stays_in_cache(media, pages * PM_PAGE) ? pm_hash64_copy_page : media->stream_page;
     uint8_t *to = media->view + offset;
     for (uint64_t page = 0; page < pages; page++, to += PM_PAGE, source += PM_PAGE) {
-        if (stream_page) {
-            hashes[page] = stream_page(to, source);
+        if (copy) {
+            hashes[page] = copy(to, source);
         } else {
-            uint8_t copy[PM_PAGE] __attribute__((aligned(PM_LINE)));
-            hashes[page] = pm_hash64_copy_page(copy, source);
-            media->stream(media, to, copy, PM_PAGE);
+            uint8_t bytes[PM_PAGE] __attribute__((aligned(PM_LINE)));
+            hashes[page] = pm_hash64_copy_page(bytes, source);
+            media->stream(media, to, bytes, PM_PAGE);
         }
     }
     return PM_OK;
@@ -198,6 +262,7 @@ static pm_status memory_write_back(pm_media *media, uint64_t offset, uint64_t le
 static pm_status memory_fence(pm_media *media)
 {
     order_stores(media);
+    media->plain = 0;
     media->fences++;
     return PM_OK;
 }

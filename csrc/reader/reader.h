@@ -48,6 +48,8 @@ int pm_snapshot_file(const pm_snapshot *snapshot);
 
 /* "memory" or "file": the medium of the store's file. */
 const char *pm_snapshot_media(const pm_snapshot *snapshot);
+/* Its persistence domain, as for pm_domain_in_use. */
+const char *pm_snapshot_domain(const pm_snapshot *snapshot);
 
 /* The store's own file. out: file_size, log_size, log_used and records_replayed are set, as of the snapshot. */
 void pm_snapshot_describe(const pm_snapshot *snapshot, pm_statistics *out);

@@ -2,11 +2,9 @@
 #include "reader/snapshot.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/address.h"
@@ -84,8 +82,18 @@ void pm_snapshot_describe(const pm_snapshot *snapshot, pm_statistics *out)
 
 const char *pm_snapshot_media(const pm_snapshot *snapshot)
 {
-    struct statfs fs;
-    return !fstatfs(snapshot->fd, &fs) && fs.f_type == TMPFS_MAGIC ? "memory" : "file";
+    pm_media_kind kind = PM_MEDIA_FILE;
+    pm_domain domain;
+    pm_media_of(snapshot->fd, &kind, &domain);
+    return kind == PM_MEDIA_MEMORY ? "memory" : "file";
+}
+
+const char *pm_snapshot_domain(const pm_snapshot *snapshot)
+{
+    pm_media_kind kind;
+    pm_domain domain = PM_DOMAIN_DISK;
+    pm_media_of(snapshot->fd, &kind, &domain);
+    return pm_domain_name(domain);
 }
 
 /* ---- contents, later ------------------------------------------------------------------------------------------ */

@@ -16,7 +16,7 @@ pm_status pm_region_write(pm_region *region, uint64_t offset, const void *source
     enum { FLUSH_MOST = 64 };
     PM_CHECK(offset + length <= region->size);
     if (!length) return PM_OK;
-    if (region->media->byte_addressable && how == PM_WRITE_CACHED) {
+    if (region->media->flushes && how == PM_WRITE_CACHED) {
         uint64_t first = offset / PM_PAGE, last = (offset + length - 1) / PM_PAGE;
         /* A few pages that are written again and again stay in the cache until the checkpoint. More would make it long:
          * flushing pages that have left the cache takes much longer than streaming them. */

@@ -152,6 +152,11 @@ const char *pm_media_name(const pm_store *store)
     return store->media.kind == PM_MEDIA_MEMORY ? "memory" : "file";
 }
 
+const char *pm_domain_in_use(const pm_store *store)
+{
+    return pm_domain_name(store->media.domain);
+}
+
 /* ---- entering and leaving ------------------------------------------------------------------------------------- */
 
 /* also_failed: also after a failure, for a rollback. */

@@ -25,7 +25,12 @@ _MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
 
 _MEMORY = "/dev/shm"
 
-_TRACKERS = ("uffd", "pagemap", "compare")
+# Variables of the environment that force what is found out otherwise.
+_VARIABLES = {
+    "PMSTORE_TRACKER": ("uffd", "pagemap", "compare"),
+    "PMSTORE_DOMAIN": ("process", "cpu_cache", "memory"),
+    "PMSTORE_FLUSH": ("clwb", "clflushopt", "clflush", "stream"),
+}
 
 # Set by pmstore.testing. Every opening calls it with path, mode and media. It returns the medium and the trace to
 # record with.
@@ -111,9 +116,10 @@ def open(
     if durability not in ("sync", "async"):
         raise ValueError(f"durability is 'sync' or 'async', not {durability!r}")
     interval = seconds(sync_interval, "sync_interval")
-    tracker = os.environ.get("PMSTORE_TRACKER")
-    if tracker and tracker not in _TRACKERS:
-        raise ValueError(f"PMSTORE_TRACKER is one of {', '.join(_TRACKERS)}, not {tracker!r}")
+    for name, values in _VARIABLES.items():
+        value = os.environ.get(name)
+        if value and value not in values:
+            raise ValueError(f"{name} is one of {', '.join(values)}, not {value!r}")
     options = Options(media, durability, interval, _size(max_size))
     if path == ":memory:":
         if mode in ("r", "r+"):

@@ -34,12 +34,17 @@ class Waited(NamedTuple):
 class Stats:
     """Figures of an open store. Sizes are in bytes. Counts start at this opening, except `sequence` and `keys`.
 
+    domain is the persistence domain: what a crash leaves of the medium (docs/guarantees.md). "process": memory that
+    ends with the machine; "cpu_cache", "memory": persistent memory, where a power cut keeps the processor's caches, or
+    loses them; "disk".
+
     durable_sequence is the last commit that is known to be durable: with durability="sync" the last commit, with
     "async" the last one that a sync has covered. dirty_bytes is the size of the changes in the last commit. buffers
     counts live arrays, and detached ones that still have references.
     """
 
     medium: str
+    domain: str
     tracker: str
     sequence: int
     commits: int

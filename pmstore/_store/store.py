@@ -134,7 +134,9 @@ class Store(Following):
     def stats(self) -> Stats:
         """Figures: sizes, bytes written, ordering points."""
         with self._catalog.lock:
-            return Stats(medium=self._media, tracker=self._catalog.core.tracker, **self._catalog.core.stats())
+            core = self._catalog.core
+            domain = core.domain if core.snapshot is None else core.snapshot.domain
+            return Stats(medium=self._media, domain=domain, tracker=core.tracker, **core.stats())
 
     def check(self) -> CheckReport:
         """Verify every structure and every checksum of the committed state.

@@ -30,6 +30,8 @@ BUILD = HERE.parent / "build" / "bench"
 CSRC = HERE.parent / "csrc"
 
 MEDIA = {"memory": "memory", "disk": "file"}  # as the reports call them, and as pmstore.open does
+# tmpfs stands for persistent memory. Where it is measured as it is, the tables say "domain process".
+os.environ.setdefault("PMSTORE_DOMAIN", "memory")
 SIZES = {"8 B": 8, "4 KiB": 4096, "62,720 B": 62_720, "1 MiB": 1 << 20, "49 MB": 49_000_000}
 ROWS, COLUMNS = 8192, 784
 ROW_BYTES = COLUMNS * 8

@@ -26,8 +26,10 @@ class Pmstore(Competitor):
 
     name, guarantee, partial = "pmstore", PMSTORE, True
     rows = False
+    domain = "memory"
 
     def create(self) -> pmstore.Store:
+        os.environ["PMSTORE_DOMAIN"] = self.domain
         return pmstore.open(self.path, "w", media=MEDIA[self.medium])
 
     def start(self) -> None:
@@ -105,13 +107,32 @@ class PmstoreOnlyBackToBack(PmstoreOnly):
     name, back_to_back = "pmstore, with only=, back to back", True
 
 
-PMSTORES: list[type[Pmstore]] = [Pmstore, PmstoreWith, PmstoreOnly, PmstoreWithBackToBack, PmstoreOnlyBackToBack]
+class PmstoreInProcess(Pmstore):
+    """On tmpfs as it is: a commit survives a kill, and nothing is flushed."""
+
+    name, domain, media = "pmstore, domain process", "process", ("memory",)
+
+
+class PmstoreWithInProcess(PmstoreWith):
+    name, domain, media = "pmstore, with, domain process", "process", ("memory",)
+
+
+class PmstoreOnlyInProcess(PmstoreOnly):
+    name, domain, media = "pmstore, with only=, domain process", "process", ("memory",)
+
+
+PMSTORES: list[type[Pmstore]] = [
+    *(Pmstore, PmstoreWith, PmstoreOnly),
+    *(PmstoreWithBackToBack, PmstoreOnlyBackToBack),
+    *(PmstoreInProcess, PmstoreWithInProcess, PmstoreOnlyInProcess),
+]
 
 
 # ---- libpmemobj
 
-PMEMOBJ_WAYS = {"libpmemobj, tx_add_range": "tx", "libpmemobj, reserve and publish": "publish"}
-PMEMOBJ_GUARANTEES = {"libpmemobj, tx_add_range": PMEMOBJ, "libpmemobj, reserve and publish": PMSTORE}
+NO_FLUSH = "libpmemobj, tx_add_range, no flush"
+PMEMOBJ_WAYS = {"libpmemobj, tx_add_range": "tx", "libpmemobj, reserve and publish": "publish", NO_FLUSH: "tx"}
+PMEMOBJ_GUARANTEES = {name: PMSTORE if way == "publish" else PMEMOBJ for name, way in PMEMOBJ_WAYS.items()}
 
 
 def pmemobj_program() -> Path:
@@ -128,12 +149,14 @@ def pmemobj_program() -> Path:
 
 
 def pmemobj_cell(
-    directory: Path, medium: str, way: str, size: int, rows: int, changed: int, *, seconds: float, least: int, most: int
+    directory: Path, medium: str, who: str, size: int, rows: int, changed: int, *, seconds: float, least: int, most: int
 ) -> dict[str, Any]:
     """times, baselines and verified, of an array of `size` bytes, or of `changed` of `rows` rows of `size` bytes."""
-    numbers = [str(size), str(rows), str(changed), way, str(seconds), str(least), str(most)]
+    numbers = [str(size), str(rows), str(changed), PMEMOBJ_WAYS[who], str(seconds), str(least), str(most)]
     # On tmpfs it would call msync for each range, which does nothing there; on a disk that is what it needs.
-    environment = {**os.environ, "PMEM_IS_PMEM_FORCE": "1" if medium == "memory" else "0"}
+    # NO_FLUSH: as with eADR, so that it does what a kill needs, and no more.
+    force = {"PMEM_IS_PMEM_FORCE": "1" if medium == "memory" else "0", "PMEM_NO_FLUSH": str(int(who == NO_FLUSH))}
+    environment = {**os.environ, **force}
     done = subprocess.run(
         [str(pmemobj_program()), str(directory), medium, *numbers],
         env=environment,
@@ -146,4 +169,13 @@ def pmemobj_cell(
     return dict(json.loads(done.stdout))
 
 
-__all__ = ["PMEMOBJ_GUARANTEES", "PMEMOBJ_WAYS", "PMSTORES", "Missing", "library", "pmemobj_cell", "pmemobj_program"]
+__all__ = [
+    "NO_FLUSH",
+    "PMEMOBJ_GUARANTEES",
+    "PMEMOBJ_WAYS",
+    "PMSTORES",
+    "Missing",
+    "library",
+    "pmemobj_cell",
+    "pmemobj_program",
+]

@@ -14,6 +14,8 @@ MEMORY = ("new", "reused")  # a reading goes to pages from the kernel, or to mem
 RECENCY = ("again", "after a commit")  # it is of the same commit as the one before, or not
 PREAD = "pread alone"  # in place of a reading: the call that every reading of a file needs that may become shorter
 WHOLE, ONLY, ROWS = "pmstore", "pmstore, with only=", "pmstore, with"
+PROCESS = ", domain process"  # the same on tmpfs as it is, where a commit has to survive a kill only
+PMEMOBJ = "libpmemobj, tx_add_range, no flush"
 
 
 class Target(NamedTuple):
@@ -78,6 +80,18 @@ RATIOS = [
 ]
 
 
+def of_tmpfs(raw: Raw) -> Iterator[Target]:
+    """Where no program flushes anything."""
+    for workload in ("62,720 B", "1 MiB", "49 MB"):
+        yield ahead(raw, "memory", workload, WHOLE + PROCESS, "LMDB, writemap")
+    yield ahead(raw, "memory", "8 B", ROWS + PROCESS, "LMDB, writemap")
+    for workload, limit in (("1 row", 1.5), ("1% of rows", 1), ("10% of rows", 1)):
+        for mine, other, most in (ONLY + PROCESS, PMEMOBJ, limit), (ROWS + PROCESS, ONLY + PROCESS, 1.5):
+            cells = [find(raw, "memory", workload, who) for who in (mine, other)]
+            value = cost(cells[0]) / cost(cells[1]) if cells[0] and cells[1] else None
+            yield at_most("memory", f"{workload}, {mine} ÷ {other}", value, most)
+
+
 def of_commits(raw: Raw, medium: str) -> Iterator[Target]:
     if medium == "memory":
         cell = find(raw, medium, "8 B", ROWS)
@@ -91,6 +105,8 @@ def of_commits(raw: Raw, medium: str) -> Iterator[Target]:
             yield at_most(medium, f"{workload}, {who}: × baseline", cost(cell) if cell else None, limit)
             if (medium, workload, who) == ("memory", "1 row", ONLY):
                 yield ahead(raw, medium, workload, who, "LMDB, one key per row")
+    if medium == "memory":
+        yield from of_tmpfs(raw)
 
 
 def written(cell: Raw) -> float:

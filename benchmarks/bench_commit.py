@@ -38,7 +38,16 @@ from _common import (
     seconds,
 )
 from _competitors import COMPETITORS, Competitor
-from _subjects import PMEMOBJ_GUARANTEES, PMEMOBJ_WAYS, PMSTORES, Missing, Pmstore, pmemobj_cell, pmemobj_program
+from _subjects import (
+    NO_FLUSH,
+    PMEMOBJ_GUARANTEES,
+    PMEMOBJ_WAYS,
+    PMSTORES,
+    Missing,
+    Pmstore,
+    pmemobj_cell,
+    pmemobj_program,
+)
 
 SUBJECTS: list[type[Competitor]] = [*PMSTORES, *COMPETITORS]
 WARM_UP = 12  # pmstore learns within a few commits how an array changes
@@ -200,14 +209,15 @@ def measure(options: argparse.Namespace, cells: list[dict[str, Any]], skipped: l
                     one = whole if workload in SIZES else some_rows
                     result.update(one(kind, directory, medium, size, {**limits, "warm_up": warm_up}))
         for who in pmemobj:
+            if who == NO_FLUSH and medium != "memory":
+                continue
             shapes = {name: (size, 0, 0) for name, size in SIZES.items()}
             shapes |= {name: (ROW_BYTES, ROWS, changed) for name, changed in CHANGED.items()}
             for workload, (size, rows, changed) in shapes.items():
                 if workload not in options.workloads:
                     continue
                 with cell(who, medium, workload, PMEMOBJ_GUARANTEES[who]) as (directory, result):
-                    way = PMEMOBJ_WAYS[who]
-                    found = pmemobj_cell(directory, medium, way, size, rows, changed, most=1000, **limits)
+                    found = pmemobj_cell(directory, medium, who, size, rows, changed, most=1000, **limits)
                     if not found["verified"]:
                         raise Different("the pool")
                     result.update(found)

@@ -22,7 +22,7 @@ RACES := build/tsan
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
-WITHOUT_C := tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) $(call tests,core,build versions) \
+WITHOUT_C := tests/aarch64 tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) $(call tests,core,build versions) \
 	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
 	$(call tests,testing,crash_files crash_files_use testing_command testing_describe testing_docs testing_plugin)
 
@@ -32,7 +32,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-.PHONY: help demo test test-archive test-torch test-scale test-frameworks test-browser build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-archive test-torch test-scale test-frameworks test-browser test-aarch64 build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -40,6 +40,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
+	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
 	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
@@ -95,6 +96,17 @@ test-scale: build
 test-frameworks: build
 	@set -e; $(call beside,build/frameworks,test-frameworks,$(TORCH))
 	@build/frameworks/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/frameworks $(ARGS)
+
+# Without a cross compiler and an emulator of the distribution it says so.
+test-aarch64: build
+	@if ! { command -v aarch64-linux-gnu-gcc && { command -v qemu-aarch64 || command -v qemu-aarch64-static; }; } >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "Installing gcc-aarch64-linux-gnu, libc6-dev-arm64-cross and qemu-user …"; \
+			apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+				gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null || true; \
+		else echo "Install them: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"; \
+		fi; fi
+	@$(BIN)/python -m pytest -q -rs tests/aarch64 $(ARGS)
 
 # Without a browser of the distribution it says so.
 test-browser: build

@@ -22,6 +22,9 @@
 #if defined(__x86_64__) && !defined(PM_PORTABLE) /* tests define PM_PORTABLE or PM_NO_AVX512 to try every version */
 #include <immintrin.h>
 #define PM_X86 1
+#elif defined(__aarch64__) && !defined(PM_PORTABLE)
+#include <sys/auxv.h>
+#define PM_ARM 1
 #endif
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
@@ -502,6 +505,21 @@ __attribute__((target("sse4.2"))) static uint32_t crc32c_sse42(const uint8_t *by
 }
 #endif
 
+#ifdef PM_ARM
+/* Without the compiler's names, which GCC and Clang have for processors only that are known to have a CRC. */
+#define CRC(instruction, crc, word) \
+    __asm__(".arch_extension crc\n\t" instruction : "+r"(crc) : "r"(word))
+
+static uint32_t crc32c_arm(const uint8_t *bytes, size_t length, uint32_t crc)
+{
+    for (; length >= 8; length -= 8, bytes += 8)
+        CRC("crc32cx %w0, %w0, %x1", crc, read64(bytes));
+    for (; length; length--, bytes++)
+        CRC("crc32cb %w0, %w0, %w1", crc, (uint32_t)*bytes);
+    return crc;
+}
+#endif
+
 static crc32c_function *crc32c = crc32c_portable;
 
 uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc)
@@ -526,5 +544,13 @@ __attribute__((constructor)) static void choose_versions(void)
         hash_long = hash_long_avx2, copy_page = copy_page_avx2, stream_page = stream_page_avx2;
     if (__builtin_cpu_supports("sse4.2"))
         crc32c = crc32c_sse42;
+}
+#endif
+
+#ifdef PM_ARM
+__attribute__((constructor)) static void choose_versions(void)
+{
+    enum { HAS_CRC32 = 1 << 7 }; /* the kernel's HWCAP_CRC32 */
+    if (getauxval(AT_HWCAP) & HAS_CRC32) crc32c = crc32c_arm;
 }
 #endif

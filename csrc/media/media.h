@@ -19,6 +19,7 @@
 #include "media/direct_io.h"
 #include "media/domain.h"
 #include "media/file_system.h"
+#include "media/lines.h"
 #include "base/status.h"
 #include "media/trace.h"
 
@@ -103,14 +104,12 @@ struct pm_media {
     /* Bytes of the pages that were written in another way since the last fence; threads that sync use it, too */
     atomic_ullong lazy;
     uint64_t fences, syncs;
-    /* memory: lines in the cache have to be flushed (domain memory) */
-    bool flushes;
+    bool flushes;     /* memory: lines in the cache have to be flushed (domain memory) */
     bool streams_all; /* PM_WRITE_CACHED streams, too (PMSTORE_FLUSH=stream) */
     uint64_t plain;   /* bytes that were to be streamed since the last fence, and stayed in the cache */
-    /* Copies, durable at the next fence: non-temporal stores, or PMSTORE_FLUSH's instruction behind cached ones */
-    void (*stream)(pm_media *media, void *destination, const void *source, size_t length);
+    pm_lines_stream *stream;      /* NULL: copies with flush_lines behind them */
+    pm_lines_flush *flush_lines;  /* NULL: the processor has none */
     pm_hash64_page_function *stream_page; /* NULL: pages are hashed first, and then streamed */
-    void (*flush_lines)(pm_media *media, const void *address, uint64_t lines);
     pm_trace *trace;    /* the caller's; NULL: there is none */
 };
 
@@ -138,8 +137,8 @@ static inline bool pm_media_may_have(const pm_media *media, uint64_t size)
 pm_status pm_media_map(pm_media *media);
 
 extern const pm_media_operations pm_media_memory, pm_media_file;
-/* Chooses the instructions for the medium's domain, or those of PMSTORE_FLUSH: clwb, clflushopt, clflush, or stream.
- * PM_INVALID if there is no such instruction here. */
+/* Chooses the instructions for the medium's domain, or those of PMSTORE_FLUSH. PM_INVALID if this processor has none of
+ * that name. */
 pm_status pm_media_memory_choose(pm_media *media);
 /* Files: the schedule decides when writes past the page cache are done. */
 void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);

@@ -29,7 +29,7 @@ _MEMORY = "/dev/shm"
 _VARIABLES = {
     "PMSTORE_TRACKER": ("uffd", "pagemap", "compare"),
     "PMSTORE_DOMAIN": ("process", "cpu_cache", "memory"),
-    "PMSTORE_FLUSH": ("clwb", "clflushopt", "clflush", "stream"),
+    "PMSTORE_FLUSH": ("clwb", "clflushopt", "clflush", "stream", "cvap", "cvac"),
 }
 
 # Set by pmstore.testing. Every opening calls it with path, mode and media. It returns the medium and the trace to

@@ -1,5 +1,5 @@
 /*
- * Every way of copying and flushing that media/memory.c has, also those that this processor would not choose: each
+ * Every way of copying and flushing that media/lines.c has, also those that this processor would not choose: each
  * writes the bytes it should, no others, and leaves no line that is neither streamed nor flushed after its last store.
  * Where the domain does not need that, it is left out, up to the size where streaming is quicker.
  * The processor's own instructions are replaced by notes, so that one that is left out is missed. Run by
@@ -41,6 +41,7 @@ static void note_stream(const void *address, size_t length)
 #define _mm_stream_si128(to, value) (_mm_storeu_si128(to, value), note_stream(to, 16))
 
 #include "base/hash.c"
+#include "media/lines.c"
 #include "media/memory.c"
 
 void pm_check_failed(const char *condition, const char *file, int line)
@@ -110,6 +111,8 @@ static void choices(pm_media *media, const uint8_t *source)
     for (size_t i = 0; i < 5; i++)
         for (pm_domain domain = PM_DOMAIN_PROCESS; domain <= PM_DOMAIN_MEMORY; domain++) {
             bool stays = domain != PM_DOMAIN_MEMORY && i < 4;
+            /* Much is streamed in each domain. A flush that was asked for is not made where nothing needs it. */
+            bool much_stays = stays && i;
             const char *name = forced[i] ? forced[i] : "nothing is forced";
             forced[i] ? setenv("PMSTORE_FLUSH", forced[i], 1) : unsetenv("PMSTORE_FLUSH");
             media->domain = domain;
@@ -129,7 +132,7 @@ static void choices(pm_media *media, const uint8_t *source)
             if (left_the_cache() == stays) fail(name, 4096, 4096, "streamed as another domain needs it");
             media->plain = PLAIN_MOST - 299;
             write_to(media, 200, source, 300, PM_WRITE_STREAM);
-            look(name, source, 200, 300); /* so much is streamed in each domain */
+            if (left_the_cache() == much_stays) fail(name, 200, 300, "much of it");
             media->operations->fence(media);
             write_to(media, 200, source, 300, PM_WRITE_STREAM);
             if (left_the_cache() == stays) fail(name, 200, 300, "the count goes on behind a fence");
@@ -144,7 +147,7 @@ int main(void)
     static uint8_t source[SPACE];
     struct {
         const char *name;
-        void (*copy)(pm_media *media, void *destination, const void *from, size_t length);
+        pm_lines_stream *copy;
         bool supported;
     } streams[] = {{"avx512", stream_avx512, __builtin_cpu_supports("avx512f")},
                    {"avx2", stream_avx2, __builtin_cpu_supports("avx2")},
@@ -152,7 +155,7 @@ int main(void)
                    {"the chosen one", NULL, true}};
     struct {
         const char *name;
-        void (*flush)(pm_media *media, const void *address, uint64_t lines);
+        pm_lines_flush *flush;
     } flushes[] = {
         {"clwb", flush_clwb}, {"clflushopt", flush_clflushopt}, {"clflush", flush_clflush}, {"the chosen one", NULL}};
     pm_media media = {.kind = PM_MEDIA_MEMORY,
@@ -170,7 +173,7 @@ int main(void)
         for (size_t offset = 128; offset < 128 + 2 * LINE; offset += 8)
             for (size_t length = 1; length <= 5 * LINE; length++) {
                 begin();
-                streams[s].copy(&media, space + offset, source, length);
+                streams[s].copy(space + offset, source, length);
                 look(streams[s].name, source, offset, length);
             }
     }

@@ -82,12 +82,33 @@ def add_parser(commands: Any) -> None:
     draining.add_argument(
         "--every", type=_number, default=1, metavar="N", help="at least N commits between two versions"
     )
+    draining.add_argument(
+        "--codec",
+        type=_codec,
+        action="append",
+        default=[],
+        metavar="[PATTERN=]NAME[:KEY=VALUE,…]",
+        help="how arrays are compressed, by patterns of their names: zstd, lcdelta:bits=3, a codec of numcodecs",
+    )
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"a number is wanted, not {text!r}")
     return int(text)
+
+
+def _codec(text: str) -> tuple[str, dict[str, Any]]:
+    """A pattern of names, and the configuration of the codec for them."""
+    head, _, rest = text.partition(":")
+    pattern, _, name = head.rpartition("=")
+    config: dict[str, Any] = {"id": f"pmstore.{name}" if name in ("lcdelta", "planes") else name}
+    for setting in filter(None, rest.split(",")):
+        key, found, value = setting.partition("=")
+        if not found:
+            raise argparse.ArgumentTypeError(f"a setting of a codec is KEY=VALUE, not {setting!r}")
+        config[key] = int(value) if value.lstrip("-").isdecimal() else value
+    return pattern or "*", config
 
 
 def _without_extra(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -221,7 +242,11 @@ def export_(chosen: argparse.Namespace) -> int:
 def drain(chosen: argparse.Namespace) -> int:
     """Archives a store's commits until the process that writes it has closed it, or an interrupt."""
     with pmstore.open(chosen.store, "r") as store:
-        following = store.drain(chosen.path, every=chosen.every)
+        codec = {pattern: "zstd" if config == {"id": "zstd"} else config for pattern, config in chosen.codec}
+        try:
+            following = store.drain(chosen.path, every=chosen.every, codec=codec or "zstd")
+        except (TypeError, ValueError) as error:
+            return _complain(chosen.path, error, _FAILED)
         try:
             while store.written:
                 store.wait(following.progress().captured, timeout=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,35 @@ def test_verify(place: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_drain_from_outside(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["archive", "drain", str(tmp_path / "copy"), str(tmp_path / "run.pm")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'copy'}: version 5\n"
+
+
+def test_drain_with_codecs(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By patterns, as Store.drain takes them."""
+    given: list[Any] = []
+    drain = pmstore.Store.drain
+
+    def spy(store: pmstore.Store, *arguments: Any, **options: Any) -> Any:
+        given.append(options["codec"])
+        return drain(store, *arguments, **options)
+
+    monkeypatch.setattr(pmstore.Store, "drain", spy)
+    run = str(tmp_path / "run.pm")
+    options = ["--codec", "w/*=lcdelta:bits=4,dtype=float64", "--codec", "b=zlib:level=1", "--codec", "zstd"]
+    assert main(["archive", "drain", str(tmp_path / "copy"), run, *options]) == 0
+    assert given.pop() == {
+        "w/*": {"id": "pmstore.lcdelta", "bits": 4, "dtype": "float64"},
+        "b": {"id": "zlib", "level": 1},
+        "*": "zstd",
+    }
+    assert pmstore.archive.open(tmp_path / "copy").latest == 5
+    capsys.readouterr()
+    assert main(["archive", "drain", str(tmp_path / "no"), run, "--codec=none-such"]) == 2
+    assert "there is no codec 'none-such'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["archive", "drain", str(tmp_path / "no"), run, "--codec=zstd:level"])
+    assert "a setting of a codec is KEY=VALUE, not 'level'" in capsys.readouterr().err
 
 
 def test_export(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``python -m pmstore info|ls|check|dump|export|backup|compact|salvage|watch|top PATH``, also
+"""The command line: ``python -m pmstore info|ls|check|dump|export|backup|compact|salvage|watch|top|doctor PATH``, also
 installed as ``pmstore``.
 
 All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``,
@@ -184,6 +184,14 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     top.add_argument("--once", action="store_true", help="show the present state, and end")
 
+    add(
+        "doctor",
+        doctor,
+        "what this machine and a directory offer to stores, for bug reports",
+        "  pmstore doctor .\n  pmstore doctor --json /dev/shm\n",
+        "the directory",
+    )
+
     if words[:1] == ["crash"]:
         from pmstore.testing._command import add_parser
 
@@ -224,6 +232,18 @@ def top_(chosen: argparse.Namespace) -> int:
     except ImportError as error:
         raise Failure(str(error)) from error
     return SOUND
+
+
+def doctor(chosen: argparse.Namespace) -> int:
+    """Prints what this machine and a directory offer."""
+    from pmstore._doctor import examine, lines
+
+    found = examine(chosen.path)
+    if chosen.json:
+        _print_json(found)
+    else:
+        print("\n".join(lines(found)))
+    return FAILED if found["directory"]["error"] else SOUND
 
 
 def _port(text: str) -> int:

@@ -60,7 +60,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_values", "scale"},
-    "_cli": {"_display", "_values", "_watch", "archive", "testing"},
+    "_doctor": {"_display"},
+    "_cli": {"_display", "_doctor", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
 

@@ -1,0 +1,198 @@
+"""What this machine and a directory offer to stores, in plain words: for bug reports, and for the choice of a disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pmstore
+from pmstore._display import size_text
+
+__all__ = ["examine", "lines"]
+
+PACKAGES = ("numpy", "cffi", "msgpack", "scikit-learn", "scipy", "fsspec", "numcodecs", "zarr", "torch", "dask", "rich")
+INSTRUCTIONS = ("clwb", "clflushopt", "clflush", "avx512f", "avx2", "sse4_2", "dcpop", "crc32")
+PAGE, LARGE = 4096, 1 << 20
+SPACE_LEAST = 1 << 30
+
+SURVIVES = {
+    "process": "a commit survives the end of the process, not that of the machine",
+    "cpu_cache": "a commit survives a power cut: the machine writes its caches back",
+    "memory": "a commit survives a power cut: it is flushed to the memory",
+    "disk": "a commit survives a power cut, if the disk honours flushes",
+}
+TRACKERS = {
+    "pagemap": "changes of large arrays are found by their private pages, not by page protection: slower where little "
+    "of a large array changes. userfaultfd needs Linux 6.7, and containers often refuse it",
+    "compare": "changes of large arrays are found by comparing all bytes: slower where little of a large array "
+    "changes. The kernel neither protects pages for pmstore (userfaultfd) nor tells which are private "
+    "(/proc/self/pagemap)",
+}
+
+
+def examine(directory: str) -> dict[str, Any]:
+    """What `pmstore doctor --json` prints. A small store is made in the directory, opened again, checked and removed.
+
+    Returns
+    -------
+    dict
+        versions, machine, limits, variables; directory: its file system, and what became of the store; notes: sentences
+        on what is missing or slower here. directory["error"] is None if the store works.
+    """
+    machine, place = _machine(), _directory(directory)
+    limits = {name: _limit(getattr(resource, f"RLIMIT_{name}")) for name in ("AS", "FSIZE", "MEMLOCK", "NOFILE")}
+    return {
+        "versions": {"pmstore": pmstore.__version__, "python": platform.python_version(), **_packages(), **_blas()},
+        "machine": machine,
+        "limits": limits,
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith("PMSTORE_")},
+        "directory": place,
+        "notes": _notes(machine, place, limits),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _blas() -> dict[str, str]:
+    """The library that numpy was built with."""
+    try:
+        built: Any = np.show_config(mode="dicts")
+        blas = built["Build Dependencies"]["blas"]
+        return {"blas": f"{blas['name']} {blas.get('version', '')}".strip()}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _machine() -> dict[str, Any]:
+    cpu: dict[str, str] = {}
+    for line in _read("/proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        cpu.setdefault(key.strip(), value.strip())
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    return {
+        "kernel": platform.release(),
+        "processor": cpu.get("model name") or platform.machine(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": [name for name in INSTRUCTIONS if name in flags],
+        "page": os.sysconf("SC_PAGE_SIZE"),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "libc": " ".join(platform.libc_ver()),
+        "unprivileged_userfaultfd": _read("/proc/sys/vm/unprivileged_userfaultfd"),
+        "overcommit_memory": _read("/proc/sys/vm/overcommit_memory"),
+    }
+
+
+def _limit(which: int) -> int | None:
+    """The soft limit; None: there is none."""
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _file_system(directory: str) -> dict[str, str]:
+    """Type and options of the mount that a directory is on. mountinfo names it by its device."""
+    device = os.stat(directory).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found = {"type": "unknown", "options": ""}
+    longest = -1
+    real = os.path.realpath(directory)
+    for line in _read("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, more = left.split(), right.split()
+        point = fields[4].replace("\\040", " ")
+        above = os.path.commonpath([point, real]) == point
+        if fields[2] == number and above and len(point) > longest:
+            longest = len(point)
+            found = {"type": more[0], "options": ",".join([fields[5], *more[2:]])}
+    return found
+
+
+def _directory(directory: str) -> dict[str, Any]:
+    path = os.path.abspath(directory)
+    found: dict[str, Any] = {"path": path, "error": None, "medium": None, "domain": None, "tracker": None}
+    try:
+        found |= _file_system(path)
+        found["free"] = shutil.disk_usage(path).free
+        found |= _try(path)
+    except (OSError, pmstore.Error, ValueError) as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _try(directory: str) -> dict[str, str]:
+    """Makes a store, commits twice, opens it again and checks it."""
+    with tempfile.TemporaryDirectory(prefix=".pmstore-doctor-", dir=directory) as folder:
+        file = os.path.join(folder, "store.pm")
+        with pmstore.open(file, "x") as store:
+            array = store.create_array("array", LARGE, "u1")
+            store.commit()
+            array[LARGE // 2] = 1
+            store.commit()
+            stats = store.stats()
+        with pmstore.open(file, "r", verify=True) as store:
+            if store["array"].sum() != 1:
+                raise pmstore.CorruptStoreError("a store that was made here has other bytes than it was given")
+        return {"medium": stats.medium, "domain": stats.domain, "tracker": stats.tracker}
+
+
+def _notes(machine: dict[str, Any], place: dict[str, Any], limits: dict[str, int | None]) -> list[str]:
+    notes = []
+    if place["error"]:
+        notes.append(f"no store can be made in {place['path']}: {place['error']}")
+    if place["domain"]:
+        notes.append(SURVIVES[place["domain"]])
+    if place["tracker"] in TRACKERS and not os.environ.get("PMSTORE_TRACKER"):
+        notes.append(TRACKERS[place["tracker"]])
+    if not place["error"] and place["free"] < SPACE_LEAST:
+        notes.append(f"only {size_text(place['free'])} are free")
+    if limits["AS"] is not None:
+        notes.append(f"addresses are limited to {size_text(limits['AS'])} (ulimit -v): stores can't be larger")
+    if limits["FSIZE"] is not None:
+        notes.append(f"files are limited to {size_text(limits['FSIZE'])} (ulimit -f): stores can't be larger")
+    if machine["page"] != PAGE:
+        notes.append(f"the kernel has pages of {size_text(machine['page'])}: pmstore was tried with 4 KiB only")
+    return notes
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The same for a terminal."""
+    machine, place = found["machine"], found["directory"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    free = f", {size_text(place['free'])} free" if "free" in place else ""
+    told = [
+        versions,
+        f"Linux {machine['kernel']}, {machine['processor']} ({machine['architecture']}), {machine['cores']} cores, "
+        f"{size_text(machine['memory'])}, {machine['libc']}",
+        f"instructions: {', '.join(machine['instructions']) or 'none that pmstore looks for'}",
+        *(f"{name}={value}" for name, value in found["variables"].items()),
+        f"{place['path']}: {place.get('type', 'unknown')} ({place.get('options', '')}){free}",
+    ]
+    if not place["error"]:
+        told.append(
+            f"  a store was made here, opened again and checked: medium {place['medium']}, domain {place['domain']}, "
+            f"tracker {place['tracker']}"
+        )
+    return told + [f"- {note}" for note in found["notes"]]

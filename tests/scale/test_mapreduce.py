@@ -44,7 +44,7 @@ def test_I32_the_order_of_replies_changes_nothing(engine: Engine, undisturbed: b
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_processes_give_the_same_bits(workers: int, undisturbed: bytes, path: Path) -> None:
+def test_processes_give_the_same_bits(workers: int, undisturbed: bytes, path: Path, new_workers: None) -> None:
     walk = Walk(several())
     assert result(walk.run(path, "walk", engine=workers)) == undisturbed
     assert list(walk.history_["iteration"]) == list(range(1, EPOCHS + 1))
@@ -261,7 +261,7 @@ def test_a_map_that_raises(path: Path) -> None:
     assert "pid" in str(caught.value.worker)
 
 
-def test_a_map_that_ends_its_process() -> None:
+def test_a_map_that_ends_its_process(new_workers: None) -> None:
     shards = several(2)
     with pytest.raises(pmstore.ShardError, match="shard 1 of 2.*was lost 5 times.*signal 9") as caught:
         Walk(shards, Always("kill", shards[1])).run(engine=2)

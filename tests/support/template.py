@@ -3,11 +3,15 @@
 A new process needs half a second to import numpy and pmstore, and two with scikit-learn. The tests start hundreds of
 them. So a template imports the modules once, and waits for requests; each is served by a fork of it, which sees its
 arguments, its environment and its working directory as a new process would, and ends as one.
+
+A `Process` is a child of the template, which says how it ended. An `Own` process is a child of the one that asks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -30,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MODULES = ("numpy", "pmstore", "pmstore._cli", "pmstore.testing")
 WITH_ESTIMATORS = (*MODULES, "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "sklearn.linear_model")
 LARGEST = 1 << 17  # bytes of a request
+SUBREAPER = 36  # of prctl: orphans become children of this process
+HIGH = 200  # descriptors from here are of no number that a request names
 
 
 class Process:
@@ -82,6 +88,23 @@ class Process:
         return out, self._stderr.read().decode("utf-8", "replace")
 
 
+class Own:
+    """A fork of a template that is a child of this process, with what pmstore uses of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Template:
     """A process with some modules. Its forks have the environment that this process has when they start; fixed: what
     differs, also for the template itself.
@@ -102,18 +125,44 @@ class Template:
 
     def start(self, *arguments: Any, directory: str | os.PathLike[str] = ".") -> Process:
         """Like Python with these arguments: -c CODE …, -m MODULE … or SCRIPT …, in this working directory."""
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the process has it)
+        stdin, stdout, status = os.pipe(), os.pipe(), os.pipe()
+        self._request(arguments, directory, {0: stdin[0], 1: stdout[1], 2: stderr.fileno()}, status[1])
+        for fd in (stdin[0], stdout[1], status[1]):
+            os.close(fd)
+        return Process(stdin[1], stdout[0], stderr, status[0])
+
+    def own(self, *arguments: Any, pass_fds: Sequence[int] = ()) -> Own:
+        """The same as a child of this process, with its output and these descriptors, and without input."""
+        status, libc = os.pipe(), ctypes.CDLL(None)
+        assert not libc.prctl(SUBREAPER, 1)
+        try:
+            with open(os.devnull, "rb") as nothing:
+                given = {0: nothing.fileno(), **{fd: fd for fd in (1, 2, *pass_fds)}}
+                self._request(arguments, ".", given, status[1], own=True)
+            os.close(status[1])
+            with os.fdopen(status[0], "rb") as told:
+                return Own(*struct.unpack("i", told.read(4)))
+        finally:
+            libc.prctl(SUBREAPER, 0)
+
+    def _request(
+        self,
+        arguments: Sequence[Any],
+        directory: str | os.PathLike[str],
+        given: dict[int, int],
+        status: int,
+        own: bool = False,
+    ) -> None:
+        """given: the descriptors of the fork, and what they are here. status: where it says what became of it."""
         request = {
             "arguments": [str(argument) for argument in arguments],
             "directory": os.path.abspath(directory),
             "environment": {**os.environ, **self.fixed},
+            "own": own,
+            "numbers": list(given),
         }
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the process has it)
-        stdin, stdout, status = os.pipe(), os.pipe(), os.pipe()
-        theirs = [stdin[0], stdout[1], stderr.fileno(), status[1]]
-        socket.send_fds(self._control, [json.dumps(request).encode()], theirs)
-        for fd in (stdin[0], stdout[1], status[1]):
-            os.close(fd)
-        return Process(stdin[1], stdout[0], stderr, status[0])
+        socket.send_fds(self._control, [json.dumps(request).encode()], [*given.values(), status])
 
     def run(
         self, *arguments: Any, directory: str | os.PathLike[str] = ".", text: str = "", timeout: float = 300
@@ -172,22 +221,23 @@ def serve(control: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, reap)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        request, fds, _, _ = socket.recv_fds(control, LARGEST, 4)
+        request, fds, _, _ = socket.recv_fds(control, LARGEST, 8)
         if not request:
             os._exit(0)
         if not os.fork():
+            found = json.loads(request)
             control.close()
-            if supervise(fds[-1]):
+            if (disowned if found["own"] else supervise)(fds[-1]):
                 break
             os._exit(0)
         for fd in fds:
             os.close(fd)
-    for number, fd in enumerate(fds[:3]):
+    fds = [above(fd) for fd in fds]
+    for number, fd in zip(found["numbers"], fds):
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    found = json.loads(request)
     os.chdir(found["directory"])
     os.environ.clear()
     os.environ.update(found["environment"])
@@ -211,6 +261,25 @@ def supervise(status: int) -> bool:
     os.closerange(status + 1, 64)
     os.write(status, struct.pack("i", os.waitpid(pid, 0)[1]))
     return False
+
+
+def disowned(status: int) -> bool:
+    """Fork the process itself, in which this returns True once it is a child of the process that asked."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    between = os.getpid()
+    if os.fork():
+        return False
+    while os.getppid() == between:
+        os.sched_yield()
+    os.write(status, struct.pack("i", os.getpid()))
+    return True
+
+
+def above(fd: int) -> int:
+    """The same file at a number that no request names."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH)
+    os.close(fd)
+    return moved
 
 
 def become(arguments: list[str]) -> None:

@@ -32,6 +32,9 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
+# Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-archive test-torch test-scale test-frameworks test-browser test-aarch64 build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:

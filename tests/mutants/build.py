@@ -256,6 +256,8 @@ def build(files: Iterable[tuple[str, str]], target: Path = BUILD, root: Path = R
             if folder != "pmstore":
                 shutil.rmtree(target / folder, ignore_errors=True)
             shutil.copytree(root / folder, target / folder, ignore=ignored, dirs_exist_ok=True)
+    for compiled in list((target / "pmstore").rglob("__pycache__")):  # perhaps of a file of the same size and time
+        shutil.rmtree(compiled)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pytest_pmstore.py"):
         if (root / name).exists():
             shutil.copy2(root / name, target / name)

@@ -222,7 +222,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return dict(os.environ, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+    return dict(os.environ, PYTHONPATH=str(folder))
 
 
 def measure(tests: Sequence[str]) -> tuple[list[Mark], list[Reached]]:

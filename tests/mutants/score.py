@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str]:
     """Exit status (None: it hung) and the last line of output."""
-    environment = dict(os.environ, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, PYTHONPATH=str(folder))
     environment[VARIABLE] = "" if mutant is FINE else mutant.name
     command = [sys.executable, "-m", "tests.mutants.battery", *arguments]
     status, out = ran(command, folder, environment, LIMIT, errors=subprocess.DEVNULL)

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.template import python
+from tests.support.template import WITH_ESTIMATORS, python, template
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks").glob("*.md"))]
 TUTORIAL = "crash-testing.md"  # files and commands: tests/testing/test_testing_docs.py follows it step by step
+FORKING = """import runpy, sys; from tests.support.workers import fork_workers
+fork_workers()
+runpy.run_path(sys.argv[1], run_name="__main__")"""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -37,7 +40,10 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason="no torch: make test-torch installs it")
     script = tmp_path / path.with_suffix(".py").name
     script.write_text(code, encoding="utf-8")
-    done = python(script, directory=tmp_path)
+    if "engine=" in code:
+        done = template(WITH_ESTIMATORS).run("-c", FORKING, script, directory=tmp_path)
+    else:
+        done = python(script, directory=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
 

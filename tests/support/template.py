@@ -123,6 +123,19 @@ class Template:
                 env={**os.environ, **fixed},
             )
 
+    @classmethod
+    def here(cls) -> Template:
+        """A fork of this process as a template. It ends with this process."""
+        self = cls.__new__(cls)
+        self.fixed = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if not os.fork():
+            self._control.close()
+            become(serve(theirs))
+            os._exit(0)
+        theirs.close()
+        return self
+
     def start(self, *arguments: Any, directory: str | os.PathLike[str] = ".") -> Process:
         """Like Python with these arguments: -c CODE …, -m MODULE … or SCRIPT …, in this working directory."""
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the process has it)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import warnings
@@ -17,6 +16,7 @@ from pmstore import archive
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, drained, stepping
+from tests.support.template import MODULES, template
 
 pytest.importorskip("numcodecs")
 
@@ -41,12 +41,11 @@ while True:
 def test_killed_while_it_drains(tmp_path: Path, after: int) -> None:
     """The archive has whole commits, and the next life goes on with it."""
     for _ in range(2):
-        command = [sys.executable, "-c", WORK, str(tmp_path / "store.pm"), str(tmp_path / "archive")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
-            assert process.stdout is not None
-            for _ in range(after):
-                process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
+        process = template(MODULES).start("-c", WORK, tmp_path / "store.pm", tmp_path / "archive")
+        for _ in range(after):
+            process.stdout.readline()
+        process.kill()
+        process.communicate()
         found = archive.open(tmp_path / "archive")
         assert found.verify().ok
         for version in filter(None, found):  # 0: nothing is in it

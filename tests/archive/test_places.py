@@ -18,6 +18,7 @@ from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Version
 from tests.archive.stepping import Crash, Memory, archived, contents, same, stepping
+from tests.conftest import LONGER
 
 pytest.importorskip("numcodecs")
 
@@ -244,6 +245,7 @@ def is_commit(version: Version, state: dict[str, object]) -> bool:
     return same(found, state)
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize(("seed", "lossy"), [(1, False), (2, False), (1, True)])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_crash_at_any_change_of_a_place(
@@ -252,7 +254,7 @@ def test_a_crash_at_any_change_of_a_place(
     monkeypatch.setattr(index, "_FAN", 2)
     after, codec = 1, {"[xy]": {"id": "pmstore.lcdelta", "rebase_every": 2}} if lossy else "zstd"
     while crashed(tmp_path, seed, which, after, codec):
-        after += 1 + after // 12
+        after += 1 + after // (12 if LONGER > 1 else 5)
     assert after > 20
 
 

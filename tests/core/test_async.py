@@ -44,7 +44,7 @@ from tests.support.crashes_slots import flips, slots, slots_again, slots_shut
 from tests.support.kills import CLASSES
 from tests.support.template import python
 
-KILLS = int(os.environ.get("PMSTORE_KILLS", "120"))
+KILLS = int(os.environ.get("PMSTORE_KILLS", "64"))
 
 
 def wait_until_durable(store: pmstore.Store) -> None:

@@ -18,7 +18,7 @@ from tests.conftest import LONGER, run_in_fork
 from tests.core.test_hostile import use
 from tests.support.images import MAP, MAP_LIST, NODE, PAGE, Image
 
-FUZZED = 150 * LONGER
+FUZZED = 80 * LONGER
 
 
 def base(path: Path, rng: random.Random) -> bytes:

@@ -104,7 +104,7 @@ def larger_than_the_log(store: pmstore.Store, commit: Commit) -> None:
 
 
 WORKLOADS = [changes, creation, growth, larger_than_the_log]
-STEPS = {growth: (2, 1), larger_than_the_log: (16, 12)}
+STEPS = {growth: (3, 1), larger_than_the_log: (24, 12)}
 """From one failing call to the next, where states have megabytes: in make test, and in make long."""
 
 

@@ -22,7 +22,7 @@ from tests.support import shim
 from tests.support.kills import CLASSES, check_changed
 from tests.support.template import MODULES, python, template
 
-KILLS = int(os.environ.get("PMSTORE_KILLS", "120"))
+KILLS = int(os.environ.get("PMSTORE_KILLS", "64"))
 FROM_OUTSIDE = 6  # kills per medium of a process that is started anew each time
 
 CHILD = """

@@ -22,6 +22,8 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 
+from tests.support.template import WITH_ESTIMATORS, python, template
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
@@ -155,8 +157,12 @@ def test_openml_out_of_reach(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 def test_rich_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
-    code = f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(EXAMPLES / 'demo.py')!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    code = f"""import sys, runpy
+for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:  # of the template
+    del sys.modules[name]
+sys.path.insert(0, {str(tmp_path)!r})
+runpy.run_path({str(EXAMPLES / "demo.py")!r})"""
+    done = template(WITH_ESTIMATORS).run("-c", code)
     assert done.returncode == 1 and done.stderr.startswith("demo: rich is missing. Install it")
 
 
@@ -171,7 +177,7 @@ def test_bad_arguments(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_quickstart(tmp_path: Path) -> None:
     for times in ("1 times", "2 times"):
-        done = run(script="quickstart.py", cwd=tmp_path)
+        done = python(EXAMPLES / "quickstart.py", directory=tmp_path)
         assert done.returncode == 0 and times in done.stdout, done.stderr
 
 
@@ -214,14 +220,15 @@ def test_nmf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     killed = f"""
 import itertools, os, runpy, signal
 from pmstore._core import Core
+from threadpoolctl import threadpool_limits
 commit, commits = Core.commit, itertools.count(1)
 Core.commit = lambda core: (commit(core), next(commits) == 7 and os.kill(os.getpid(), signal.SIGKILL))
-runpy.run_path({script!r}, run_name="__main__")
+with threadpool_limits(1):
+    runpy.run_path({script!r}, run_name="__main__")
 """
     for place in ("disturbed", "alone"):
         (tmp_path / place).mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path / "disturbed", env=environment)
+    done = template(WITH_ESTIMATORS).run("-c", killed, directory=tmp_path / "disturbed")
     assert done.returncode == -signal.SIGKILL
     said = []
     for place in ("disturbed", "alone", "disturbed"):

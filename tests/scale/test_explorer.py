@@ -28,7 +28,7 @@ from pmstore.testing._scale.schedule import KINDS, RARE
 from tests.conftest import LONGER
 from tests.support.sharded import Walk, several
 
-SCHEDULES = 500
+SCHEDULES = 250
 BOUND = 300  # schedules within which each planted mistake is found
 
 
@@ -67,6 +67,7 @@ def make(count: int = 4) -> Short:
     return Short([part[:6] for part in several(count)])
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("count, workers", [(4, 3), (1, 1), (3, 2)])
 def test_I31_I32_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, workers: int) -> None:
     schedules = SCHEDULES * LONGER if count == 4 else SCHEDULES // 2 * LONGER
@@ -93,6 +94,7 @@ def test_the_undisturbed_fit_is_that_of_another_engine() -> None:
         assert last[f"fit/{name}"][2] == state[name].tobytes()
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("init", ["k-means++", "k-means||"])
 def test_I31_I32_kmeans_over_shards(init: str) -> None:
     pytest.importorskip("sklearn")
@@ -101,7 +103,7 @@ def test_I31_I32_kmeans_over_shards(init: str) -> None:
 
     shards = shards_of([part[:8] for part in several(3)])
     explore_mapreduce(
-        lambda: KMeansFit(KMeans(3, random_state=0, n_init=2, max_iter=3), shards, init, 2), schedules=40 * LONGER
+        lambda: KMeansFit(KMeans(3, random_state=0, n_init=2, max_iter=3), shards, init, 2), schedules=20 * LONGER
     )
 
 

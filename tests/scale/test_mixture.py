@@ -100,7 +100,10 @@ def test_many_shards_are_close_to_scikit_learn(kind: str) -> None:
     assert_close(single, theirs, 1e-3)
 
 
-@pytest.mark.parametrize("start", ["kmeans", "k-means++", "random", "random_from_data"])
+MORE = [pytest.param(start, marks=pytest.mark.long) for start in ("k-means++", "random_from_data")]
+
+
+@pytest.mark.parametrize("start", ["kmeans", "random", *MORE])
 def test_the_engine_does_not_matter(start: str) -> None:
     for kind in KINDS:
         given = {"covariance_type": kind, "random_state": 0, "init_params": start, "n_init": 2, "max_iter": 20}

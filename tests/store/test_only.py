@@ -9,7 +9,19 @@ import pmstore
 from tests.conftest import LONGER
 from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("tracker")
+TRACKERS = ["learned", "uffd", "pagemap", "compare"]
+pytestmark = [  # the declared write set does not depend on the medium, so make long has the other pairs
+    pytest.mark.usefixtures("medium", "tracker"),
+    pytest.mark.parametrize(
+        ("medium", "tracker"),
+        [
+            *(("memory", name) for name in TRACKERS),
+            ("file", "learned"),
+            *(pytest.param("file", name, marks=pytest.mark.long) for name in TRACKERS[1:]),
+        ],
+        indirect=True,
+    ),
+]
 
 
 @pytest.mark.longer

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import LONGER
 
 
 def run_threads(*functions):
@@ -417,6 +418,7 @@ def test_a_write_that_races_with_a_commit_is_in_the_next(open_store, medium, qui
         del a
 
 
+@pytest.mark.longer
 def test_a_fork_while_another_thread_commits(open_store):
     store = open_store()
     a = store.create_array("a", 60_000)
@@ -451,8 +453,8 @@ def test_a_fork_while_another_thread_commits(open_store):
     thread = threading.Thread(target=commits)
     thread.start()
     try:
-        for i in range(25):
-            spin(i * 300)
+        for i in range(12 * LONGER):
+            spin(i * 600)
             pid = os.fork()
             if not pid:
                 code = 2

@@ -24,7 +24,7 @@ from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
 from tests.support.crashes_slots import cooled, slots, slots_again, slots_shut
 from tests.support.snapshots import snapshot
 
-BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "200"))
+BUDGET = int(os.environ.get("PMSTORE_CRASH_BUDGET", "120"))
 SEED = int(os.environ.get("PMSTORE_CRASH_SEED", "1"))
 
 Workload = Callable[[pmstore.Store], None]

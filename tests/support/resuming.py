@@ -30,8 +30,8 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
 
 
 def sampled(copies: list[Path]) -> list[Path]:
-    """The first and the last copy and every fourth one; all of them in `make long`."""
-    return copies if LONGER > 1 else [*copies[:-1:4], copies[-1]]
+    """The first and the last copy and every sixth one; all of them in `make long`."""
+    return copies if LONGER > 1 else [*copies[:-1:6], copies[-1]]
 
 
 def half(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:

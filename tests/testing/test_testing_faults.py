@@ -24,7 +24,7 @@ from pmstore.testing._store.recording import Recorder
 from tests.conftest import Medium
 from tests.support.crashes import WORKLOADS, Workload, overflow
 
-CASES = os.environ.get("PMSTORE_FAULTS", "6")
+CASES = os.environ.get("PMSTORE_FAULTS", "4")
 BUDGET = None if CASES == "all" else int(CASES)
 
 

@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -165,8 +166,24 @@ MOST_LINES = 600
 MOST_COLUMNS = 120
 
 
-def ids(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in paths]
+def each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """A test of all files, which names those that fail. Thousands of tests would take longer to report than to run."""
+
+    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    wrong.append(f"{path.relative_to(ROOT)}: {error}")
+            assert paths
+            assert not wrong, "\n".join(wrong)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return decorate
 
 
 def without_comments(source: str) -> str:
@@ -211,7 +228,7 @@ def in_order(rooms: dict[str, set[str]]) -> set[str]:
 # ---- C
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+@each(C_FILES)
 def test_c_layers_point_downward(path: Path) -> None:
     room = path.parent.name
     text = path.read_text(encoding="utf-8")
@@ -244,7 +261,7 @@ C_OTHER_PREFIXES = {
 }
 
 
-@pytest.mark.parametrize("path", [path for path in C_FILES if path.suffix == ".h" and path.parent.name != "csrc"])
+@each([path for path in C_FILES if path.suffix == ".h" and path.parent.name != "csrc"])
 def test_a_function_s_prefix_names_its_file(path: Path) -> None:
     """Its own, the first part of it if that is a file as well, or, where a folder's files share one header, that."""
     stem = path.stem
@@ -263,7 +280,7 @@ WRITES_DURABLE_BYTES = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+@each(C_FILES)
 def test_only_media_touch_durable_bytes(path: Path) -> None:
     if path.parent.name == "media" and path.stem != "trace":
         return
@@ -283,7 +300,7 @@ def test_the_search_for_durable_writes_finds_them() -> None:
     assert WRITES_DURABLE_BYTES.findall(code) == ["pwritev2 (", "_mm256_stream_si256("]
 
 
-@pytest.mark.parametrize("path", C_FILES, ids=ids(C_FILES))
+@each(C_FILES)
 def test_c_checks_stay_on(path: Path) -> None:
     """Python builds extensions with -DNDEBUG, which removes assert()."""
     assert not re.search(r"(?<!_)\bassert\s*\(|<assert\.h>", without_comments(path.read_text(encoding="utf-8")))
@@ -326,7 +343,7 @@ def imports_of(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+@each(PACKAGE)
 def test_python_layers_point_downward(path: Path) -> None:
     own, inside = [*path.relative_to(ROOT / "pmstore").with_suffix("").parts, ""][:2]
     allowed = FACE if own == "__init__" else {own} | PYTHON_ROOMS[own]
@@ -345,7 +362,7 @@ def test_no_room_of_python_is_above_itself() -> None:
     assert in_order(PYTHON_ROOMS) == there - {"__init__", "__pycache__"}
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+@each(PACKAGE)
 def test_one_door_to_c(path: Path) -> None:
     doors = {"_core.py": "_pmcore", "engine.py": "_pmexplorer", "record.py": "_pmexplorer"}
     parts = {part for name in imports_of(path) for part in name.split(".")}
@@ -353,14 +370,14 @@ def test_one_door_to_c(path: Path) -> None:
     assert not [name for name in imports_of(path) if name.split(".")[0] == "cffi"]
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+@each(PACKAGE)
 def test_the_doors_to_scikit_learn(path: Path) -> None:
     if path.name not in ("_sklearn.py", "sklearn.py"):
         kept = ("sklearn",) if path.name == "_holder.py" else ("sklearn", "threadpoolctl")  # workers tell of their BLAS
         assert not [name for name in imports_of(path) if name.split(".")[0] in kept]
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=ids(PACKAGE))
+@each(PACKAGE)
 def test_only_one_folder_imports_torch(path: Path) -> None:
     if path.parent.name != "torch":
         assert not [name for name in imports_of(path) if name.split(".")[0] == "torch"]
@@ -426,7 +443,7 @@ def without_examples(path: Path, lines: list[str]) -> list[str]:
     return out
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+@each(TEXTS)
 def test_files_are_tidy(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -443,7 +460,7 @@ def test_files_are_tidy(path: Path) -> None:
     assert not unfinished
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+@each(TEXTS)
 def test_no_machine_is_named(path: Path) -> None:
     """Nothing in the repository knows where it was written."""
     text = path.read_text(encoding="utf-8")

@@ -254,7 +254,7 @@ def test_a_crash_at_any_change_of_a_place(
     monkeypatch.setattr(index, "_FAN", 2)
     after, codec = 1, {"[xy]": {"id": "pmstore.lcdelta", "rebase_every": 2}} if lossy else "zstd"
     while crashed(tmp_path, seed, which, after, codec):
-        after += 1 + after // (12 if LONGER > 1 else 5)
+        after += 1 + after // (12 if LONGER > 1 else 3)
     assert after > 20
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,17 @@ def wait_until_durable(store: pmstore.Store) -> None:
 # ---- crashes
 
 
+def paced(workloads: Sequence[Workload]) -> list[Any]:
+    """Each workload at each pace: at the usual one and at one of the others in `make test`, at all in `make long`."""
+    return [
+        pytest.param(workload, pace, id=f"{workload.__name__}-{pace}", marks=[pytest.mark.long] if is_more else [])
+        for number, workload in enumerate(workloads)
+        for pace, is_more in ((0, number % 2 == 1), (PACE, False), (160, number % 2 == 0))
+    ]
+
+
 @pytest.mark.longer
-@pytest.mark.parametrize("pace", [0, PACE, 160])
-@pytest.mark.parametrize("workload", [*WORKLOADS, *LATE], ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload, pace", paced([*WORKLOADS, *LATE]))
 def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workload, pace: int) -> None:
     """Of what loses something, not older than the last sync; of what loses nothing, the last that was acknowledged."""
     options = OPTIONS.get(workload, {})

@@ -31,7 +31,7 @@ def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.longer
-@settings(max_examples=20 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 70),
     st.sampled_from([0, 1, 100, PAGE - 1]),

@@ -79,5 +79,5 @@ def test_the_tutorial(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((TUTORIAL.parent.parent / "examples").glob("crash_test_*.py")), ids=str)
 def test_the_examples(path: Path, tmp_path: Path) -> None:
-    output = run(f"pytest -q {shlex.quote(str(path))}", tmp_path)
+    output = run(f"pytest -q --crash-budget 500 {shlex.quote(str(path))}", tmp_path)
     assert " passed" in output, output

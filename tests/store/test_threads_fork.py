@@ -463,7 +463,7 @@ def test_a_fork_while_another_thread_commits(open_store):
                 finally:
                     os._exit(code)
             _, status = os.waitpid(pid, 0)
-            assert status == 0
+            assert status == 0, status
     finally:
         stop.set()
         thread.join()

@@ -160,12 +160,13 @@ typedef struct {
  * Statuses as of pm_commit. */
 pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 
-/* Notes that the caller has changed an extent: the next commit scans all of it, whatever its write set is.
- *
- *   offset, length   of the extent
- *
- * To write. */
+/* Notes that the caller has changed an extent: the next commit scans all of it, whatever its write set is. To write. */
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
+
+/* Notes that a range of live memory, at least a byte, may have changed unseen by the kernel. The next commit without a
+ * declared write set compares all of its pages, and a rollback restores them. out: 0 if no array has all of the range,
+ * 1 if only one has it that can't change, otherwise 2. To write. PM_NO_MEMORY; PM_UNREADABLE. */
+pm_status pm_mark_dirty(pm_store *store, const void *address, uint64_t length, int *out);
 
 /* Tests whether a living array has all of a range. Does not wait for the write-back of earlier commits.
  *

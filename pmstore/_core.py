@@ -107,6 +107,9 @@ def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     return int(lib.pm_hash64(contents, len(contents), seed))
 
 
+MARK_NONE, MARK_CONSTANT = 0, 1
+"""What `Core.mark_dirty` returns if no live array has the bytes, or only one that can't change."""
+
 # Pointers of declared arrays come from functions in C, since they are part of every such commit.
 no_ranges: Callable[[int], Any] = functools.partial(ffi.new, ffi.typeof("pm_range[]"))
 """So many ranges of memory for `Core.holds` to fill in; those that it doesn't mean nothing."""
@@ -325,6 +328,12 @@ class Core:
     def mark(self, offset: int, length: int) -> None:
         """The store itself has changed an extent: the next commit takes it, whatever `only` declares."""
         _require_ok(lib.pm_mark(self._store, offset, length))
+
+    def mark_dirty(self, address: int, length: int) -> int:
+        """These bytes may have changed unseen. The result may be MARK_NONE or MARK_CONSTANT."""
+        out = ffi.new("int *")
+        _require_ok(lib.pm_mark_dirty(self._store, pointer_at(address), length, out))
+        return int(out[0])
 
     def rollback(self) -> None:
         _require_ok(_rollback(self._store))

@@ -156,6 +156,14 @@ pm_scan_kind pm_policy_scan(pm_policy *policy, uint64_t offset, uint64_t pages)
     return how;
 }
 
+pm_status pm_policy_mark_dirty(pm_policy *policy, uint64_t offset, uint64_t pages, uint64_t page, uint64_t end)
+{
+    /* Without an entry in the list, nothing would take the pages out of `dirty` when their space is used again. */
+    if (!find_or_add(policy, offset, pages)) return pm_fail(PM_NO_MEMORY, "no memory to note changed pages");
+    pm_page_set_add(&policy->dirty, page, end);
+    return PM_OK;
+}
+
 static void disarm_if_worthwhile(pm_policy *policy, pm_learned *learned)
 {
     if (learned->balance > cost_of_change(learned)) disarm(policy, learned);

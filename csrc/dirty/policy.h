@@ -78,6 +78,10 @@ void pm_policy_dropped(pm_policy *policy);
  * a commit has succeeded (I10). */
 pm_scan_kind pm_policy_scan(pm_policy *policy, uint64_t offset, uint64_t pages);
 
+/* These pages of the extent may have been written without the kernel's knowledge: they are in `dirty` from now on.
+ * PM_NO_MEMORY. */
+pm_status pm_policy_mark_dirty(pm_policy *policy, uint64_t offset, uint64_t pages, uint64_t page, uint64_t end);
+
 /* The commit that scanned the extent has succeeded, and found so many pages changed. */
 void pm_policy_committed(pm_policy *policy, uint64_t offset, uint64_t pages, uint64_t changed);
 

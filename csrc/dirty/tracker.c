@@ -52,6 +52,13 @@ typedef struct {
 _Static_assert(sizeof(scan_argument) == 96 && sizeof(page_region) == 24 && sizeof(uffd_register) == 32,
                "the kernel's layout");
 
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21 /* Linux 5.4 */
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, scan_argument)
 
 enum { IS_WRITTEN = 2, IS_FILE = 4, IS_PRESENT = 8, IS_SWAPPED = 16, SCAN_PROTECT = 1, SCAN_ONLY_ASYNC = 2 };
@@ -186,6 +193,13 @@ static bool touch_by_kernel(int fd, uint64_t file_offset, uint8_t *page)
     return pread(fd, page, PM_LINE, (off_t)file_offset) == PM_LINE;
 }
 
+/* Lets the kernel look the page up for a write, as a read past the page cache does, which writes without a fault of its
+ * own (O_DIRECT, process_vm_writev). */
+static void touch_by_lookup(uint8_t *page)
+{
+    if (madvise(page, PM_PAGE, MADV_POPULATE_WRITE)) touch(page); /* an older kernel */
+}
+
 static bool gives(test_mapping *test, int64_t count, uint64_t bits)
 {
     bool right = count == __builtin_popcountll(bits) && test->bits == bits;
@@ -203,32 +217,91 @@ static bool written_is_found(pm_tracker *tracker, test_mapping *test, bool fille
     return gives(test, pm_tracker_collect(tracker, test->pages, TEST_PAGES * PM_PAGE, filled, &test->set), expected);
 }
 
-static bool prove_pagemap(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
+/* Swaps a private page out; without swap space nothing happens. */
+static void swap_out(uint8_t *page)
 {
-    volatile uint8_t *read = test->pages + 2 * PM_PAGE;
-    (void)*read;
-    if (!private_is_found(tracker, test, 0)) return false;
-    touch(test->pages);
-    if (!touch_by_kernel(fd, file_offset, test->pages + PM_PAGE)) return false;
-    return private_is_found(tracker, test, 3);
+    madvise(page, PM_PAGE, MADV_PAGEOUT);
 }
 
-/* Pages 0 and 1 are private, page 2 was read, page 3 is not in memory. */
+static void look_at(const uint8_t *page)
+{
+    (void)*(const volatile uint8_t *)page;
+}
+
+static bool drop(uint8_t *page, uint64_t pages)
+{
+    return madvise(page, pages * PM_PAGE, MADV_DONTNEED) == 0;
+}
+
+/* No page is in memory. */
+static bool prove_pagemap(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
+{
+    uint8_t *first = test->pages, *second = first + PM_PAGE, *third = second + PM_PAGE;
+    look_at(third);
+    if (!private_is_found(tracker, test, 0)) return false;
+    touch(first);
+    if (!touch_by_kernel(fd, file_offset, second) || !private_is_found(tracker, test, 3)) return false;
+    touch_by_lookup(third);
+    swap_out(first);
+    return private_is_found(tracker, test, 7);
+}
+
+/* True if every write to a protected page is told, once: to a private page, to one that was read, by the program and by
+ * the kernel, and to one that was swapped out; also the first write to a page that was not in memory. Pages 0 and 1 are
+ * protected, and were not written; pages 2 and 3 are not in memory. */
+static bool prove_writes(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
+{
+    uint8_t *first = test->pages, *second = first + PM_PAGE, *third = second + PM_PAGE, *fourth = third + PM_PAGE;
+    touch(first);
+    if (!written_is_found(tracker, test, false, 1) || !written_is_found(tracker, test, false, 0)) return false;
+    touch(second);
+    touch(third);
+    if (!touch_by_kernel(fd, file_offset, fourth) || !written_is_found(tracker, test, false, 14)) return false;
+    swap_out(first);
+    touch(first);
+    touch_by_lookup(second);
+    if (!touch_by_kernel(fd, file_offset, third) || !written_is_found(tracker, test, false, 7)) return false;
+    return private_is_found(tracker, test, 15);
+}
+
+/* True if the same holds for pages that were protected while they were not in memory: page 0, which was dropped after
+ * a write, and page 1, which was dropped while it was protected. */
+static bool prove_filled(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
+{
+    uint8_t *first = test->pages, *second = first + PM_PAGE;
+    touch(first);
+    if (!drop(first, 2) || !pm_tracker_fill(tracker, first, TEST_PAGES * PM_PAGE)) return false;
+    if (!written_is_found(tracker, test, true, 0)) return false;
+    touch(first);
+    return touch_by_kernel(fd, file_offset, second) && written_is_found(tracker, test, true, 3);
+}
+
+/* True if a mapping that replaced a page is noticed, and pages that are not watched any more are private all the
+ * same. */
+static bool prove_end(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
+{
+    const uint64_t others = (TEST_PAGES - 1) * PM_PAGE;
+    if (mmap(test->pages + others, PM_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd,
+             (off_t)(file_offset + others)) == MAP_FAILED)
+        return false;
+    if (pm_tracker_collect(tracker, test->pages, others + PM_PAGE, true, &test->set) >= 0) return false;
+    test->bits = 0;
+    if (!pm_tracker_disarm(tracker, test->pages, others)) return false;
+    touch(test->pages);
+    return private_is_found(tracker, test, 7);
+}
+
+/* No page is in memory. */
 static bool prove_uffd(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
 {
-    if (pm_tracker_arm(tracker, test->pages, TEST_PAGES * PM_PAGE) != 0) return false;
+    touch(test->pages);
+    look_at(test->pages + PM_PAGE);
+    /* The kernel may have mapped more pages than were read. */
+    if (!drop(test->pages + 2 * PM_PAGE, 2)) return false;
+    if (pm_tracker_arm(tracker, test->pages, TEST_PAGES * PM_PAGE) != 2) return false;
     if (!written_is_found(tracker, test, false, 0)) return false;
-    touch(test->pages);
-    if (!written_is_found(tracker, test, false, 1) || !written_is_found(tracker, test, false, 0)) return false;
-    if (!touch_by_kernel(fd, file_offset, test->pages + PM_PAGE)) return false;
-    touch(test->pages + 2 * PM_PAGE);
-    touch(test->pages + 3 * PM_PAGE);
-    if (!written_is_found(tracker, test, false, 14) || !private_is_found(tracker, test, 15)) return false;
-    if (madvise(test->pages, PM_PAGE, MADV_DONTNEED) || !pm_tracker_fill(tracker, test->pages, TEST_PAGES * PM_PAGE))
-        return false;
-    if (!written_is_found(tracker, test, true, 0)) return false;
-    touch(test->pages);
-    return written_is_found(tracker, test, true, 1);
+    return prove_writes(tracker, test, fd, file_offset) && prove_filled(tracker, test, fd, file_offset) &&
+           prove_end(tracker, test, fd, file_offset);
 }
 
 static bool open_uffd(pm_tracker *tracker)
@@ -262,8 +335,7 @@ static pm_tracker_kind choose(pm_tracker *tracker, pm_tracker_kind most, test_ma
     tracker->scans = pm_tracker_private(tracker, test->pages, PM_PAGE, &test->set) >= 0;
     test->bits = 0;
     bool proven = prove_pagemap(tracker, test, fd, file_offset);
-    if (most == PM_TRACKER_UFFD && tracker->scans && proven
-        && madvise(test->pages, TEST_PAGES * PM_PAGE, MADV_DONTNEED) == 0) {
+    if (most == PM_TRACKER_UFFD && tracker->scans && proven && drop(test->pages, TEST_PAGES)) {
         if (open_uffd(tracker) && prove_uffd(tracker, test, fd, file_offset)) return PM_TRACKER_UFFD;
         close_uffd(tracker);
     }

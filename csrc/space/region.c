@@ -185,6 +185,25 @@ void pm_region_mark(pm_region *region, const void *address, uint64_t length)
     }
 }
 
+pm_status pm_region_mark_dirty(pm_region *region, const void *address, uint64_t length, int *out)
+{
+    uint64_t offset = (uint64_t)((const uint8_t *)address - region->live), end = offset + length;
+    size_t i = 0;
+    *out = 0;
+    for (pm_buffer *buffer; (buffer = owner(region, address, length, &i)); i++) {
+        if (!*out) *out = 1;
+        if (!buffer->writable) continue;
+        *out = 2;
+        if (buffer->offset % PM_PAGE) continue; /* it shares its page with others, and is always compared in full */
+        uint64_t committed = pm_region_committed(region, buffer->offset, buffer->length) + (offset - buffer->offset);
+        /* The program need not have touched the pages, and the next commit reads them. */
+        if (!buffer->readable) PM_TRY(pm_region_comparable(region, offset, committed, length));
+        PM_TRY(pm_policy_mark_dirty(&region->policy, buffer->offset, pm_extent_blocks(buffer->length), offset / PM_PAGE,
+                                    (end + PM_PAGE - 1) / PM_PAGE));
+    }
+    return PM_OK;
+}
+
 void pm_region_begin(pm_region *region, bool all)
 {
     /* I10: a buffer that is not scanned may have been written before it was released. */

@@ -120,6 +120,8 @@ const pm_buffer *pm_region_owner(const pm_region *region, const void *address, u
 /* Marks a range for the next commit, also for one with a declared write set. Does nothing if no owned buffer has all of
  * it. */
 void pm_region_mark(pm_region *region, const void *address, uint64_t length);
+/* See pm_mark_dirty. */
+pm_status pm_region_mark_dirty(pm_region *region, const void *address, uint64_t length, int *out);
 /* before a commit gathers, or a rollback restores. all: it scans every buffer */
 void pm_region_begin(pm_region *region, bool all);
 void pm_region_finalize(pm_region *region);  /* after a commit */

@@ -231,6 +231,12 @@ pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length)
     return leave(store, PM_OK);
 }
 
+pm_status pm_mark_dirty(pm_store *store, const void *address, uint64_t length, int *out)
+{
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_region_mark_dirty(&store->region, address, length, out));
+}
+
 pm_status pm_violation(pm_store *store, const pm_range *ranges, size_t count, pm_broken *out)
 {
     PM_TRY(enter_to_write(store));

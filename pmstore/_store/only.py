@@ -1,4 +1,8 @@
-"""The write set that `Store.transaction(only=...)` declares: of all arrays, only these views have changed."""
+"""What a program says of its writes.
+
+`Store.transaction(only=...)` declares a write set: of all arrays, only these views have changed.
+`Store.mark_dirty` says that a view may have changed unseen.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,14 @@ from numpy import ndarray
 
 from pmstore._catalog import names
 from pmstore._catalog.kinds import ARRAY
-from pmstore._core import Core, no_ranges, pointer_at, pointer_to
+from pmstore._core import MARK_CONSTANT, MARK_NONE, Core, no_ranges, pointer_at, pointer_to
 from pmstore._errors import UNSOUND, TransactionError
 from pmstore._values.array import read_layout
 
 if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
 
-__all__ = ["span", "spans", "violation"]
+__all__ = ["mark", "span", "spans", "violation"]
 
 
 def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
@@ -59,11 +63,28 @@ def _ranges_of(core: Core, views: list[Any]) -> Any:
                 address, length = span(array)
                 place = pointer_at(address)
             if not core.holds(place, length, ranges, i):
-                raise ValueError(
-                    f"only: an array of shape {array.shape} and dtype {array.dtype} is neither a live array of "
-                    "this store nor a view of one (it is detached, or a copy, as after indexing with a list of rows)"
-                )
+                raise ValueError(f"only: {_not_live(array)}")
     return ranges
+
+
+def _not_live(array: ndarray[Any, Any]) -> str:
+    return (
+        f"an array of shape {array.shape} and dtype {array.dtype} is neither a live array of this store nor a view of "
+        "one (it is detached, or a copy, as after indexing with a list of rows)"
+    )
+
+
+def mark(core: Core, array: Any) -> None:
+    """See `Store.mark_dirty`."""
+    if not isinstance(array, ndarray):
+        raise TypeError(f"mark_dirty takes an array of the store, or a view of one, not {type(array).__name__}")
+    if not array.nbytes:
+        return
+    found = core.mark_dirty(*span(array))
+    if found == MARK_NONE:
+        raise ValueError(f"mark_dirty: {_not_live(array)}")
+    if found == MARK_CONSTANT:
+        raise ValueError("mark_dirty: the array was stored with writeable=False, so nothing may change it")
 
 
 def violation(catalog: Catalog, ranges: Any) -> TransactionError | None:

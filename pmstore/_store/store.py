@@ -32,7 +32,7 @@ from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.interrupts import later
 from pmstore._store.lost_work import Undo, warn_of_drop
-from pmstore._store.only import spans, violation
+from pmstore._store.only import mark, spans, violation
 from pmstore._store.opening import open_source, outside
 from pmstore._store.report import CheckReport, Stats, check
 
@@ -318,6 +318,25 @@ class Store(Following):
         array.
         """
         self._catalog.release(names)
+
+    def mark_dirty(self, array: np.ndarray[Any, Any]) -> None:
+        """Say that an array, or the part of it that a view shows, may have changed unseen by the kernel.
+
+        That is memory that a device, io_uring or another direct read wrote through pages that it had pinned before the
+        last commit. The next commit compares all pages of the view with the last commit, gaps included, and a rollback
+        restores them. A transaction with ``only=`` does not: mark_dirty declares nothing, and the pages stay marked for
+        the commit after it that has no declared write set.
+
+        Parameters
+        ----------
+        array : numpy.ndarray
+            A live array of this store or a view of one, of any shape and dtype; one without elements does nothing.
+
+        Raises TypeError for anything else; ValueError for an array that is detached or not of this store, or that was
+        stored with ``writeable=False``; ReadOnlyStoreError in mode "r"; StoreIOError if the disk can't read the pages.
+        """
+        self._require_writable()
+        self._catalog.lock.call(mark, self._catalog.core, array)
 
     # ---- the end
 

@@ -51,6 +51,7 @@ def ones(dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(b"1\0\0\0" * dtype.itemsize, dtype, 1)[0]
 
 
+@pytest.mark.long
 def test_arrays_of_every_form(open_store: Open) -> None:
     """Also those that commits always compare, for which a mark is nothing."""
     store = open_store()
@@ -124,6 +125,7 @@ def test_a_mark_declares_nothing(open_store: Open) -> None:
     assert_committed(store)
 
 
+@pytest.mark.long
 def test_declared_violations_are_found_in_marked_arrays(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMSTORE_DEBUG", "1")
     store = open_store()
@@ -137,6 +139,7 @@ def test_declared_violations_are_found_in_marked_arrays(open_store: Open, monkey
     assert_committed(store)
 
 
+@pytest.mark.long
 def test_I10_a_mark_outlives_commits_that_fail_and_growth(open_store: Open) -> None:
     store = open_store(max_size=13 << 20)
     w = tracked(store, shape=(1100, 512))
@@ -179,6 +182,7 @@ def test_marks_do_not_outlive_their_array(open_store: Open) -> None:
     assert store.check().ok
 
 
+@pytest.mark.long
 def test_arrays_that_change_as_a_whole(open_store: Open) -> None:
     """They have two slots, and programs may see the one that is not current."""
     store = open_store()
@@ -197,6 +201,7 @@ def test_arrays_that_change_as_a_whole(open_store: Open) -> None:
         assert np.array_equal(w, before)
 
 
+@pytest.mark.long
 def test_commits_that_become_durable_later(open_store: Open) -> None:
     store = open_store(durability="async", sync_interval=0.001)
     w = tracked(store)
@@ -215,6 +220,7 @@ def test_commits_that_become_durable_later(open_store: Open) -> None:
     assert np.array_equal(store["w"], before)
 
 
+@pytest.mark.long
 def test_closing_commits_what_is_marked(open_store: Open) -> None:
     store = open_store()
     w = tracked(store)

@@ -1,0 +1,252 @@
+"""File systems that are full, or nearly so, in every phase of a store: an error that says so, and nothing lost.
+
+Small file systems are mounted for it, which needs root. docs/file-systems.md lists what each file system gives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.conftest import Child
+from tests.core.test_file_systems import KINDS, Kind, image_of, mounted
+from tests.core.test_shared_blocks import Disk
+from tests.support.bad_disk import BadDisk
+from tests.support.snapshots import snapshot
+
+BLOCKS = (0, 3, 40, 150, 600)  # left on the disk
+IMAGES = {
+    "ext4": Kind("mkfs.ext4 -q -F", size=24),
+    "ext2": Kind("mkfs.ext2 -q -F", size=24),
+    "xfs": KINDS["xfs"],
+    "btrfs": KINDS["btrfs"],
+}
+LONG = {"ext2", "xfs", "btrfs", "overlay on ext4", "overlay on xfs", "overlay on tmpfs"}
+
+
+def mount(place: Path, *options: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", *options, place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"may not mount: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def on(name: str, tmp_path: Path) -> Iterator[Path]:
+    """A directory on a small file system of this kind."""
+    if os.geteuid():
+        pytest.skip("only root may mount")
+    with contextlib.ExitStack() as stack:
+        over = name.startswith("overlay on ")
+        below = name.removeprefix("overlay on ")
+        if below == "tmpfs":
+            place = tmp_path / "tmpfs"
+            mount(place, "-t", "tmpfs", "-o", "size=24m", "tmpfs")
+            stack.callback(subprocess.run, ["umount", "-l", place], check=True)
+        else:
+            place = stack.enter_context(mounted(image_of(IMAGES[below], tmp_path / f"{below}.img"), ""))
+        if over:
+            for part in ("lower", "upper", "work"):
+                (place / part).mkdir()
+            layers = ",".join((f"lowerdir={place}/lower", f"upperdir={place}/upper", f"workdir={place}/work"))
+            place = tmp_path / "overlay"
+            mount(place, "-t", "overlay", "-o", layers, "overlay")
+            stack.callback(subprocess.run, ["umount", "-l", place], check=True)
+        yield place
+
+
+NAMES = ["ext4", "tmpfs", "overlay on ext4", "ext2", "xfs", "btrfs", "overlay on xfs", "overlay on tmpfs"]
+
+
+@pytest.fixture(params=[pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in NAMES])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    with on(request.param, tmp_path) as directory:
+        yield directory
+
+
+def new_store(path: Path) -> pmstore.Store:
+    store = pmstore.open(path, "x")
+    store["large"] = np.zeros(100_000)
+    store["small"] = np.zeros(3)
+    store.commit()
+    return store
+
+
+def change(store: pmstore.Store, k: int) -> None:
+    store["small"] = np.full(3, float(k))
+    store["large"][k::3] = k
+
+
+def tried(work: Callable[[], object]) -> bool:
+    """False if there was no space."""
+    try:
+        work()
+    except pmstore.OutOfSpaceError:
+        return False
+    return True
+
+
+def test_a_store_is_created(place: Path) -> None:
+    for left in BLOCKS:
+        disk = Disk(place)
+        disk.give_back(left)
+        before = set(os.listdir(place))
+        if tried(lambda: pmstore.open(place / "s.pm", "x").close()):
+            before.add("s.pm")
+        assert set(os.listdir(place)) == before
+        disk.close()
+        with pmstore.open(place / "s.pm") as store:
+            store["a"] = 1
+        os.unlink(place / "s.pm")
+
+
+def test_arrays_growth_commits_and_checkpoints(place: Path) -> None:
+    """What can't be stored or committed stays pending, is rolled back, or is committed when there is space."""
+    for k, left in enumerate(BLOCKS):
+        path = place / f"{left}.pm"
+        store = new_store(path)
+        disk = Disk(place)
+        disk.give_back(left)
+        before = snapshot(store)
+        fits = tried(lambda store=store: store.__setitem__("new", np.ones(60_000)))  # type: ignore[misc]
+        assert ("new" in store) == fits
+        store.rollback()
+        assert snapshot(store) == before
+        for step in range(40):  # more than the log takes: checkpoints, and growth of the log
+            change(store, step + k)
+            expected = store["large"].copy()
+            if not tried(store.commit):
+                assert np.array_equal(store["large"], expected)
+                break
+        # The disk's copy has the commits that returned.
+        with pmstore.open(path, "r", exclusive=False) as reader:
+            assert reader.sequence == store.sequence
+        disk.close()
+        store["new"] = np.ones(60_000)
+        store.commit()
+        expected = store["large"].copy()
+        assert store.check().ok
+        store.close()
+        with pmstore.open(path, verify=True) as store:
+            assert np.array_equal(store["large"], expected) and (store["new"] == 1).all()
+        os.unlink(path)
+
+
+KILLED = """
+import os, sys, numpy as np, pmstore
+store = pmstore.open(sys.argv[1])
+for k in range(5):
+    store["small"] = np.full(3, float(k))
+    store["large"][k::3] = k
+    store.commit()
+print(store.sequence, flush=True)
+input()
+"""
+
+
+def test_recovery(place: Path, child: Callable[..., Child]) -> None:
+    """A killed store opens on a full disk, or is left as it was until there is space."""
+    for left in BLOCKS[:3]:
+        path = place / f"{left}.pm"
+        new_store(path).close()
+        writer = child(KILLED, path)
+        sequence = int(writer.line())
+        writer.process.kill()
+        writer.process.wait()
+        disk = Disk(place)
+        disk.give_back(left)
+        tried(lambda path=path: pmstore.open(path).close())  # type: ignore[misc]
+        with pmstore.open(path, "r") as store:
+            assert store.sequence == sequence and (store["small"] == 4).all()
+        disk.close()
+        with pmstore.open(path, verify=True) as store:
+            assert store.sequence == sequence and (store["small"] == 4).all()
+        os.unlink(path)
+
+
+def test_backup_and_compact(place: Path) -> None:
+    for left in BLOCKS:
+        path = place / f"{left}.pm"
+        store = new_store(path)
+        change(store, 3)
+        store.commit()
+        state = snapshot(store)
+        disk = Disk(place)
+        disk.give_back(left)
+        copy = place / "copy.pm"
+        if tried(lambda store=store, copy=copy: store.backup(copy)):  # type: ignore[misc]
+            os.unlink(copy)
+        assert not copy.exists()
+        store.close()
+        tried(lambda path=path: pmstore.compact(path))  # type: ignore[misc]
+        assert {name for name in os.listdir(place) if name.endswith("pm") or ".pm" in name} == {path.name}
+        disk.close()
+        with pmstore.open(path, verify=True) as store:
+            assert snapshot(store) == state
+            store.backup(copy)
+        os.unlink(copy)
+        os.unlink(path)
+
+
+@pytest.mark.parametrize("name", ["overlay on tmpfs", pytest.param("overlay on ext4", marks=pytest.mark.long)])
+def test_a_store_of_a_lower_layer(name: str, tmp_path: Path, child: Callable[..., Child]) -> None:
+    """The first writer copies it up. A reader from before, and one from after, follow the commits."""
+    with on(name, tmp_path) as place:
+        below = tmp_path / ("tmpfs" if "tmpfs" in name else "ext4.mounted")
+        subprocess.run(["umount", place], check=True)
+        with pmstore.open(below / "lower" / "s.pm", "x") as store:
+            store["a"] = np.zeros(50_000)
+        layers = ",".join((f"lowerdir={below}/lower", f"upperdir={below}/upper", f"workdir={below}/work"))
+        mount(place, "-t", "overlay", "-o", layers, "overlay")
+        reader = pmstore.open(place / "s.pm", "r")
+        assert reader["a"][0] == 0
+        writer = child(
+            """
+            import sys, pmstore
+            store = pmstore.open(sys.argv[1])
+            store["a"][0] = 5
+            store.commit()
+            print("committed", flush=True)
+            input()
+            """,
+            place / "s.pm",
+        )
+        assert writer.line() == "committed"
+        with pytest.raises(pmstore.StoreLockedError):
+            pmstore.open(place / "s.pm", "r+")
+        reader.refresh()
+        assert reader["a"][0] == 5
+        writer.go()
+        writer.end()
+        reader.close()
+        with pmstore.open(below / "lower" / "s.pm", "r") as store:
+            assert store["a"][0] == 0
+
+
+def test_a_file_system_in_user_space(tmp_path: Path) -> None:
+    """FUSE, without fallocate and with locks of this kernel: a store grows, and is locked."""
+    try:
+        disk = BadDisk(tmp_path)
+    except OSError as error:
+        pytest.skip(f"no file system of our own: {error}")
+    try:
+        pmstore.open(disk.behind / "s.pm").close()
+        store = pmstore.open(disk.mount / "s.pm")
+        assert store.media == "file"
+        for k in range(6):
+            store[f"a{k}"] = np.full(100_000, float(k))
+            store.commit()
+        with pmstore.open(disk.mount / "s.pm", "r", exclusive=False) as reader:
+            assert reader.sequence == store.sequence
+        store.close()
+        with pmstore.open(disk.mount / "s.pm", verify=True) as store:
+            assert all((store[f"a{k}"] == k).all() for k in range(6))
+    finally:
+        disk.close()

@@ -15,6 +15,7 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,12 +34,33 @@ SYSTEMS = {
     "ext4 without a journal, loop": (f"{MKFS_EXT4} -O ^has_journal", "ext4", ""),
     "ext4 data=ordered, loop": (MKFS_EXT4, "ext4", "data=ordered"),
     "xfs, loop": ("mkfs.xfs -q -f -K", "xfs", ""),
+    "btrfs, loop": ("mkfs.btrfs -q -f -K", "btrfs", ""),
+    "overlayfs on ext4, loop": (MKFS_EXT4, "ext4", "data=ordered"),
 }
-"""Name -> command that makes it, type, options of mount."""
+"""Name -> command that makes it, type, options of mount. Those whose command is not installed are left out."""
 SIZE = 2 << 30
 WORKLOADS = ["8 B", "62,720 B", "1 MiB", "49 MB", "1 row", "1% of rows"]
 WHO = ("pmstore", "pmstore, with")
 KEPT = "file-systems"  # the raw results, and the marked place in benchmarks/README.md
+
+
+@contextlib.contextmanager
+def laid_over(point: Path, wanted: bool) -> Iterator[Path]:
+    """An overlayfs with its layers on the file system there, if wanted; otherwise the place itself."""
+    if not wanted:
+        yield point
+        return
+    parts = [point / part for part in ("lower", "upper", "work")]
+    for part in parts:
+        part.mkdir()
+    place = point.parent / "overlay"
+    place.mkdir()
+    layers = ",".join(f"{name}={part}" for name, part in zip(("lowerdir", "upperdir", "workdir"), parts, strict=True))
+    subprocess.run(["mount", "-t", "overlay", "-o", layers, "overlay", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 @contextlib.contextmanager
@@ -75,11 +97,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Name of a file system -> the raw results of both benchmarks."""
     found: dict[str, Any] = {}
     for name, how in SYSTEMS.items():
+        if how is not None and shutil.which(how[0].split()[0]) is None:
+            print(f"no {how[0].split()[0]}: {name} is left out")
+            continue
         found[name] = {}
         for benchmark in ("commit", "latency"):
             print(f"\n== {name}: {benchmark} ==\n", flush=True)
-            with mounted(options.disk, how) as point:
-                raw = point.parent / "raw.json"
+            with mounted(options.disk, how) as made, laid_over(made, name.startswith("overlayfs")) as point:
+                raw = made.parent / "raw.json"
                 command = [sys.executable, str(HERE / f"bench_{benchmark}.py"), "--media", "disk", "--disk", str(point)]
                 command += ["--raw", str(raw), *(["--quick"] if options.quick else [])]
                 if benchmark == "commit":

@@ -28,10 +28,10 @@ typedef struct {
     void *found;       /* room for the answer of a call */
 } pm_tracker;
 
-/* Takes the best kind that passes a test on a private mapping of four pages of the file. The test proves that writes are
- * told, once, to pages that were private, read, swapped out, dropped or not in memory: by the program, by the kernel's
- * copies and by its lookups (O_DIRECT). Reads must not be told, and a mapping that was replaced must be. PMSTORE_TRACKER
- * chooses another kind; if that does not work here, it is an error. */
+/* Takes the best kind that passes a test on a private mapping of four pages of the file. The test proves that writes
+ * are told, once, to pages that were private, read, swapped out, dropped or not in memory: by the program, by the
+ * kernel's copies and by its lookups (O_DIRECT). Reads must not be told, and a mapping that was replaced must be.
+ * PMSTORE_TRACKER chooses another kind; if that does not work here, it is an error. */
 pm_status pm_tracker_open(pm_tracker *tracker, int fd, uint64_t file_offset);
 void pm_tracker_close(pm_tracker *tracker);
 

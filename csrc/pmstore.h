@@ -55,7 +55,7 @@ typedef enum {
     PM_UNREADABLE  /* the disk can't read a part of the file; nothing was changed, and the rest can be used */
 } pm_status;
 
-typedef enum { PM_MEDIA_AUTO = 0, PM_MEDIA_MEMORY = 1, PM_MEDIA_FILE = 2 } pm_media_kind;
+typedef enum { PM_MEDIA_AUTO = 0, PM_MEDIA_MEMORY = 1, PM_MEDIA_FILE = 2, PM_MEDIA_DAX = 3 } pm_media_kind;
 
 enum {
     PM_KEY_MAX = 768,  /* bytes of a key */
@@ -77,11 +77,11 @@ enum {
 /* Writes an empty store into an empty file, and makes it durable.
  *
  *   fd      of the file, open for reading and writing. It stays the caller's.
- *   media   which medium; PM_MEDIA_AUTO: memory on tmpfs, otherwise file
+ *   media   which medium; PM_MEDIA_AUTO: memory on tmpfs, dax where the kernel grants MAP_SYNC, otherwise file
  *   trace   as for pm_open
  *
- * PM_INVALID if the file is not empty, or the medium is memory and the file not on tmpfs; PM_NOT_A_STORE if it is not a
- * regular file; PM_IO, PM_NO_SPACE, PM_NO_MEMORY. */
+ * PM_INVALID if the file is not empty, or can't have this medium; PM_NOT_A_STORE if it is not a regular file; PM_IO,
+ * PM_NO_SPACE, PM_NO_MEMORY. */
 pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
 /* Opens a store, and recovers it if the last process that had it ended in a crash.
@@ -95,7 +95,7 @@ pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
  *   out        the store, if the status is PM_OK
  *
  * PM_NOT_A_STORE, PM_VERSION if this pmstore does not know the format, PM_CORRUPT, PM_UNREADABLE, PM_IO, PM_NO_SPACE,
- * PM_NO_MEMORY. PM_INVALID if a variable PMSTORE_… has a wrong value, or memory is asked for a file not on tmpfs. */
+ * PM_NO_MEMORY. PM_INVALID if a variable PMSTORE_… has a wrong value here, or the file can't have this medium. */
 pm_status pm_open(int fd, pm_media_kind media, unsigned flags, uint64_t max_size, pm_trace *trace, pm_store **out);
 
 enum {
@@ -119,7 +119,7 @@ const char *pm_message(void);
 /* The errno of the calling thread's last failure; 0 if the system did not refuse anything. */
 int pm_errno(void);
 
-/* "memory" or "file", and the persistence domain (D24): "process", "cpu_cache", "memory" or "disk". */
+/* "memory", "file" or "dax", and the persistence domain (D24): "process", "cpu_cache", "memory" or "disk". */
 const char *pm_media_name(const pm_store *store);
 const char *pm_domain_in_use(const pm_store *store);
 

@@ -33,7 +33,12 @@ META_MAX: int = lib.PM_META_MAX
 PID_BYTE: int = lib.pm_pid_byte
 FIXED: int = lib.PM_ENTRY_FIXED
 """Of the flags of an entry: its contents never change as long as it owns them."""
-MEDIA: dict[str, int] = {"auto": lib.PM_MEDIA_AUTO, "memory": lib.PM_MEDIA_MEMORY, "file": lib.PM_MEDIA_FILE}
+MEDIA: dict[str, int] = {
+    "auto": lib.PM_MEDIA_AUTO,
+    "memory": lib.PM_MEDIA_MEMORY,
+    "file": lib.PM_MEDIA_FILE,
+    "dax": lib.PM_MEDIA_DAX,
+}
 
 _NOT_FOUND: int = lib.PM_NOT_FOUND
 _ROW = struct.Struct("<QQBBHHH")
@@ -74,6 +79,13 @@ def error(status: int, extension: Any = lib) -> Exception:
         code = system.code if system is _errors.OutOfSpaceError else extension.pm_errno() or system.code
         return system(code, text)
     return _KINDS.get(status, _errors.InternalError)(text)
+
+
+def _require_opened(status: int) -> None:
+    """As `_require_ok`. PM_INVALID: what the caller, or PMSTORE_TRACKER, asks for does not go with this file."""
+    if status == lib.PM_INVALID:
+        raise ValueError(_text(lib.pm_message()))
+    _require_ok(status)
 
 
 def _require_ok(status: int) -> None:
@@ -185,7 +197,7 @@ def _pointer(trace: Trace | None) -> Any:
 
 def format_file(fd: int, media: str, trace: Trace | None = None) -> None:
     """Writes an empty store into the empty file fd."""
-    _require_ok(lib.pm_format(fd, MEDIA[media], _pointer(trace)))
+    _require_opened(lib.pm_format(fd, MEDIA[media], _pointer(trace)))
 
 
 def _row(buffer: Any, at: int) -> tuple[Row, int]:
@@ -224,7 +236,7 @@ class Core:
     def _open(self, fd: int, media: str, read_only: bool, trace: Trace | None, max_size: int, snapshot: Any) -> None:
         flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0)
         out = ffi.new("pm_store **")
-        _require_ok(lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out))
+        _require_opened(lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out))
         self.trace = trace
         self.snapshot = snapshot
         self._attach(out[0])

@@ -85,7 +85,7 @@ class Snapshot:
 
     @property
     def media(self) -> str:
-        """ "memory" or "file": the medium of the store's file."""
+        """ "memory", "file" or "dax": the medium of the store's file."""
         return str(ffi.string(lib.pm_snapshot_media(self._snapshot)).decode())
 
     @property

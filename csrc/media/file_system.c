@@ -84,7 +84,8 @@ pm_fs pm_file_system_of(int fd, const struct stat *file, const struct statfs *fs
         last.found = look(file, fs);
     }
     pm_fs found = last.found;
-    if (more.stx_attributes & STATX_ATTR_DAX) found.ranges = false;
+    found.dax = more.stx_attributes & STATX_ATTR_DAX;
+    if (found.dax) found.ranges = false;
     return found;
 }
 

@@ -27,6 +27,7 @@
  *   nobarrier            step 3 is left out, in fdatasync, too: a power cut may lose commits.
  *   xfs                  it holds. Step 2 forces the log up to the inode's last change.
  *   DAX                  fdatasync: there are no pages to write back, so nothing would be gained. It was not tried.
+ *                        (A file gets the medium `file` there only if MAP_SYNC is refused, or if it is asked for.)
  *   all others           fdatasync. btrfs's fsync looks at the range in the second step.
  */
 #ifndef PM_FILE_SYSTEM_H
@@ -41,6 +42,7 @@ typedef struct {
     bool ranges;   /* the rule above holds */
     int synced;    /* the flag that makes a direct write durable: RWF_DSYNC or RWF_SYNC */
     bool reflinks; /* files may share blocks: a write then needs new ones */
+    bool dax;      /* mappings of the file have no page cache (dax.h) */
 } pm_fs;
 
 /* This takes a few system calls, or one if the thread asked for a file of the same mount before. */

@@ -13,25 +13,67 @@
 
 #include "base/address.h"
 #include "media/again.h"
+#include "media/dax.h"
 
 enum { STAGE_MEMORY = 2 << 20, STAGE_FILE = 8 << 20, STAGE_SCHEDULED = 12 * PM_PAGE };
 
 /* Parts of half or twice this size were slower. Under a schedule, parts are small. */
 enum { PART_FILE = 256 << 10, PART_SCHEDULED = 2 * PM_PAGE };
 
-static pm_status find_medium(const struct statfs *fs, pm_media_kind *kind, pm_domain *domain)
+const char *const pm_media_names[] = {"auto", "memory", "file", "dax"};
+
+/* What the system says of a file. */
+typedef struct {
+    struct stat status;
+    bool tmpfs, dax;      /* dax: its mappings have no page cache */
+    pm_dax_answer answer; /* whether it can have the medium `dax` */
+} file_facts;
+
+static pm_media_kind best_kind(const file_facts *file)
 {
-    bool tmpfs = fs->f_type == TMPFS_MAGIC;
-    *kind = tmpfs ? PM_MEDIA_MEMORY : PM_MEDIA_FILE;
-    *domain = tmpfs ? PM_DOMAIN_PROCESS : PM_DOMAIN_DISK;
-    return tmpfs ? pm_domain_override(domain) : PM_OK;
+    return file->tmpfs ? PM_MEDIA_MEMORY : file->answer == PM_DAX_GRANTED ? PM_MEDIA_DAX : PM_MEDIA_FILE;
+}
+
+/* PMSTORE_DOMAIN=process is for tmpfs: on DAX, a power cut would take acknowledged commits. */
+static pm_status find_domain(const file_facts *file, pm_media_kind kind, pm_domain *domain)
+{
+    pm_domain found = PM_DOMAIN_DISK;
+    if (kind == PM_MEDIA_MEMORY) found = PM_DOMAIN_PROCESS;
+    if (kind == PM_MEDIA_DAX) found = pm_dax_keeps_cache(&file->status) ? PM_DOMAIN_CPU_CACHE : PM_DOMAIN_MEMORY;
+    *domain = found;
+    if (kind == PM_MEDIA_FILE) return PM_OK;
+    PM_TRY(pm_domain_override(domain));
+    if (kind == PM_MEDIA_DAX && *domain == PM_DOMAIN_PROCESS) *domain = found;
+    return PM_OK;
 }
 
 pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
 {
     struct statfs fs;
-    if (fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
-    return find_medium(&fs, kind, domain);
+    file_facts file;
+    if (fstatfs(fd, &fs) || fstat(fd, &file.status)) return pm_fail_errno("cannot look at the file");
+    file.tmpfs = fs.f_type == TMPFS_MAGIC;
+    file.dax = !file.tmpfs && pm_dax_is(fd);
+    file.answer = pm_dax_ask(fd, file.dax, &file.status);
+    *kind = best_kind(&file);
+    return find_domain(&file, *kind, domain);
+}
+
+/* The kind that was asked for, or for AUTO the best that the file can have. The explorer knows no medium `dax`: its
+ * operations are those of `memory`. */
+static pm_status choose_kind(pm_media *media, pm_media_kind kind, const file_facts *file)
+{
+    if (file->answer == PM_DAX_FAILED && kind != PM_MEDIA_FILE) return PM_NO_MEMORY;
+    if (kind == PM_MEDIA_AUTO) kind = best_kind(file);
+    if (kind == PM_MEDIA_DAX && media->trace) kind = PM_MEDIA_FILE;
+    if (kind == PM_MEDIA_MEMORY && !file->tmpfs)
+        return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
+                                   "this one is on a disk: use media 'file' or 'auto'");
+    if (kind == PM_MEDIA_DAX && file->answer != PM_DAX_GRANTED) return pm_dax_refused(file->answer, file->tmpfs);
+    if (kind != PM_MEDIA_MEMORY && kind != PM_MEDIA_FILE && kind != PM_MEDIA_DAX)
+        return pm_fail(PM_INVALID, "there is no such medium");
+    media->kind = kind;
+    return find_domain(file, kind, &media->domain);
 }
 
 pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_only, pm_trace *trace)
@@ -43,21 +85,19 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         pm_trace_keep(trace);
         pm_trace_add(trace, PM_EVENT_OPEN, 0, 0, NULL);
     }
-    struct stat file;
+    file_facts file;
     struct statfs fs;
-    if (fstat(fd, &file) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
-    if (!S_ISREG(file.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
-    pm_media_kind fitting;
-    PM_TRY(find_medium(&fs, &fitting, &media->domain));
-    if (kind == PM_MEDIA_AUTO) kind = fitting;
-    if (kind == PM_MEDIA_MEMORY && fitting != PM_MEDIA_MEMORY)
-        return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
-                                   "this one is on a disk: use media 'file' or 'auto'");
-    if (kind != PM_MEDIA_MEMORY && kind != PM_MEDIA_FILE) return pm_fail(PM_INVALID, "there is no such medium");
-    media->kind = kind;
-    media->size = (uint64_t)file.st_size;
-    if (kind == PM_MEDIA_MEMORY) {
-        media->operations = &pm_media_memory;
+    if (fstat(fd, &file.status) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
+    if (!S_ISREG(file.status.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
+    media->size = (uint64_t)file.status.st_size;
+    file.tmpfs = fs.f_type == TMPFS_MAGIC;
+    if (!file.tmpfs && !read_only) media->fs = pm_file_system_of(fd, &file.status, &fs);
+    file.dax = media->fs.dax || (!file.tmpfs && read_only && pm_dax_is(fd));
+    file.answer = pm_dax_ask(fd, file.dax, &file.status);
+    PM_TRY(choose_kind(media, kind, &file));
+    media->may_be_bad = media->kind != PM_MEDIA_MEMORY;
+    if (media->kind != PM_MEDIA_FILE) {
+        media->operations = media->kind == PM_MEDIA_DAX ? &pm_media_dax : &pm_media_memory;
         media->byte_addressable = true;
         media->log_unit = PM_LINE;
         media->stage = STAGE_MEMORY;
@@ -68,7 +108,6 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         media->log_unit = PM_PAGE;
         media->stage = STAGE_FILE;
         media->part = schedule ? PART_SCHEDULED : PART_FILE;
-        if (!read_only) media->fs = pm_file_system_of(fd, &file, &fs);
         media->durable_range = media->fs.ranges;
         if (media->durable_range) pm_direct_io_init(&media->dio, fd, media->fs.synced);
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
@@ -115,8 +154,10 @@ pm_status pm_media_map(pm_media *media)
     if (media->lent) return pm_fail(PM_INVALID, "the view that the trace lends is smaller than the file");
     if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");
     int access = PROT_READ | (media->byte_addressable && !media->read_only ? PROT_WRITE : 0);
+    /* A mapping that was made with MAP_SYNC keeps it when it grows. */
+    int how = media->kind == PM_MEDIA_DAX ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
     void *view = media->view ? pm_address_resize(media->view, media->mapped, size)
-                             : mmap(NULL, size, access, MAP_SHARED, media->fd, 0);
+                             : mmap(NULL, size, access, how, media->fd, 0);
     if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
     /* A forked child must not reach the file; it has its copy of the private pages. */
     madvise(view, size, MADV_DONTFORK);

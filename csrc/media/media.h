@@ -3,6 +3,7 @@
  * the trace sees all of them.
  *
  *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence, as its domain needs them
+ *   dax     persistent memory: the same, mapped with MAP_SYNC (dax.h)
  *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
  *
  * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h).
@@ -13,6 +14,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 
 #include "base/format.h"
 #include "base/hash.h"
@@ -22,6 +24,14 @@
 #include "media/lines.h"
 #include "base/status.h"
 #include "media/trace.h"
+
+/* A C library older than Linux 4.15 lacks them. */
+#ifndef MAP_SYNC
+#define MAP_SYNC 0x80000
+#endif
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 3
+#endif
 
 typedef struct pm_media pm_media;
 
@@ -77,6 +87,8 @@ struct pm_media {
     /* Programs' stores reach it: lines become durable by flush and fence. Otherwise pages do, by writes and syncs */
     bool byte_addressable;
     pm_domain domain;
+    /* A page of the file may be on a bad block: the core asks before it reads one (read.c). On tmpfs there are none */
+    bool may_be_bad;
     int fd;
     bool read_only;
     /* Dirty ranges consist of these: PM_LINE (a torn line), or PM_PAGE (a torn sector), which sets `pages` in each
@@ -136,7 +148,9 @@ static inline bool pm_media_may_have(const pm_media *media, uint64_t size)
 /* Maps the file up to its current size; the view may move. */
 pm_status pm_media_map(pm_media *media);
 
-extern const pm_media_operations pm_media_memory, pm_media_file;
+extern const char *const pm_media_names[];
+
+extern const pm_media_operations pm_media_memory, pm_media_dax, pm_media_file;
 /* Chooses the instructions for the medium's domain, or those of PMSTORE_FLUSH. PM_INVALID if this processor has none of
  * that name. */
 pm_status pm_media_memory_choose(pm_media *media);
@@ -179,7 +193,7 @@ uint64_t pm_media_find_unreadable(const pm_media *media, const uint8_t *at, uint
 static inline uint64_t pm_media_unreadable(const pm_media *media, const uint8_t *at, uint64_t offset, uint64_t length,
                                            const char *what)
 {
-    if (media->byte_addressable || media->lent || !length) return UINT64_MAX;
+    if (!media->may_be_bad || media->lent || !length) return UINT64_MAX;
     return pm_media_find_unreadable(media, at, offset, length, false, what);
 }
 

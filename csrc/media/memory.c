@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "media/dax.h"
 #include "media/lines.h"
 
 enum { PLAIN_MOST = 3 << 19 };
@@ -181,14 +182,17 @@ static pm_status memory_await_writes(pm_media *media)
     return PM_OK;
 }
 
-const pm_media_operations pm_media_memory = {
-    .write = memory_write,
-    .write_hashed = memory_write_hashed,
-    .flush = memory_flush,
-    .write_back = memory_write_back,
-    .fence = memory_fence,
-    .write_through = memory_write_through,
-    .grow = memory_grow,
-    .await_writes = memory_await_writes,
-    .sync = memory_fence,
-};
+#define OPERATIONS(its_grow) {                  \
+    .write = memory_write,                      \
+    .write_hashed = memory_write_hashed,        \
+    .flush = memory_flush,                      \
+    .write_back = memory_write_back,            \
+    .fence = memory_fence,                      \
+    .write_through = memory_write_through,      \
+    .grow = its_grow,                           \
+    .await_writes = memory_await_writes,        \
+    .sync = memory_fence,                       \
+}
+
+const pm_media_operations pm_media_memory = OPERATIONS(memory_grow);
+const pm_media_operations pm_media_dax = OPERATIONS(pm_dax_grow);

@@ -85,7 +85,7 @@ const char *pm_snapshot_media(const pm_snapshot *snapshot)
     pm_media_kind kind = PM_MEDIA_FILE;
     pm_domain domain;
     pm_media_of(snapshot->fd, &kind, &domain);
-    return kind == PM_MEDIA_MEMORY ? "memory" : "file";
+    return pm_media_names[kind];
 }
 
 const char *pm_snapshot_domain(const pm_snapshot *snapshot)

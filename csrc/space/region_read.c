@@ -10,7 +10,7 @@ pm_status pm_region_make_private(pm_region *region, uint64_t offset, uint64_t le
 {
     const pm_media *media = region->media;
     uint8_t *from = region->live + offset;
-    bool ask = !media->byte_addressable && !media->lent;
+    bool ask = media->may_be_bad && !media->lent;
     if (ask && pm_media_find_unreadable(media, from, PM_REGION_START + offset, length, true, what) != UINT64_MAX)
         return PM_UNREADABLE;
     /* They are private already, unless the kernel could not be asked: on memory, or an older kernel. */

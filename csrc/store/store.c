@@ -149,7 +149,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
 
 const char *pm_media_name(const pm_store *store)
 {
-    return store->media.kind == PM_MEDIA_MEMORY ? "memory" : "file";
+    return pm_media_names[store->media.kind];
 }
 
 const char *pm_domain_in_use(const pm_store *store)

@@ -19,9 +19,9 @@ from pmstore._store.store import Store
 __all__ = ["open", "open_for_fit"]
 
 Mode = Literal["r", "r+", "a", "w", "x", "w-"]
-Media = Literal["auto", "memory", "file", "trace", "trace:memory", "trace:file"]
+Media = Literal["auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file"]
 
-_MEDIA = ("auto", "memory", "file", "trace", "trace:memory", "trace:file")
+_MEDIA = ("auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file")
 
 _MEMORY = "/dev/shm"
 
@@ -66,14 +66,15 @@ def open(
     mode : {"a", "r", "r+", "w", "x", "w-"}
         "r" reads a snapshot of the newest commit, "r+" reads and writes an existing store, "a" also creates it if there
         is none, "w" replaces whatever exists by a new store, "x" and "w-" create a store and fail if the path exists.
-    media : {"auto", "memory", "file", "trace", "trace:memory", "trace:file"}
-        How bytes become durable: "memory" for tmpfs, "file" for disks; "auto" chooses by the file system. "trace"
+    media : {"auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file"}
+        How bytes become durable: "memory" for tmpfs, "file" for disks, "dax" for persistent memory with a file system
+        that is mounted with DAX. "auto" chooses what the file allows: "dax" where the kernel grants MAP_SYNC. "trace"
         records every operation on the durable bytes, for crash tests.
     durability : {"sync", "async"}
         "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes
         durable soon after: a power cut or a crash of the system may lose the newest commits, but never an earlier
         commit without the later ones, and never a part of one. `Store.sync` and `close` wait until all commits are
-        durable. On memory, "async" is the same as "sync".
+        durable. On memory and DAX, "async" is the same as "sync".
     sync_interval : float
         With durability "async": seconds after a commit by which a background sync begins.
     timeout : float

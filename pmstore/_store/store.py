@@ -101,7 +101,7 @@ class Store(Following):
 
     @property
     def media(self) -> str:
-        """ "memory" or "file": how bytes become durable."""
+        """ "memory", "file" or "dax": how bytes become durable."""
         return self._media
 
     @property

@@ -68,6 +68,11 @@ pm_status pm_media_map(pm_media *media)
     (void)media;
     return PM_OK;
 }
+pm_status pm_dax_grow(pm_media *media, uint64_t size)
+{
+    (void)media, (void)size;
+    return PM_OK;
+}
 
 static void fail(const char *name, size_t offset, size_t length, const char *what)
 {

@@ -69,7 +69,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 # Inside of a folder, from the bottom up: a file uses those of its own line, and of the lines before it.
 C_ORDER = {
     "base": ["status schedule search", "thread", "helper", "format address", "hash compare"],
-    "media": ["domain lines", "trace", "media memory file direct_io file_system again read"],
+    "media": ["domain lines", "trace", "media memory dax file direct_io file_system again read"],
     "dirty": ["page_set", "tracker", "policy"],
     "log": ["writer", "log"],
     "space": [

@@ -35,7 +35,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-archive test-torch test-scale test-frameworks test-browser test-aarch64 build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -48,6 +48,7 @@ help:
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
+	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
@@ -94,6 +95,11 @@ test-scale: SCALE ?= tests/scale
 test-scale: build
 	@set -e; $(call beside,build/scale,test-scale,)
 	@build/scale/bin/python -m pytest -q -rs -n $(JOBS) --dist loadfile $(SCALE) $(ARGS)
+
+# Where a package is missing, it installs it as root, or says which; without them it runs nothing and succeeds. A failure
+# prints the seed of its power cuts.
+test-dax: build
+	@$(BIN)/python -m tests.dax --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Beside what make test-torch has: PyTorch Lightning, Transformers and Accelerate, with what they need.
 test-frameworks: build

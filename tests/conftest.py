@@ -56,7 +56,11 @@ class Medium(NamedTuple):
     directory: Path
 
 
-@pytest.fixture(params=["memory", "file"])
+DAX = os.environ.get("PMSTORE_DAX_FILES") if os.environ.get("PMSTORE_DAX_EXPECT") == "sync" else None
+"""A directory on DAX. There is one in the guest of make test-dax only."""
+
+
+@pytest.fixture(params=["memory", "file", *["dax"] * bool(DAX)])
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
     """Every medium in turn. The file medium works on any file system, also if the temporary directory is on a tmpfs."""
     if request.param == "file":
@@ -64,9 +68,9 @@ def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
         return
     if not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=MEMORY))
+    directory = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=DAX if request.param == "dax" else MEMORY))
     try:
-        yield Medium("memory", directory)
+        yield Medium(request.param, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -77,7 +81,8 @@ def open_store(medium: Medium) -> Iterator[Callable[..., pmstore.Store]]:
     opened: list[pmstore.Store] = []
 
     def open_(name: str = "store.pm", mode: Any = "a", **options: Any) -> pmstore.Store:
-        options.setdefault("media", medium.name)
+        if options.setdefault("media", medium.name) == "trace:dax":
+            pytest.skip("DAX is not recorded: it does what memory does")
         store = pmstore.open(medium.directory / name, mode, **options)
         opened.append(store)
         return store

@@ -9,7 +9,7 @@ import pmstore
 
 def dense_length(store: pmstore.Store) -> int:
     """The length of the shortest float64 array, approximately, that commits write as a whole."""
-    return 1000 if store.media == "memory" else 131_500
+    return 131_500 if store.media == "file" else 1000
 
 
 def slots(store: pmstore.Store) -> None:

@@ -26,12 +26,11 @@ static pm_lines_flush *find(const flush_kind *kinds, size_t count, const char *n
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Bytes before and behind the whole lines of a streamed range. clflush: every processor has it. */
+/* Bytes before and behind the whole lines of a streamed range: a part of one line. clflush: every processor has it. */
 static void copy_edge(uint8_t *to, const uint8_t *from, size_t length)
 {
     memcpy(to, from, length);
     _mm_clflush(to);
-    _mm_clflush(to + length - 1);
 }
 
 #define STREAM_FUNCTION(name, isa, body)                                                        \

@@ -151,10 +151,15 @@ static pm_status memory_write_back(pm_media *media, uint64_t offset, uint64_t le
     return PM_OK;
 }
 
-static pm_status memory_fence(pm_media *media)
+static void order_stores(pm_media *media)
 {
     pm_lines_order(media->domain == PM_DOMAIN_MEMORY);
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
+}
+
+static pm_status memory_fence(pm_media *media)
+{
+    order_stores(media);
     media->plain = 0;
     media->fences++;
     return PM_OK;

@@ -133,7 +133,7 @@ def assert_snapshots_are_commits(recording: Recording, path: Path, seed: int, mo
 def test_I19_a_snapshot_is_a_commit_whatever_happens_meanwhile(medium: Medium, workload: Workload) -> None:
     recording = record(medium.directory / "store.pm", medium.name, workload, readers=False, **OPTIONS.get(workload, {}))
     compared = 0
-    for seed in range(SEED, SEED + LONGER):
+    for seed in range(SEED, SEED + 2 * LONGER):
         for most in (2, 60):
             compared += assert_snapshots_are_commits(recording, medium.directory / "played.pm", seed, most)[1]
     assert compared >= 4

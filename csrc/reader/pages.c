@@ -9,6 +9,7 @@
 
 enum {
     ATTEMPTS = 1000,
+    ATTEMPTS_LEAST = 4,     /* also if the process was stopped longer than its patience */
     AT_ONCE = 4 << 20,      /* so many bytes are copied before the records are read again, which may soon be gone */
     SMALL_EACH = 256 << 10, /* contents up to this size, and so many in all, are copied at once */
     SMALL_ALL = 1 << 20,
@@ -537,10 +538,10 @@ static pm_status advance(pm_pages *t)
         /* No commit came since the last page was copied: the pass before this one has all that is needed. */
         if (status == PM_OK && t->complete && !t->missed) break;
         if (status == PM_OK && !t->missed) status = pass(t);
-        bool quick = t->flips > FLIPS_MOST || passes++ > PASSES_MOST;
+        bool many = passes++ > PASSES_MOST, quick = t->flips > FLIPS_MOST || many;
         if (quick && !asked) pm_readers_ask(t->source.fd, asked = true);
         else if (asked) pm_readers_nap();
-        late = pm_readers_time() - begun > PATIENCE;
+        late = many && pm_readers_time() - begun > PATIENCE;
     } while (status == PM_OK && t->added && !t->missed && !late);
     if (asked) pm_readers_ask(t->source.fd, false);
     return status == PM_OK && t->added && late ? too_quick() : status;
@@ -565,7 +566,7 @@ pm_status pm_pages_reach(pm_pages *t, int fd)
     bool contents = t->contents, lenient = t->lenient, follows = t->follows, changing = t->changing;
     uint64_t begun = pm_readers_time();
     bool written = false;
-    for (unsigned i = 0; i < ATTEMPTS && pm_readers_time() - begun < PATIENCE; i++) {
+    for (unsigned i = 0; i < ATTEMPTS_LEAST || (i < ATTEMPTS && pm_readers_time() - begun < PATIENCE); i++) {
         bool old = t->source.copy >= 0;
         pm_status status = old ? PM_OK : begin(t, fd);
         if (status == PM_OK) status = advance(t);

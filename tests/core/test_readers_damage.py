@@ -15,9 +15,11 @@ import pytest
 
 import pmstore
 from pmstore._core import ffi, lib
-from tests.conftest import run_in_fork
+from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
+from tests.support import shim as shims
 from tests.support.images import MAP, PAGE, Image
+from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
 ALL_METADATA = 0xAAAAAAAAAAAAAAAA  # the kinds of 32 pages in the space map
@@ -176,3 +178,38 @@ def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pms
         with before_each_read(empty):
             reader.refresh()
         assert reader["n"] == 1
+
+
+def read_between_stops(path: Path) -> None:
+    """In another process, under the shim: while a reader is stopped for long, processes write the store and die."""
+
+    def live(n: int) -> None:
+        if os.fork() == 0:
+            store = pmstore.open(path)
+            for k in range(3):
+                store["x"] = np.full(100_000, n + k)
+                store.commit()
+            os._exit(0)
+        assert os.wait()[1] == 0
+
+    def stop() -> None:
+        nonlocal reads
+        reads += 1
+        if reads == read:
+            live(10 * read)
+            variable("fault_clock_ahead").value += 1000
+
+    live(0)
+    for read in range(1, 12):
+        reads = 0
+        with before_each_read(stop), pmstore.open(path, "r") as reader:
+            assert (reader["x"] == (10 * read + 2 if reads >= read else reader["x"][0])).all()
+    print("read")
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_reader_that_was_stopped_for_long_reads_on(medium: Medium, fault_library: Path) -> None:
+    """Its patience is with commits that come too quickly. It once said that the log is damaged."""
+    path = medium.directory / "store.pm"
+    code = f"from tests.core.test_readers_damage import *; read_between_stops(Path({str(path)!r}))"
+    assert shims.run(fault_library, "-c", code) == "read\n"

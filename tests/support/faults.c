@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -58,6 +59,7 @@ long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
+int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
 /* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
@@ -193,6 +195,14 @@ int ioctl(int fd, unsigned long request, ...)
         return -1;
     }
     return next(fd, request, argument);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+    NEXT(clock_gettime);
+    int result = next(clock, time);
+    if (!result && clock == CLOCK_MONOTONIC) time->tv_sec += fault_clock_ahead;
+    return result;
 }
 
 int madvise(void *address, size_t length, int advice)

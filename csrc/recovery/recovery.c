@@ -213,7 +213,11 @@ static pm_status make_durable(pm_store *store, const pm_recovery_log *found)
     PM_TRY(pm_log_durable_marker(&store->log, store->log.sequence));
     /* durable: the marker → then: the committed image, where one record may change what another declares. If this
      * recovery crashes, the next one must not verify that (I4, I14). */
-    return store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK;
+    if (store->log.sequence - found->recorded <= 1) return PM_OK;
+    /* A process may have left these records on the medium `file`. */
+    if (store->media.flushes)
+        store->media.operations->flush(&store->media, PM_DURABLE_MARKER_PLACE, sizeof(pm_durable_marker));
+    return store->media.operations->fence(&store->media);
 }
 
 static pm_status apply_records(pm_store *store, const pm_recovery_log *found)

@@ -125,19 +125,20 @@ pm_status pm_dax_grow(pm_media *media, uint64_t size)
     if (size > media->size) {
         PM_TRY(pm_media_reserve(media, media->size, size));
         PM_TRY(write_zeros(media, media->size, size));
-        int result;
-        pm_again again = {0};
-        do result = fsync(media->fd);
-        while (pm_again_make(&again, result));
-        media->syncs++;
-        /* durable: the new size and its blocks → then: a header that needs them. MAP_SYNC does not order the two: the
-         * header's page was writable before. Without this sync, a power cut could leave a header that names a log
-         * behind the end of the file. */
-        if (result) {
-            pm_fail_errno("cannot sync the file");
-            return PM_IO;
-        }
-        media->size = size;
     }
+    int result;
+    pm_again again = {0};
+    do result = fsync(media->fd);
+    while (pm_again_make(&again, result));
+    media->syncs++;
+    /* durable: the new size and its blocks → then: a header that needs them. MAP_SYNC does not order the two: the
+     * header's page was writable before. Without this sync, a power cut could leave a header that names a log behind
+     * the end of the file. A file that is as long already is synced, too: a process that was killed here, or just
+     * before, may have made it so. */
+    if (result) {
+        pm_fail_errno("cannot sync the file");
+        return PM_IO;
+    }
+    if (size > media->size) media->size = size;
     return pm_media_map(media);
 }

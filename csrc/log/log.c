@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "media/lines.h"
 
 enum { LOG_LEAST = 4 * PM_PAGE, LOG_MOST = 128 << 20 }; /* bounds of a header's log_size */
 
@@ -222,7 +223,11 @@ static uint64_t marker_checksum(const pm_log *log, uint64_t sequence)
 pm_status pm_log_durable_marker(const pm_log *log, uint64_t sequence)
 {
     pm_durable_marker marker = {sequence, marker_checksum(log, sequence)};
-    return pm_media_write(log->media, PM_DURABLE_MARKER_PLACE, &marker, sizeof marker, PM_WRITE_CACHED);
+    PM_TRY(pm_media_write(log->media, PM_DURABLE_MARKER_PLACE, &marker, sizeof marker, PM_WRITE_CACHED));
+    /* Readers see it before what is written next, the committed image (I19). Neither streamed stores nor those of
+     * aarch64 wait for earlier ones. */
+    if (log->media->byte_addressable) pm_lines_order(false);
+    return PM_OK;
 }
 
 /* ---- reading ---------------------------------------------------------------------------------------------- */

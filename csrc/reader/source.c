@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -47,6 +48,8 @@ pm_status pm_source_pread(int fd, uint64_t place, uint64_t length, void *destina
                            (unsigned long long)place, what);
         place += (uint64_t)got, to += got, length -= (uint64_t)got;
     }
+    /* What is read later is not older than this (I19): the kernel's own loads have no order on some processors. */
+    atomic_thread_fence(memory_order_acquire);
     return PM_OK;
 }
 

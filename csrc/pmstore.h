@@ -113,10 +113,8 @@ enum {
  * durable. PM_UNREADABLE: a living array has pages on a bad block, and gets zeros there. */
 pm_status pm_close(pm_store *store, unsigned flags);
 
-/* The text of the calling thread's last failure. It is valid until the thread's next failure. */
+/* The text of the calling thread's last failure, valid until its next one; its errno, 0 if it was not the system's. */
 const char *pm_message(void);
-
-/* The errno of the calling thread's last failure; 0 if the system did not refuse anything. */
 int pm_errno(void);
 
 /* "memory", "file" or "dax", and the persistence domain (D24): "process", "cpu_cache", "memory" or "disk". */

@@ -148,8 +148,8 @@ MUTANTS = [
         "adopted-marker-not-durable",
         "N",
         RECOVERY,
-        "store->log.sequence - found->recorded > 1 ? store->media.operations->fence(&store->media) : PM_OK",
-        "PM_OK",
+        "if (store->log.sequence - found->recorded <= 1) return PM_OK;",
+        "return PM_OK;",
         "a second recovery verifies what the first one has changed (I4, I14)",
     ),
     Mutant(

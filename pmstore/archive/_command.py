@@ -242,7 +242,8 @@ def export_(chosen: argparse.Namespace) -> int:
 def drain(chosen: argparse.Namespace) -> int:
     """Archives a store's commits until the process that writes it has closed it, or an interrupt."""
     with pmstore.open(chosen.store, "r") as store:
-        codec = {pattern: "zstd" if config == {"id": "zstd"} else config for pattern, config in chosen.codec}
+        rules = sorted(chosen.codec, key=lambda rule: rule[0] == "*")  # the first one that matches counts
+        codec = {pattern: "zstd" if config == {"id": "zstd"} else config for pattern, config in rules}
         try:
             following = store.drain(chosen.path, every=chosen.every, codec=codec or "zstd")
         except (TypeError, ValueError) as error:

@@ -34,10 +34,14 @@ from pmstore.scale._travel import packed, packed_apart
 
 AHEAD = 2  # questions that a process has at a time, so that it needs not wait for the next one
 MOST = 64  # the same, for a process whose maps are so short that it adds results: twice as many as one reply adds
-DEATHS = 5  # processes of a seat that end, one after the other, without a reply
+DEATHS = 5  # processes of a seat that end, one after the other, before they can take a question
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
+
+
+_Asked = tuple[Question, tuple[int, bytes], tuple[int, bytes]]
+"""A question, with the numbers and pickles of its function and of its state."""
 
 
 class Processes(Engine):
@@ -82,6 +86,7 @@ class Processes(Engine):
                 return
             self._lost += [lost for lost in seat.replace() if (lost.shard, lost.tag) != question]
             self._routes.on_time(seat)
+            seat.forget(question)
         seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
@@ -157,8 +162,8 @@ class _Seat:
         self._number, self._start = number, start
         self._generation = -1
         self._deaths = 0
-        self.waiting: deque[tuple[Question, tuple[int, bytes], tuple[int, bytes]]] = deque()
-        self._has: dict[Question, None] = {}  # the questions that the process has, the oldest first
+        self.waiting: deque[_Asked] = deque()
+        self._has: dict[Question, _Asked] = {}  # what the process was asked, the oldest first
         self._begin()
 
     def _begin(self) -> None:
@@ -167,6 +172,7 @@ class _Seat:
         self._process, self.connection = self._start(self._number, self.name)
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_there = False  # whether the process has said that it takes questions
         self._ahead = AHEAD
         self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
         self._incoming = Incoming(self.connection)
@@ -197,21 +203,24 @@ class _Seat:
             numbers = function[0], shared[0]
             news = [data if number != known else None for (number, data), known in zip((function, shared), self._knows)]
             self._knows = numbers
-            questions = []
+            asked: list[_Asked] = []
             while self.waiting and len(self._has) < self._ahead:
                 if (self.waiting[0][1][0], self.waiting[0][2][0]) != numbers:
                     break
-                questions.append(self.waiting.popleft()[0])
-                self._has[questions[-1]] = None
-            self._outbox.put((*news, questions))
+                asked.append(self.waiting.popleft())
+                self._has[asked[-1][0]] = asked[-1]
+            self._outbox.put((*news, [question for question, _, _ in asked]))
 
     def received(self) -> Sequence[Reply | Lost]:
         """The replies that are there as a whole, or what is lost because the process ended."""
         if not self._incoming.read():
             return self.replace()
-        replies: list[Reply] = list(self._incoming.messages())
-        for reply in replies:
-            self._deaths = 0
+        replies = []
+        for reply in self._incoming.messages():
+            if reply is None:
+                self._is_there, self._deaths = True, 0
+                continue
+            replies.append(reply)
             self._ahead = max(AHEAD, self._ahead - 1, min(2 * len(reply.shards), MOST))
             for i in reply.shards:
                 self._has.pop((i, reply.tag), None)
@@ -222,20 +231,22 @@ class _Seat:
         self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
 
     def replace(self) -> list[Lost]:
-        """Start another process; returns the questions that the last one had."""
-        lost, self._has = self._has, {}
+        """Start another process; returns the questions that the last one had. What one had that never came so far as
+        to take questions, the next one gets."""
+        had, self._has = self._has, {}
         name, status = self.name, self.end()
-        self._deaths += 1
-        if self._deaths >= DEATHS:
-            had = "".join(f", while it had shard {i}" for i, _ in list(lost)[:1])
-            raise WorkersLostError(
-                f"{DEATHS} processes of worker {self._number} ended one after the other without a reply, the last one "
-                f"({name}) with {status}{had}: what they wrote to stderr may tell why",
-                next((i for i, _ in lost), None),
-                name,
-            )
+        if not self._is_there:
+            self._deaths += 1
+            if self._deaths >= DEATHS:
+                raise WorkersLostError(
+                    f"{DEATHS} processes of worker {self._number} ended one after the other as soon as they began, the "
+                    f"last one ({name}) with {status}: what they wrote to stderr may tell why",
+                    worker=name,
+                )
+            self.waiting.extendleft(reversed(had.values()))
+            had = {}
         self._begin()
-        return [Lost(*question, name, f"the process ended with {status}") for question in lost]
+        return [Lost(*question, name, f"the process ended with {status}") for question in had]
 
     def end(self) -> str:
         """Kill the process; returns its exit status in words."""

@@ -58,6 +58,7 @@ def main() -> None:
             send(connection, reply)
 
     with contextlib.suppress(OSError):  # there is no coordinator any more
+        send(connection, None)  # from here on, a process that ends is lost to a question
         while (message := inbox.get()) is not None:
             new_function, new_shared, questions = message
             function = function if new_function is None else _read(pickle.loads, new_function)

@@ -268,6 +268,28 @@ def test_a_map_that_ends_its_process(new_workers: None) -> None:
     assert caught.value.shard == 1
 
 
+@pytest.mark.parametrize("deaths", [3, 1000])
+def test_processes_that_end_as_soon_as_they_begin(
+    deaths: int, path: Path, tmp_path: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, new_workers: None
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho begun >> {tmp_path}/log\n[ $(wc -l < {tmp_path}/log) -gt {deaths} ] || exit 7\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    walk = Walk(several())
+    if deaths < 1000:  # no question was lost to them
+        assert result(walk.run(path, "walk", engine=1)) == undisturbed
+        assert not walk.history_["lost"].any()
+    else:
+        with pytest.raises(pmstore.WorkersLostError, match="5 processes of worker 0 ended.*began.*status 7") as caught:
+            walk.run(path, "walk", engine=1)
+        assert caught.value.shard is None
+        assert "process 5" in str(caught.value.worker)
+
+
 def test_a_map_that_never_ends() -> None:
     now = [0.0]
 

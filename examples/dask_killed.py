@@ -93,7 +93,7 @@ def fit(kind: str, folder: Path) -> None:
 
     file = str(folder.parent / SCHEDULER)
     with dask.config.set({"distributed.comm.timeouts.connect": "3s"}), Client(scheduler_file=file) as client:
-        client.wait_for_workers(2)
+        client.wait_for_workers(1, timeout=60)  # dask gives up on a worker that is killed while it starts
         engine = Accidents(client, folder)
         fitted = estimator(kind, store=folder / "fit.pm", name=kind, engine=engine).fit(shards())
     (folder / "bits").write_bytes(bits(fitted))
@@ -107,8 +107,8 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start it if its scheduler does not run. A process beside the workers replaces those that die."""
-        if self.processes and self.processes["scheduler"].poll() is None:
+        """Start it if one of its processes does not run. A process beside the workers replaces those that die."""
+        if self.processes and all(process.poll() is None for process in self.processes.values()):
             return
         self.stop()
         self.file.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -43,6 +43,7 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
+	@echo 'make docs      the documentation as a site in build/site, with tests of it'
 	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
 	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
@@ -121,6 +122,12 @@ test-aarch64: build
 test-browser: build
 	@$(BIN)/python $(INSTALL) 'playwright>=1.40'
 	@$(BIN)/python -m pytest -q -rs tests/watch/test_browser.py $(ARGS)
+
+# The tests of its width on a phone and of its search need a browser of the distribution, and say so.
+docs: build
+	@set -e; $(call beside,build/docs,docs,)
+	@build/docs/bin/python docs/site/build.py build/site
+	@PMSTORE_SITE=$(CURDIR)/build/site build/docs/bin/python -m pytest -q -rs tests/project/test_site.py $(ARGS)
 
 build: $(VENV)/.built
 

@@ -51,6 +51,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_catalog": {"_core", "_display", "_errors", "_values"},
     "_derived": {"_catalog", "_core", "_display", "_errors", "_values"},
     "_store": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_values"},
+    "_shelf": {"_errors", "_store"},
     "_resume": {"_errors", "_store", "_values"},
     "codecs": {"_core"},
     "archive": {"_catalog", "_core", "_derived", "_display", "_errors", "_snapshot", "_store", "_values", "codecs"},
@@ -151,6 +152,7 @@ PYTHON_ORDER = {
 FACE = {
     "archive",
     "codecs",
+    "_shelf",
     "_catalog",
     "_derived",
     "_errors",

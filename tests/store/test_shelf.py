@@ -1,0 +1,98 @@
+"""`pmstore.shelf`: the verbs of PyMM on a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+import pmstore.testing
+
+
+def test_values_are_attributes(tmp_path: Path) -> None:
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        s.x = np.arange(4.0)
+        x = s.x
+        s.x += 1
+        assert s.x is x
+        s.epoch, s.name_of_run = 3, "first"
+        assert s.items == ["epoch", "name_of_run", "x"]
+        assert {"x", "epoch", "erase"} <= set(dir(s))
+        assert repr(s) == f"<shelf {str(tmp_path / 's.pm')!r}: epoch, name_of_run, x>"
+        s.store["model/w"] = np.ones(2)
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        assert s.x.tolist() == [1, 2, 3, 4]
+        assert (s.epoch, s.name_of_run, s.store["model/w"].sum()) == (3, "first", 2)
+        del s.x
+        s.erase("epoch")
+        assert not hasattr(s, "x")
+        assert s.items == ["model/w", "name_of_run"]
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        s.weights = np.zeros(3)
+        with pytest.raises(AttributeError, match="near it: 'weights'"):
+            _ = s.weight
+        with pytest.raises(AttributeError, match="weight"):
+            del s.weight
+        with pytest.raises(KeyError):
+            s.erase("weight")
+        for name in ("_x", "items", "store", "persist"):
+            with pytest.raises(AttributeError, match=rf"s.store\['{name}'\] = value"):
+                setattr(s, name, 1)
+        with pytest.raises(AttributeError, match="_ipython"):
+            _ = s._ipython_display_
+        with pytest.raises(TypeError):
+            s.x = object()
+        with pytest.raises(pmstore.TransactionError, match="tx_begin"):
+            s.tx_end()
+    with pytest.raises(pmstore.ClosedStoreError):
+        _ = s.weights
+    with pytest.raises(pmstore.ReadOnlyStoreError), pmstore.shelf(tmp_path / "s.pm", "r") as s:
+        s.x = 1
+
+
+def test_what_leaves_by_an_exception_is_rolled_back(tmp_path: Path) -> None:
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        s.x = np.zeros(2)
+        s.persist()
+        with pytest.raises(ArithmeticError), s.transaction():
+            s.x += 1
+            raise ArithmeticError
+        assert s.x.tolist() == [0, 0]
+        with s.transaction():
+            s.x += 1
+        s.tx_begin()
+        s.tx_begin()
+        s.x += 1
+        s.tx_end()
+        assert s.store.in_transaction
+        s.tx_end()
+        assert s.store.sequence == pmstore.open(tmp_path / "s.pm", "r").sequence
+    with pytest.raises(KeyboardInterrupt), pmstore.shelf(tmp_path / "s.pm") as s:
+        s.x[:] = 9
+        raise KeyboardInterrupt
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        assert s.x.tolist() == [2, 2]
+
+
+def agree(store: pmstore.Store) -> None:
+    """Both arrays are there, and of the same step, or neither is."""
+    assert ("n" in store) == ("m" in store)
+    if "n" in store:
+        assert (store["m"] == 3 * store["n"]).all()
+
+
+@pmstore.testing.crash_test(check=agree, budget=100)
+def test_both_change_together(store: pmstore.Store) -> None:
+    s = pmstore.Shelf(store)
+    with s.transaction():
+        s.n, s.m = np.zeros(100), np.zeros(100)
+    for _ in range(3):
+        s.tx_begin()
+        s.n += 1
+        s.m += 3
+        s.tx_end()

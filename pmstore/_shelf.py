@@ -18,16 +18,16 @@ class Shelf:
     """A store whose values are attributes: ``s.x = array``, ``s.x += 1``, ``del s.x``. Made by `shelf`.
 
     The verbs are those of PyMM (HPEC 2022). Leaving a with statement commits and closes, or rolls back and closes if an
-    exception is passing. Names that begin with an underscore, or that are attributes of this class, are no attributes
-    of a shelf: ``s.store[name]`` has all names.
+    exception is passing. ``s.store[name]`` also has names that begin with an underscore, or are attributes of this class.
 
     Attributes
     ----------
     store : Store
         The store itself.
-    items : list of str
-        The names.
     """
+
+    store: Store
+    _transactions: list[Transaction]
 
     def __init__(self, store: Store) -> None:
         vars(self).update(store=store, _transactions=[])

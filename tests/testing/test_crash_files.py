@@ -113,7 +113,7 @@ def test_overwriting_in_place(files: CrashFiles) -> None:
     np.save(files.dir / "a.npy", np.zeros(1000))
     with pytest.raises(CrashFailure) as caught:
         files.run(program, lambda directory, said: len(set(np.load(directory / "a.npy"))) == 1)
-    assert "missing: a moment at which old and new change places" in str(caught.value)
+    assert "no sync would help: a program that is killed at this moment leaves this" in str(caught.value)
 
 
 def test_everything_is_evaluated_where_it_is_little(files: CrashFiles) -> None:

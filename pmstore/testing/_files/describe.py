@@ -9,6 +9,8 @@ from pmstore.testing._files.recording import ROOT, Event
 
 __all__ = ["describe_event", "describe_failure", "describe_tally", "missing_syncs"]
 
+_REMEDY = "Write a new file, fsync it, and rename it over the old one"
+
 
 def describe_event(event: Event) -> str:
     """One event, such as "write of run.npz, bytes 0–4095"."""
@@ -112,13 +114,10 @@ def missing_syncs(model: Model, found: Found) -> list[str]:
     """Changes of the program that would make this state impossible."""
     state = found.state
     if not state.lost:
-        return ["missing: a moment at which old and new change places, such as the rename of a finished file"]
+        return [f"no sync would help: a program that is killed at this moment leaves this. {_REMEDY}"]
     event = model.recording.events[state.point - 1]
     if any(model.pieces[n].event == state.point - 1 for n in state.lost):
-        return [
-            "no sync would help: a crash in the midst of this call is enough. Write a new file, fsync it, and rename "
-            "it over the old one"
-        ]
+        return [f"no sync would help: a crash in the midst of this call is enough. {_REMEDY}"]
     before = {
         "said": f"before the program says {_said(event.data)!r}",
         "rename": f"before {event.path} is renamed to {event.name2}",

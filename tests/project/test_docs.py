@@ -4,6 +4,7 @@ links of all pages lead to files and headings.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -62,3 +63,19 @@ def test_links_lead_somewhere(path: Path) -> None:
         there = path.parent / target if target else path
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_that_are_named_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text):
+        assert (ROOT / file).is_file(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
+    for name in re.findall(r"`(test_\w+)`", text):
+        assert name in tests_of_the_project(), name
+
+
+@functools.cache
+def tests_of_the_project() -> frozenset[str]:
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")]
+    return frozenset(name for source in sources for name in re.findall(r"^(?:def |class )(\w+)", source, re.MULTILINE))

@@ -35,7 +35,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel check clean
+.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -68,6 +68,7 @@ help:
 	@echo 'make paper     the experiment of docs/paper.md: checkpoints of KMeans and mixtures; QUICK=1 for two minutes'
 	@echo 'make paper-docs  puts the results of the last full make paper into docs/paper.md'
 	@echo 'make wheel     wheel and sdist in dist/'
+	@echo 'make release   the same, twice and compared, installed and tested, with a list of what they depend on'
 	@echo 'make clean     removes all that make has made'
 
 demo: build
@@ -307,6 +308,10 @@ $(BENCH)/.built: pyproject.toml setup.py $(CORE) | check
 		$(BENCH)/venv/bin/python setup.py -q build_ext --inplace; \
 	fi
 	@touch $@
+
+# As .ci/release says: needs a clean commit.
+release:
+	@ARGS='$(ARGS)' .ci/release
 
 wheel: build
 	@$(BIN)/python $(INSTALL) build

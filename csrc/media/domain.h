@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 
+/* PMSTORE_DOMAIN may name those before PM_DOMAIN_DISK. domain.c and SURVIVES in pmstore/_doctor.py name all. */
 typedef enum { PM_DOMAIN_PROCESS, PM_DOMAIN_CPU_CACHE, PM_DOMAIN_MEMORY, PM_DOMAIN_DISK } pm_domain;
 
 const char *pm_domain_name(pm_domain domain);

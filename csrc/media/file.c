@@ -40,7 +40,7 @@ static ssize_t fail_to_sync(pm_media *media, uint64_t offset, const void *source
 }
 
 /* When a write returns, nothing is durable, or the bytes with all that was handed to the disk before, or the bytes
- * alone. */
+ * alone. The trace has one event for the last two, as ALONE is used only if no streamed bytes wait for a flush. */
 typedef enum { LATER, WITH_STREAMED, ALONE } durability;
 
 /* A record of up to so many bytes goes past the page cache. Longer ones are no quicker there. */

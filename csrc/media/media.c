@@ -59,8 +59,8 @@ pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
     return find_domain(&file, *kind, domain);
 }
 
-/* The kind that was asked for, or for AUTO the best that the file can have. The explorer knows no medium `dax`: its
- * operations are those of `memory`. */
+/* The kind that was asked for, or for AUTO the best that the file can have. The explorer knows no medium `dax`, so a
+ * store on DAX is recorded as `file`. The operations of `dax` are those of `memory`, which is explored on tmpfs. */
 static pm_status choose_kind(pm_media *media, pm_media_kind kind, const file_facts *file)
 {
     if (file->answer == PM_DAX_FAILED && kind != PM_MEDIA_FILE) return PM_NO_MEMORY;
@@ -113,6 +113,8 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         if (trace && pm_trace_ranges(trace) >= 0) media->durable_range = pm_trace_ranges(trace);
         if (schedule && !read_only) pm_media_file_schedule(media, schedule);
     }
+    PM_CHECK(media->log_unit == (media->byte_addressable ? PM_LINE : PM_PAGE));
+    PM_CHECK(media->byte_addressable ? !media->part : media->domain == PM_DOMAIN_DISK);
     if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;
     if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
     return pm_media_map(media);

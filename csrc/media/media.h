@@ -1,12 +1,13 @@
 /*
- * Durable bytes. Nothing else in pmstore writes to the file: every write and sync comes through pm_media_operations, so
- * the trace sees all of them.
+ * Durable bytes. All writes and syncs of an open store's file come through here, so the trace sees every one. (Other
+ * files, and what else a medium changes: docs/source.md, "Another medium".)
  *
  *   memory  tmpfs, mapped shared: cached or non-temporal stores, cache-line flushes, sfence, as its domain needs them
  *   dax     persistent memory: the same, mapped with MAP_SYNC (dax.h)
  *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
  *
- * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h).
+ * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h). It asks
+ * the trace before. Both are points of the schedule (base/schedule.h), where the explorer's threads change.
  */
 #ifndef PM_MEDIA_H
 #define PM_MEDIA_H
@@ -39,8 +40,8 @@ typedef enum {
     PM_WRITE_CACHED, /* memory: durable at the next fence after a flush. File: durable at the next fence */
     /* Durable at the next fence or write_through. File: on its way to the disk at once, if it is long */
     PM_WRITE_STREAM,
-    /* The same, for bytes that do not change before that, or before await_writes: the disk may fetch
-     * them from memory */
+    /* The same, but the disk may fetch the bytes from memory later. The caller leaves `source` unchanged until the next
+     * fence, write_through or await_writes. Whole pages, from a source at a multiple of PM_PAGE */
     PM_WRITE_BEGIN
 } pm_write_how;
 
@@ -51,22 +52,36 @@ typedef struct {
 enum { PM_STREAMED = 64 };
 
 /*
- * What a medium does. `view` and every private mapping of `fd` show at once what was written (I2). A commit becomes
- * durable by write_through, a checkpoint and a new store by fence, and a commit in the background by sync (D11).
+ * What a medium does. A commit becomes durable by write_through, a checkpoint and a new store by fence, and a commit in
+ * the background by sync (D11).
+ *
+ * Places      Offset and length of a write are any: a header has 224 bytes, the durable marker has 16, and a piece of a
+ *             large body begins 64 bytes after a multiple of PM_PAGE. A medium that writes only whole units has to
+ *             read, change and write them itself. `log_unit` is the unit of logged ranges, not of writes. write_hashed
+ *             and PM_WRITE_BEGIN always have whole pages.
+ * Others      When a write has returned, `view`, every private mapping of `fd` (I2) and other processes see its bytes,
+ *             and they outlive the process (D11). With PM_WRITE_BEGIN, that is so after the next await_writes, fence or
+ *             write_through. Where bytes are not addressable, other processes see the writes in the order of the calls
+ *             (I19). Otherwise the core orders the durable marker itself (pm_log_durable_marker).
+ * Threads     One thread at a time calls these functions: the one with the store's mutex, or the thread of a deferred
+ *             write-back (D13), for which all others wait. Beside it, the thread of a background sync (D11) may call
+ *             sync, and write the durable marker (PM_WRITE_CACHED). It does neither during grow.
+ * Statuses    PM_NO_SPACE and PM_NO_MEMORY: nothing counts as written, and the caller may try again. PM_IO: it is
+ *             unknown what was written, and the store writes nothing more (D7). A failed sync is always PM_IO, whatever
+ *             its errno: neither sync nor a sync within another function returns PM_NO_SPACE.
  */
 typedef struct {
-    /* Two calls may run at once only if both are PM_WRITE_CACHED: a commit's, and the durable marker of a background
-     * sync. PM_WRITE_BEGIN is used only if `part` is not 0. */
+    /* PM_WRITE_BEGIN is used only if `part` is not 0. */
     pm_status (*write)(pm_media *media, uint64_t offset, const void *source, size_t length, pm_write_how how);
     /* Writes whole pages, which a program may be changing: each byte is loaded once, and the loaded bytes are written
      * and hashed (I6). Durable as after PM_WRITE_STREAM. hashes: pm_hash64 of each page. */
     pm_status (*write_hashed)(pm_media *media, uint64_t offset, const uint8_t *source, uint64_t pages,
                               uint64_t *hashes);
-    /* Memory: these lines, written as PM_WRITE_CACHED, are durable at the next fence. It cannot fail; a medium whose
-     * flush can fail notes the range here and does the work in fence. Called on memory only. */
+    /* These lines, written as PM_WRITE_CACHED, are durable at the next fence. Called only if `flushes`. It returns no
+     * status: a medium whose flush can fail notes the range here, and flushes it in fence. */
     void (*flush)(pm_media *media, uint64_t offset, uint64_t length);
-    /* File: begins to write back this range, so that a fence has less to wait for. It is a hint. Another thread may
-     * call it beside other operations. */
+    /* File: begins to write back this range, so that a fence has less to wait for. A medium may do nothing. An error is
+     * that of a failed sync, and final (D7). */
     pm_status (*write_back)(pm_media *media, uint64_t offset, uint64_t length);
     /* Makes durable what was streamed or flushed (memory), or written (file). */
     pm_status (*fence)(pm_media *media);
@@ -76,15 +91,18 @@ typedef struct {
     pm_status (*grow)(pm_media *media, uint64_t size);
     /* Waits until the disk fetches no bytes from memory any more. It makes nothing durable. */
     pm_status (*await_writes)(pm_media *media);
-    /* As fence, for everything that was written before the call. Another thread may call it beside all operations but
-     * grow. */
+    /* As fence, for everything that was written before the call, also by other threads. No PM_WRITE_BEGIN is unfinished
+     * then, as only records that must be durable at once use it. */
     pm_status (*sync)(pm_media *media);
 } pm_media_operations;
 
 struct pm_media {
     const pm_media_operations *operations;
-    pm_media_kind kind; /* its name; what follows from it are the next fields */
-    /* Programs' stores reach it: lines become durable by flush and fence. Otherwise pages do, by writes and syncs */
+    pm_media_kind kind; /* its name. The next fields follow from it; pm_media_open checks that they fit together */
+    /* Memory: stores of the processor reach it, and lines become durable by flush and fence. Then log_unit is PM_LINE
+     * and `part` is 0. File: pages become durable by writes and syncs. Then log_unit is PM_PAGE, the domain is
+     * PM_DOMAIN_DISK, and commits may become durable later (D11). Sizes of the log and limits of D4 and D13 also follow
+     * from this field */
     bool byte_addressable;
     pm_domain domain;
     /* A page of the file may be on a bad block: the core asks before it reads one (read.c). On tmpfs there are none */
@@ -100,7 +118,7 @@ struct pm_media {
     uint64_t size;      /* of the file */
     bool lent;          /* the view is the trace's */
     uint64_t mapped;    /* bytes of the view */
-    /* The file, mapped shared: for reading; only media/memory.c writes through it. Moves when the file grows */
+    /* The file, mapped shared: for reading; memory and dax also write through it. Moves when the file grows */
     uint8_t *view;
     /* file: RWF_DSYNC of one range is one cache flush, and waits for nothing else. Threads that write back read it,
      * too */
@@ -119,7 +137,7 @@ struct pm_media {
     bool flushes;     /* memory: lines in the cache have to be flushed (domain memory) */
     bool streams_all; /* PM_WRITE_CACHED streams, too (PMSTORE_FLUSH=stream) */
     uint64_t plain;   /* bytes that were to be streamed since the last fence, and stayed in the cache */
-    pm_lines_stream *stream;      /* NULL: copies with flush_lines behind them */
+    pm_lines_stream *stream;      /* NULL: copies, and flush_lines after them */
     pm_lines_flush *flush_lines;  /* NULL: the processor has none */
     pm_hash64_page_function *stream_page; /* NULL: pages are hashed first, and then streamed */
     pm_trace *trace;    /* the caller's; NULL: there is none */

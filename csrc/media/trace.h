@@ -39,7 +39,8 @@ void pm_trace_no_background(pm_trace *trace);
 /* The next id of a store under this trace: not random, and never the same twice. */
 uint64_t pm_trace_id(pm_trace *trace);
 
-/* False if the trace makes the operation fail that is about to begin; errno is then set. */
+/* False if the trace makes the operation fail that is about to begin; errno is then set. This call and pm_trace_add are
+ * points of the schedule. */
 bool pm_trace_allows(pm_trace *trace, pm_operation operation);
 
 /* The same for a write of `length` bytes. Returns how many of them it may write: all, some, or 0 if it fails. */

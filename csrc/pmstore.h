@@ -1,5 +1,5 @@
 /*
- * The C face of pmstore: everything that Python may call, and nothing else.
+ * The C interface of pmstore: everything that Python may call, and nothing else.
  *
  * cffi reads the part between the two "cffi" lines as it stands: no preprocessor, no static inline.
  *
@@ -158,12 +158,12 @@ typedef struct {
  * Statuses as of pm_commit. */
 pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 
-/* Notes that the caller has changed an extent: the next commit scans all of it, whatever its write set is. To write. */
+/* Lets the next commit scan all `length` bytes of the extent at `offset`, whatever its write set is. To write. */
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
 
-/* Notes that a range of live memory, at least a byte, may have changed unseen by the kernel. The next commit without a
- * declared write set compares all of its pages, and a rollback restores them. out: 0 if no array has all of the range,
- * 1 if only one has it that can't change, otherwise 2. To write. PM_NO_MEMORY; PM_UNREADABLE. */
+/* Notes that a range of live memory, at least a byte, may have changed unnoticed by the kernel. The next commit without
+ * a declared write set compares all of its pages, and a rollback restores them. out: 0 if no array has all of the
+ * range, 1 if only one has it that can't change, otherwise 2. To write. PM_NO_MEMORY; PM_UNREADABLE. */
 pm_status pm_mark_dirty(pm_store *store, const void *address, uint64_t length, int *out);
 
 /* Tests whether a living array has all of a range. Does not wait for the write-back of earlier commits.
@@ -196,8 +196,8 @@ pm_status pm_rollback(pm_store *store);
 /* Makes the committed image durable and empties the log. To write. PM_NO_SPACE: the log stays as it is. */
 pm_status pm_checkpoint(pm_store *store);
 
-/* The same, and gives the last commit another number, from which the next ones count. A crash leaves either number. To
- * write; only for a new store that no other process has seen, and not after pm_commit_async. */
+/* The same, and gives the last commit the number `sequence`, from which the next ones count. A crash leaves either
+ * number. To write; only for a new store that no other process has seen, and not after pm_commit_async. */
 pm_status pm_renumber(pm_store *store, uint64_t sequence);
 
 /* The number of commits since the store was made, or since the commit that pm_renumber gave a number. */
@@ -253,8 +253,8 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
 /* The key of an entry, and its new one. */
 typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming;
 
-/* Gives entries new keys, all or none, and keeps extents and buffers. To write. PM_NOT_FOUND; PM_INVALID: a new key is
- * taken; PM_TOO_LONG, PM_NO_SPACE. */
+/* Gives the `count` entries in `all` new keys, or none of them, and keeps extents and buffers. To write. PM_NOT_FOUND;
+ * PM_INVALID: a new key is taken; PM_TOO_LONG, PM_NO_SPACE. */
 pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count);
 
 /* A key and its entry: this, then the key, then the meta, padded to 8 bytes. */
@@ -267,7 +267,7 @@ typedef struct {
 /* Copies out rows, in byte order of their keys.
  *
  *   from, from_length       the first key, if there is one; at most PM_KEY_MAX bytes
- *   after                   0: keys from `from` on; 1: keys behind it
+ *   after                   0: keys from `from` on; 1: keys after it
  *   prefix, prefix_length   only keys that start with it; at most PM_KEY_MAX bytes
  *   rows, capacity          room for them; at least 4096 bytes
  *   used                    how many bytes were written; 0: there are no more rows
@@ -376,7 +376,7 @@ typedef struct {
     uint64_t durable_sequence;                                 /* the last commit that is known to be durable */
     uint64_t bytes_logged, bytes_direct, bytes_home;           /* written to the medium */
     uint64_t fences, syncs;                                    /* ordering points issued */
-    uint64_t dirty_bytes;                                      /* changed bytes that the last commit carried */
+    uint64_t dirty_bytes;                                      /* changed bytes that the last commit logged */
     uint64_t file_size, region_size, region_used, log_size, log_used;
     uint64_t buffers;                                          /* living, or released and still to be committed */
     uint64_t keys;
@@ -386,8 +386,8 @@ typedef struct {
 /* Statistics of an open store. out: all fields are set. */
 pm_status pm_stats(pm_store *store, pm_statistics *out);
 
-/* Lists what a commit would carry: a row for each key whose entry is not that of the last commit (its old entry, if it
- * is deleted), then one without a key for each extent that a program has changed in place.
+/* Lists what a commit would change: a row for each key whose entry is not that of the last commit (its old entry, if
+ * it is deleted), then one without a key for each extent that a program has changed in place.
  *
  *   rows, length   the rows, and their bytes. To be freed with pm_pending_free.
  *
@@ -525,7 +525,7 @@ pm_status pm_state_hash(pm_store *store, uint64_t *hash);
 
 /* ---- hashes ------------------------------------------------------------------------------------------------ */
 
-/* XXH3, 64 bits. */
+/* XXH3, 64 bits, of `length` bytes. */
 uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
 
 /* CRC-32C (Castagnoli). crc: 0, or the CRC of the bytes before. */

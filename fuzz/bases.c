@@ -1,4 +1,4 @@
-/* The base stores, made through the C face: one for each shape that a file can have. */
+/* The base stores, made through the C interface: one for each shape that a file can have. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,7 +133,7 @@ static void make_log(maker *m, fuzz_base *base)
     pm_close(m->store, PM_CLOSE_DISCARD);
 }
 
-/* Also contents where an older record of the same log has runs: a slab that came and went. */
+/* Also contents where an older record of the same log has logged ranges: a slab that came and went. */
 static void make_direct(maker *m, fuzz_base *base)
 {
     reopened(m, base);
@@ -220,7 +220,7 @@ static void make_half_header(maker *m, fuzz_base *base)
 
 /* A crash between a commit whose items stand in free pages and the checkpoint that follows it: the committed image as
  * it was before, record and items as they are, and the header under whose salt they were written. */
-static void make_spill(maker *m, fuzz_base *base)
+static void make_overflow(maker *m, fuzz_base *base)
 {
     char key[32];
     uint64_t size;
@@ -284,7 +284,7 @@ static void list_items(fuzz_base *base, const uint8_t *body, uint64_t length)
 {
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
-        if (item.kind == PM_ITEM_RUN) continue;
+        if (item.kind == PM_ITEM_LOGGED) continue;
         uint64_t bytes = item.kind == PM_ITEM_DIRECT ? pm_extent_size(item.length) : item.length;
         add(base->outside, &base->outside_count, FUZZ_EXTENTS, PM_REGION_START + item.offset, bytes);
     }
@@ -367,7 +367,7 @@ void fuzz_make_bases(void)
         make("deep", medium, make_deep);
         make("half header", medium, make_half_header);
         make("grown", medium, make_grown);
-        make("overflow", medium, make_spill);
+        make("overflow", medium, make_overflow);
         make("empty", medium, make_empty);
     }
 }

@@ -379,7 +379,7 @@ static void rehash_extent(editor *e, uint64_t offset, uint64_t length, uint64_t 
 static void rehash_item(editor *e, const pm_log_item *item, const pm_header *header)
 {
     uint64_t room = e->size > PM_REGION_START ? e->size - PM_REGION_START : 0;
-    if (item->kind == PM_ITEM_RUN || item->offset >= room || !item->length || item->length > room - item->offset)
+    if (item->kind == PM_ITEM_LOGGED || item->offset >= room || !item->length || item->length > room - item->offset)
         return;
     uint64_t place = PM_REGION_START + item->offset, hash;
     if (item->kind == PM_ITEM_OVERFLOW) {

@@ -75,7 +75,7 @@ typedef struct {
     uint64_t checksum; /* of sequence, salt and store_id: see log/log.c */
 } pm_durable_marker;
 
-/* ---- log: records one behind the other from log_offset; zeros are never valid ------------------------------ */
+/* ---- log: records one after the other from log_offset; zeros are never valid ------------------------------ */
 
 enum { PM_RECORD_MAGIC = 0x43524d50 /* "PMRC" */ };
 
@@ -85,7 +85,8 @@ enum { PM_RECORD_COMMIT = 1, PM_RECORD_PREPARE = 2, PM_RECORD_RESOLVE = 3 };
 typedef struct {
     uint32_t magic;
     uint16_t kind;
-    /* 1: runs are whole pages. The run at the end of an extent may be shorter; the rest of its page has no meaning */
+    /* 1: logged ranges are whole pages. That at the end of an extent may be shorter; the rest of its page has no
+     * meaning */
     uint16_t pages;
     uint64_t sequence;
     uint64_t salt;
@@ -102,11 +103,11 @@ _Static_assert(offsetof(pm_record, crc) == 60, "record.crc");
 
 /* An item is a pm_item and its bytes, padded to 16. */
 enum {
-    PM_ITEM_RUN = 1,   /* length bytes for region offset; the bytes follow */
-    PM_ITEM_DIRECT,    /* an extent of length contents bytes was written in place; a pm_direct follows */
+    PM_ITEM_LOGGED = 1, /* length bytes for region offset; the bytes follow */
+    PM_ITEM_DIRECT,     /* an extent of length contents bytes was written in place; a pm_direct follows */
     /* The items themselves are length bytes at region offset; a pm_direct follows; the only item */
     PM_ITEM_OVERFLOW,
-    PM_ITEM_SLOT       /* as DIRECT, in a slot of a double-buffered extent; this slot is the current one from here on */
+    PM_ITEM_SLOT /* as DIRECT, in a slot of a double-buffered extent; this slot is the current one from here on */
 };
 
 typedef struct {

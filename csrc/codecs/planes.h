@@ -1,5 +1,5 @@
 /*
- * Planes: the bytes of elements, sorted by their place in the element. It is the part of the C face for codecs.
+ * Planes: the bytes of elements, sorted by their place in the element. It is the part of the C interface for codecs.
  *
  * cffi reads the part between the two "cffi" lines as it stands: no preprocessor, no static inline.
  */

@@ -1,7 +1,7 @@
 /*
  * Commits that return before they are durable (D11): durability="async", on disks.
  *
- * A commit leaves its record in the page cache, which outlives the process, and its runs in the overlay of the
+ * A commit leaves its record in the page cache, which outlives the process, and its logged ranges in the overlay of the
  * committed image (space/overlay.h). A sync makes all commits up to a snapshot durable, and finalizes them:
  *
  *                    begin                 make_durable                  finish
@@ -103,7 +103,7 @@ static void make_durable(pm_store *store)
     pm_thread_unlock(&async->mutex);
 }
 
-/* Applies the runs of one record to the committed image. */
+/* Applies the logged ranges of one record to the committed image. */
 static pm_status finalize_record(pm_store *store, uint64_t at)
 {
     pm_log_item item;
@@ -117,7 +117,7 @@ static pm_status finalize_record(pm_store *store, uint64_t at)
         PM_TRY(pm_media_readable(&store->media, PM_REGION_START + item.offset, length, "a commit's list of changes"));
     }
     for (cursor = 0; pm_log_next(body, length, &cursor, &item);)
-        if (item.kind == PM_ITEM_RUN)
+        if (item.kind == PM_ITEM_LOGGED)
             PM_TRY(pm_region_image_finalize(&store->region, item.offset, item.bytes, item.length,
                                        &store->statistics.bytes_home));
     return PM_OK;
@@ -170,7 +170,7 @@ static pm_status finish(pm_store *store)
     async->running = false;
     store->media.syncs += 1 + async->snapshot_declared;
     /* Not before the committed image shows them: a slot may be written again once the commit that left it is durable,
-     * and no run for it may be waiting then (I13). */
+     * and no logged range of it may be waiting then (I13). */
     if (status == PM_OK) {
         store->log.durable = async->snapshot;
         pm_readers_told(store, store->log.durable);
@@ -221,8 +221,8 @@ void pm_async_committed(pm_store *store, uint64_t record, const uint8_t *body, u
     PM_CHECK(async->count < RECORDS_MOST && record % PM_PAGE == 0);
     async->records[async->count++] = (uint32_t)(record / PM_PAGE);
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
-        if (item.kind == PM_ITEM_RUN) {
-            pm_overlay_run(region, item.offset, item.bytes, item.length);
+        if (item.kind == PM_ITEM_LOGGED) {
+            pm_overlay_logged(region, item.offset, item.bytes, item.length);
         } else {
             pm_overlay_direct(region, item.offset, pm_extent_size(item.length));
             async->declared = true;

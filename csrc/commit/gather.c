@@ -66,18 +66,19 @@ void pm_gather_expect(const pm_region *region, const uint8_t *live, uint64_t com
 typedef enum { PAGE_EQUAL, PAGE_SPARSE, PAGE_WHOLE } page_change;
 
 /* Gathers a whole page of the new state: it is copied once into the writer's room, and compared, hashed and written
- * from there (I6). offset: of its place in the committed image. next: the page that will follow. unseen: take it
- * without comparing it with the committed image. */
-static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset, bool unseen,
-                               uint64_t *hash)
+ * from there (I6). offset: of its place in the committed image. next: the page that will follow. uncommitted: as of
+ * compose; all of it is logged. */
+static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *next, uint64_t offset,
+                               bool uncommitted, uint64_t *hash)
 {
     pm_region *region = c->region;
     pm_writer *writer = c->writer;
     compose_flush(c, UINT64_MAX);
     uint8_t *room = pm_writer_room(writer, offset, PM_PAGE);
-    for (unsigned at = 0; !unseen && at < PM_PAGE; at += PM_LINE) __builtin_prefetch(region->committed + offset + at);
+    for (unsigned at = 0; !uncommitted && at < PM_PAGE; at += PM_LINE)
+        __builtin_prefetch(region->committed + offset + at);
     uint64_t page_hash = pm_hash64_copy_page_of(room, live, next);
-    uint64_t changed = unseen ? UINT64_MAX : pm_compare_changed_lines(room, region->committed + offset);
+    uint64_t changed = uncommitted ? UINT64_MAX : pm_compare_changed_lines(room, region->committed + offset);
     if (!changed) return PAGE_EQUAL;
     if (hash) *hash = pm_keyed_checksum(page_hash, offset, region->store_id);
     int lines_changed = __builtin_popcountll(changed);
@@ -159,13 +160,16 @@ static pm_status gather_blocks(composer *c, pm_candidate *extent, pm_parallel_co
         uint64_t block, hash;
     } few[64], *hashes = few;
     uint64_t room = sizeof few / sizeof *few;
-    bool copy_first = uncommitted || extent->scan >= PM_SCAN_CHANGED;
+    /* Where most blocks will be equal, they are compared in their place before they are copied. A block that is not a
+     * whole page always is. */
+    bool in_place = extent->scan < PM_SCAN_CHANGED;
     for (uint64_t block = next_block(region, extent, parallel, 0), next; block < blocks; block = next) {
         next = next_block(region, extent, parallel, block + 1);
         uint64_t at = offset + block * PM_PAGE;
         size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
         const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
-        if ((!copy_first || bytes < PM_PAGE) && !uncommitted && !memcmp(live, region->committed + at, bytes)) continue;
+        bool compared = !uncommitted && (in_place || bytes < PM_PAGE);
+        if (compared && !memcmp(live, region->committed + at, bytes)) continue;
         uint64_t hash;
         /* Read when all blocks are gathered */
         __builtin_prefetch(region->committed + offset + pm_extent_table(length) + 8 * block);

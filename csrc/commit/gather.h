@@ -1,7 +1,7 @@
 /*
- * What a commit carries: the changed bytes of extents and of metadata. They are found by comparing with the committed
- * image, and put into a writer as runs of whole log units. The last run of an extent that has its pages to itself may
- * end where the extent does.
+ * The contents of a commit: the changed bytes of extents and of metadata. They are found by comparing with the
+ * committed image, and put into a writer as logged ranges of whole log units. The last one of an extent that has its
+ * pages to itself may end where the extent does.
  *
  * I6   A page is copied once; its copy is compared, hashed and written.
  * I12  If a hash changes, its contribution to the digest is exchanged at the same time.
@@ -18,14 +18,14 @@ typedef struct pm_candidate {
     /* NEW_EXTENT: a small one that the committed image does not have. META_GONE: a page that is no longer metadata */
     enum { PM_EXTENT, PM_NEW_EXTENT, PM_META_PAGE, PM_META_SLAB, PM_META_GONE } what;
     pm_buffer *buffer; /* PM_EXTENT: the buffer over it */
-    uint64_t committed;     /* extents: where its committed bytes are, and its runs go */
+    uint64_t committed;     /* extents: where its committed bytes are; logged ranges name this place */
     pm_scan_kind scan;      /* PM_EXTENT: which of its blocks may differ */
     bool shared;       /* PM_EXTENT: two threads compare it. See commit/parallel_compare.h */
     uint64_t changed;  /* PM_EXTENT: how many blocks differed when it was last gathered */
     bool mostly_changed;        /* PM_EXTENT: most of most blocks differed */
 } pm_candidate;
 
-/* Sorts candidates by region offset: a writer takes runs in no other order. */
+/* Sorts candidates by region offset: a writer takes logged ranges in no other order. */
 void pm_gather_sort(pm_candidate *list, size_t count);
 
 /* True if anything differs from the committed image, among the bytes that programs may write. */

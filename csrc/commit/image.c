@@ -33,9 +33,9 @@ pm_status pm_image_apply(pm_store *store, const uint8_t *body, uint64_t length)
     bool stream = store->media.byte_addressable && pm_schedule_is_worth(store->schedule, length, STREAM_FROM);
     pm_write_how how = stream ? PM_WRITE_STREAM : PM_WRITE_CACHED;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
-        if (item.kind != PM_ITEM_RUN) continue;
-        /* The processor sees by itself that the body is read in order. It can't see the place of the next run, so one
-         * line of it is prefetched with its translation. */
+        if (item.kind != PM_ITEM_LOGGED) continue;
+        /* The processor sees by itself that the body is read in order. It can't see the place of the next range, so
+         * one line of it is prefetched with its translation. */
         if (cursor < length) __builtin_prefetch(store->region.committed + pm_log_place(body, cursor));
         PM_TRY(pm_region_write(&store->region, item.offset, item.bytes, item.length, how));
         uint64_t from = PM_REGION_START + item.offset, to = from + item.length;
@@ -48,7 +48,7 @@ pm_status pm_image_apply(pm_store *store, const uint8_t *body, uint64_t length)
 
 /* ---- on its way to the disk, so that a checkpoint has less to wait for ------------------------------------------- */
 
-/* Behind a small record, everything is written back each time the log has grown by PART. Pages that lie far apart are
+/* After a small record, everything is written back each time the log has grown by PART. Pages that lie far apart are
  * one request each: asked for often, they never become so many that a commit waits behind them. What a large record
  * changed is left to the kernel, because a commit would wait for more requests than a disk's queue takes. */
 pm_status pm_image_begin_write_back(pm_store *store, uint64_t before)

@@ -6,7 +6,7 @@
 
 #include "commit/store_state.h"
 
-/* Applies the runs of a record's body, not durably. PM_NO_SPACE: a copy of the file shares its blocks. */
+/* Applies the logged ranges of a record's body, not durably. PM_NO_SPACE: a copy of the file shares its blocks. */
 pm_status pm_image_apply(pm_store *store, const uint8_t *body, uint64_t length);
 
 /* Makes the committed image durable. */

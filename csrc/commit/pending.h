@@ -1,5 +1,5 @@
 /*
- * Lists what a commit would carry, by key, for the warning when it is dropped.
+ * Lists what a commit would change, by key, for the warning when it is dropped.
  */
 #ifndef PM_PENDING_H
 #define PM_PENDING_H

@@ -41,7 +41,7 @@ static bool mostly_changed(const pm_region *region, const pm_double_buffer *pair
     return changed >= PM_DOUBLE_BUFFER_SAMPLES - PM_DOUBLE_BUFFER_SAMPLES / 4;
 }
 
-/* True if only the next commit uses the slot: the commit that left it is durable, and no run waits for it. */
+/* True if only the next commit uses the slot: the commit that left it is durable, and no logged range of it waits. */
 static bool is_left(const pm_store *store, const pm_double_buffer *pair, unsigned slot)
 {
     uint64_t first = pair->slot[slot] / PM_PAGE, end = first + pm_extent_pages(pair->length);

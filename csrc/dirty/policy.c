@@ -13,7 +13,7 @@ enum {
     ARM = 60,       /* protecting a private page for the first time */
     DISARM = 80,
     ASK_MOST = 40,  /* asking whether a page is private; this costs nearly nothing if it is not in memory */
-    LOOK = 120,     /* comparing an equal page with the committed image */
+    COMPARE = 120,  /* comparing an equal page with the committed image */
     COLLECT = 1200, /* asking for written pages at all; each page adds one */
     CHANGE = 20000  /* arming or disarming at all: it splits or joins the mapping */
 };
@@ -175,12 +175,12 @@ static void learn(pm_policy *policy, pm_learned *learned, uint64_t changed)
 {
     if (!learned->armed) {
         uint64_t in_vain = learned->scanned > changed ? learned->scanned - changed : 0;
-        learned->balance += learned->asking + (int64_t)in_vain * LOOK;
+        learned->balance += learned->asking + (int64_t)in_vain * COMPARE;
         learned->balance -= (int64_t)changed * FAULT + COLLECT + (int64_t)learned->pages;
     } else {
         learned->resident += learned->scanned;
         if (learned->resident > learned->pages) learned->resident = learned->pages;
-        learned->balance += (int64_t)learned->scanned * FAULT - (int64_t)learned->resident * LOOK - learned->asking;
+        learned->balance += (int64_t)learned->scanned * FAULT - (int64_t)learned->resident * COMPARE - learned->asking;
     }
     if (learned->balance < 0) learned->balance = 0;
     if (learned->armed) disarm_if_worthwhile(policy, learned);

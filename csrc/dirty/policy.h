@@ -12,7 +12,7 @@
  *      └────────────────────────────────────┘
  *        faults cost more than scanning would; another mapping was put there
  *
- * I10  The set `dirty` is sticky: a page that was found stays in it until the commit that carried it has succeeded
+ * I10  The set `dirty` is sticky: a page that was found stays in it until the commit that found it has succeeded
  *      (pm_policy_committed), or a rollback has dropped it (pm_policy_restored). Only armed extents depend on that: in
  *      others, all pages that may differ are found again each time.
  * D2   Protect, then copy: pm_policy_scan comes before any byte is copied, and protects the pages that it lists.

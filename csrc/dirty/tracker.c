@@ -224,7 +224,7 @@ static void swap_out(uint8_t *page)
     madvise(page, PM_PAGE, MADV_PAGEOUT);
 }
 
-static void look_at(const uint8_t *page)
+static void read_page(const uint8_t *page)
 {
     (void)*(const volatile uint8_t *)page;
 }
@@ -238,7 +238,7 @@ static bool drop(uint8_t *page, uint64_t pages)
 static bool prove_pagemap(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
 {
     uint8_t *first = test->pages, *second = first + PM_PAGE, *third = second + PM_PAGE;
-    look_at(third);
+    read_page(third);
     if (!private_is_found(tracker, test, 0)) return false;
     touch(first);
     if (!touch_by_kernel(fd, file_offset, second) || !private_is_found(tracker, test, 3)) return false;
@@ -296,7 +296,7 @@ static bool prove_end(pm_tracker *tracker, test_mapping *test, int fd, uint64_t 
 static bool prove_uffd(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
 {
     touch(test->pages);
-    look_at(test->pages + PM_PAGE);
+    read_page(test->pages + PM_PAGE);
     /* The kernel may have mapped more pages than were read. */
     if (!drop(test->pages + 2 * PM_PAGE, 2)) return false;
     if (pm_tracker_arm(tracker, test->pages, TEST_PAGES * PM_PAGE) != 2) return false;
@@ -404,7 +404,7 @@ pm_status pm_tracker_open(pm_tracker *tracker, int fd, uint64_t file_offset)
     if (tracker->kind == PM_TRACKER_COMPARE) pm_tracker_close(tracker);
     if (tracker->forced && tracker->kind != most) {
         pm_tracker_close(tracker);
-        return pm_fail(PM_IO, "PMSTORE_TRACKER=%s asks for what does not work here", names[most]);
+        return pm_fail(PM_IO, "PMSTORE_TRACKER=%s is not supported here", names[most]);
     }
     return PM_OK;
 }

@@ -247,7 +247,7 @@ static pm_status commit_more(pm_store *store)
     return pm_commit(store);
 }
 
-/* How the recovered store lives on. The seed decides all of it. */
+/* How the recovered store goes on. The seed decides all of it. */
 typedef struct {
     bool ranges;   /* how records are written: pm_trace_sync_ranges */
     bool late;     /* commits become durable later, on files */

@@ -8,7 +8,7 @@
 
 enum { PIECE = 8 };
 
-/* ---- life --------------------------------------------------------------------------------------------------- */
+/* ---- begin and end ---------------------------------------------------------------------------------------------- */
 
 static bool is_write(uint32_t kind)
 {
@@ -48,7 +48,7 @@ pm_status pm_model_init(pm_model *model, const pm_recording *recording, const pm
     model->unit_size = model->memory ? PM_LINE : options->sector;
     if (!model->memory &&
         (model->unit_size < 64 || model->unit_size > 1 << 16 || model->unit_size & (model->unit_size - 1)))
-        return pm_fail(PM_INVALID, "a sector has 512 or 4096 bytes");
+        return pm_fail(PM_INVALID, "a sector has a power of two bytes, from 64 to 65536");
     if (!events_valid(recording)) return pm_fail(PM_CORRUPT, "the recording is damaged: an event points outside it");
     model->capacity = pm_round_up(largest_size(recording), PM_PAGE);
     model->units = model->capacity / model->unit_size + 1;

@@ -1,4 +1,4 @@
-/* Crashes in the recovery of a crash, and after it; the replay of single states; the C face. */
+/* Crashes in the recovery of a crash, and after it; the replay of single states; the C interface. */
 #include "explore/replay.h"
 
 #include <stdlib.h>
@@ -23,19 +23,19 @@ typedef struct {
     uint8_t *base;
     pm_event *events;
     uint8_t *data;
-} second_life;
+} second_run;
 
-static void second_life_free(second_life *life)
+static void second_run_free(second_run *run)
 {
-    free(life->base);
-    free(life->events);
-    free(life->data);
+    free(run->base);
+    free(run->events);
+    free(run->data);
 }
 
 /* After a crash of the machine: nothing but the image in e's sandbox is left. */
-static pm_status after_crash(pm_explorer *e, uint64_t size, second_life *life)
+static pm_status after_crash(pm_explorer *e, uint64_t size, second_run *run)
 {
-    life->recording = (pm_recording){.base = life->base,
+    run->recording = (pm_recording){.base = run->base,
                                      .base_size = size,
                                      .events = pm_trace_events(e->sandbox.trace),
                                      .count = pm_trace_count(e->sandbox.trace),
@@ -48,34 +48,34 @@ static pm_status after_crash(pm_explorer *e, uint64_t size, second_life *life)
 
 /* After a kill of the process: the writes on their way are still on their way, behind those that recovery finds in the
  * cache. */
-static pm_status after_kill(pm_explorer *e, second_life *life)
+static pm_status after_kill(pm_explorer *e, second_run *run)
 {
     const pm_recording *outer = e->recording;
     uint64_t count = pm_trace_count(e->sandbox.trace), data_size = pm_trace_bytes(e->sandbox.trace);
-    life->skip = e->event;
-    life->events = malloc((e->event + count + 1) * sizeof *life->events);
-    life->data = malloc(outer->data_size + data_size + 1);
-    if (!life->events || !life->data) return pm_fail(PM_NO_MEMORY, "no memory to explore");
-    memcpy(life->events, outer->events, e->event * sizeof *life->events);
-    if (outer->data_size) memcpy(life->data, outer->data, outer->data_size);
-    if (count) memcpy(life->events + e->event, pm_trace_events(e->sandbox.trace), count * sizeof *life->events);
-    if (data_size) memcpy(life->data + outer->data_size, pm_trace_data(e->sandbox.trace), data_size);
-    for (uint64_t i = e->event; i < e->event + count; i++) life->events[i].data += outer->data_size;
-    life->recording = *outer;
-    life->recording.events = life->events, life->recording.count = e->event + count;
-    life->recording.data = life->data, life->recording.data_size = outer->data_size + data_size;
+    run->skip = e->event;
+    run->events = malloc((e->event + count + 1) * sizeof *run->events);
+    run->data = malloc(outer->data_size + data_size + 1);
+    if (!run->events || !run->data) return pm_fail(PM_NO_MEMORY, "no memory to explore");
+    memcpy(run->events, outer->events, e->event * sizeof *run->events);
+    if (outer->data_size) memcpy(run->data, outer->data, outer->data_size);
+    if (count) memcpy(run->events + e->event, pm_trace_events(e->sandbox.trace), count * sizeof *run->events);
+    if (data_size) memcpy(run->data + outer->data_size, pm_trace_data(e->sandbox.trace), data_size);
+    for (uint64_t i = e->event; i < e->event + count; i++) run->events[i].data += outer->data_size;
+    run->recording = *outer;
+    run->recording.events = run->events, run->recording.count = e->event + count;
+    run->recording.data = run->data, run->recording.data_size = outer->data_size + data_size;
     return PM_OK;
 }
 
 /* Recovers the state in e's sandbox and commits more, under a recorder. */
-static pm_status live_again(pm_explorer *e, uint64_t image, bool killed, second_life *life, pm_finding *finding)
+static pm_status run_again(pm_explorer *e, uint64_t image, bool killed, second_run *run, pm_finding *finding)
 {
     uint64_t size = e->sandbox.size;
-    life->base = malloc(size + 1);
-    if (!life->base) return pm_fail(PM_NO_MEMORY, "no memory to explore");
-    memcpy(life->base, e->sandbox.image, size);
+    run->base = malloc(size + 1);
+    if (!run->base) return pm_fail(PM_NO_MEMORY, "no memory to explore");
+    memcpy(run->base, e->sandbox.image, size);
     *finding = pm_evaluate_going_on(&e->sandbox, (image ^ e->options->seed) | 1);
-    return killed ? after_kill(e, life) : after_crash(e, size, life);
+    return killed ? after_kill(e, run) : after_crash(e, size, run);
 }
 
 /* The states that e's crash may end in. After a kill, whose recording contains e's events, only the states before
@@ -126,21 +126,21 @@ static pm_status begin_inner(pm_explorer *inner, const pm_explorer *e, bool kill
 
 static void explore_inside(pm_explorer *e, uint64_t image, bool killed, pm_finding *finding, pm_crash_result *result)
 {
-    second_life life = {.skip = 0};
+    second_run run = {.skip = 0};
     pm_crash_options options = *e->options;
     options.depth--, options.budget = NESTED_BUDGET, options.worker = options.workers = 0, options.seed ^= image;
     options.kinds |= 1 << PM_CRASH_PREFIX;
-    pm_explorer inner = {.recording = &life.recording, .options = &options, .result = result, .random = image};
+    pm_explorer inner = {.recording = &run.recording, .options = &options, .result = result, .random = image};
     allow_nesting(&inner, 1);
-    pm_status status = live_again(e, image, killed, &life, finding);
-    inner.skip = life.skip;
+    pm_status status = run_again(e, image, killed, &run, finding);
+    inner.skip = run.skip;
     if (status == PM_OK && !finding->problem) {
         status = begin_inner(&inner, e, killed, finding);
         if (status == PM_OK && !finding->problem) status = pm_explore_run(&inner);
     }
     pm_explorer_fail(e, status);
     pm_explore_free(&inner);
-    second_life_free(&life);
+    second_run_free(&run);
 }
 
 static void nest(pm_explorer *e, pm_crash_kind kind, uint32_t stale, bool killed)
@@ -169,7 +169,7 @@ void pm_replay_nest_killed(pm_explorer *e)
     nest(e, PM_CRASH_PREFIX, 0, true);
 }
 
-/* ---- the C face --------------------------------------------------------------------------------------------- */
+/* ---- the C interface ---------------------------------------------------------------------------------------- */
 
 static pm_status check_options(const pm_crash_options *options)
 {
@@ -227,17 +227,17 @@ static pm_status evaluate_going_on(pm_explorer *e, const pm_crash_schedule *leve
 {
     uint64_t hash;
     pm_finding finding = {0};
-    second_life life = {.skip = 0};
-    pm_explorer inner = {.recording = &life.recording};
+    second_run run = {.skip = 0};
+    pm_explorer inner = {.recording = &run.recording};
     if (e->stop || e->options->raw || !pm_state_build(e, level->stale, &hash)) return e->status;
     pm_state_set_bound(e);
-    pm_status status = live_again(e, hash, level->killed, &life, &finding);
+    pm_status status = run_again(e, hash, level->killed, &run, &finding);
     if (status == PM_OK && !finding.problem) status = begin_inner(&inner, e, level->killed, &finding);
     pm_state_unbuild(e, level->stale);
     if (finding.problem) pm_state_found(e, &finding, (pm_crash_kind)level->kind, level->stale);
     e->result->levels[0].killed = level->killed;
     pm_explore_free(&inner);
-    second_life_free(&life);
+    second_run_free(&run);
     return status == PM_OK ? e->status : status;
 }
 
@@ -262,17 +262,17 @@ static pm_status replay(pm_explorer *e, const pm_crash_schedule *levels, uint32_
     }
     if (!pm_state_build(e, levels->stale, &hash)) return e->status;
     pm_state_set_bound(e);
-    second_life life = {.skip = 0};
+    second_run run = {.skip = 0};
     pm_finding finding = {0};
     pm_crash_options options = *e->options;
     options.depth = options.depth ? options.depth - 1 : 0, options.seed ^= hash;
-    pm_explorer inner = {.recording = &life.recording, .options = &options, .result = e->result, .random = hash};
-    pm_status status = live_again(e, hash, levels->killed, &life, &finding);
+    pm_explorer inner = {.recording = &run.recording, .options = &options, .result = e->result, .random = hash};
+    pm_status status = run_again(e, hash, levels->killed, &run, &finding);
     if (status == PM_OK && finding.problem) status = pm_fail(PM_INVALID, "%s", finding.text);
     if (status == PM_OK) status = copy_expected(&inner, e, levels->killed);
     if (status == PM_OK) status = replay(&inner, levels + 1, level_count - 1, NULL, NULL, image, size);
     pm_explore_free(&inner);
-    second_life_free(&life);
+    second_run_free(&run);
     return status;
 }
 

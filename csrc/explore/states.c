@@ -50,7 +50,7 @@ static bool refused(pm_explorer *e, pm_finding *finding)
 }
 
 /* Recovers and compares the state in the sandbox, and asks the caller. */
-static pm_finding look_at(pm_explorer *e, uint32_t stale, uint64_t hash)
+static pm_finding examine(pm_explorer *e, uint32_t stale, uint64_t hash)
 {
     enum { READER_ONE_IN = 4 };
     pm_finding finding = {0};
@@ -95,7 +95,7 @@ void pm_states_evaluate(pm_explorer *e, pm_crash_kind kind, uint32_t stale)
         seen->sequence_plus_1 && seen->sequence_plus_1 > e->bound && seen->sequence_plus_1 - 1 <= e->started;
     pm_finding finding = {0};
     if (!again) {
-        finding = look_at(e, stale, hash);
+        finding = examine(e, stale, hash);
         e->result->distinct++;
         if (!seen->sequence_plus_1) e->seen_count++;
         *seen = (pm_seen_image){hash, finding.sequence + 1};

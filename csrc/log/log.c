@@ -288,8 +288,9 @@ bool pm_log_next(const uint8_t *body, uint64_t length, uint64_t *cursor, pm_log_
     item->offset = head.offset;
     item->length = head.kind_length & (UINT64_MAX >> 8);
     item->bytes = body + *cursor + sizeof head;
-    uint64_t bytes = item->kind == PM_ITEM_RUN ? item->length : sizeof(pm_direct);
-    if (item->kind < PM_ITEM_RUN || item->kind > PM_ITEM_SLOT || bytes > length - *cursor - sizeof head) return false;
+    uint64_t bytes = item->kind == PM_ITEM_LOGGED ? item->length : sizeof(pm_direct);
+    if (item->kind < PM_ITEM_LOGGED || item->kind > PM_ITEM_SLOT) return false;
+    if (bytes > length - *cursor - sizeof head) return false;
     *cursor += sizeof head + bytes;
     return true;
 }

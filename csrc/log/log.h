@@ -1,6 +1,6 @@
 /*
- * The file header, and the linear redo log behind the region. The log knows runs of bytes, declared direct writes and
- * commit records. It does not know arrays.
+ * The file header, and the linear redo log behind the region. The log knows logged ranges of bytes, declared direct
+ * writes and commit records. It does not know arrays.
  *
  * I3  The log is emptied only by a header with a new salt, which is written after the committed image is durable.
  * I5  Zeros are never valid; every hash is bound to the salt and to its place.

@@ -63,7 +63,7 @@ void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint6
     writer->place = place, writer->capacity = capacity, writer->key = key;
     writer->base = writer->written = writer->hashed = writer->hash = writer->last_end = writer->payload = 0;
     writer->part = how == PM_BODY_PARTS ? writer->media->part : 0;
-    writer->used = writer->last_run = 0;
+    writer->used = writer->last_range = 0;
     writer->counting = writer->overflow = false;
     /* Parts of a failed attempt may still be on their way from the stage. */
     writer->status = writer->media->operations->await_writes(writer->media);
@@ -80,14 +80,14 @@ static uint8_t *body_in_stage(pm_writer *writer)
     return writer->stage + PM_LINE;
 }
 
-/* Hashes whole pieces of the body, up to `end`. Later bytes can't grow a run that stands in them. */
+/* Hashes whole pieces of the body, up to `end`. Later bytes can't grow a logged range that stands in them. */
 static void hash_pieces(pm_writer *writer, uint64_t end)
 {
     for (uint64_t at = writer->hashed; at < end; at += PM_PIECE)
         writer->hash = fold(writer->hash,
                             piece_hash(pm_writer_staged(writer, at), PM_PIECE, writer->place + at, writer->key));
     writer->hashed = end;
-    writer->last_run = 0;
+    writer->last_range = 0;
 }
 
 static void write_part(pm_writer *writer, uint64_t from, uint64_t to, pm_write_how how)
@@ -145,7 +145,7 @@ static void slide(pm_writer *writer)
     writer->base += gone;
     writer->used -= gone;
     memmove(body_in_stage(writer), body_in_stage(writer) + gone, writer->used);
-    writer->last_run = 0;
+    writer->last_range = 0;
 }
 
 static void make_room(pm_writer *writer)
@@ -156,14 +156,14 @@ static void make_room(pm_writer *writer)
     }
     if (writer->used + PM_PAGE + 64 > writer->stage_room) slide(writer);
     /* After a failure, what is in the stage does not matter. */
-    if (writer->overflow || writer->status != PM_OK) writer->used = 0, writer->last_run = 0;
+    if (writer->overflow || writer->status != PM_OK) writer->used = 0, writer->last_range = 0;
 }
 
 uint8_t *pm_writer_room(pm_writer *writer, uint64_t offset, size_t length)
 {
     PM_CHECK(length <= PM_PAGE);
     make_room(writer);
-    bool grows = writer->last_run && writer->last_end == offset;
+    bool grows = writer->last_range && writer->last_end == offset;
     return body_in_stage(writer) + writer->used + (grows ? 0 : sizeof(pm_item));
 }
 
@@ -171,16 +171,16 @@ void pm_writer_keep(pm_writer *writer, uint64_t offset, const uint8_t *bytes, si
 {
     uint8_t *body = body_in_stage(writer);
     pm_item item;
-    if (writer->last_run && writer->last_end == offset) {
+    if (writer->last_range && writer->last_end == offset) {
         memmove(body + writer->used, bytes, length);
-        memcpy(&item, body + writer->last_run - 1, sizeof item);
+        memcpy(&item, body + writer->last_range - 1, sizeof item);
         item.kind_length += length;
-        memcpy(body + writer->last_run - 1, &item, sizeof item);
+        memcpy(body + writer->last_range - 1, &item, sizeof item);
     } else {
         memmove(body + writer->used + sizeof item, bytes, length);
-        item = (pm_item){offset, pm_item_pack(PM_ITEM_RUN, length)};
+        item = (pm_item){offset, pm_item_pack(PM_ITEM_LOGGED, length)};
         memcpy(body + writer->used, &item, sizeof item);
-        writer->last_run = writer->used + 1;
+        writer->last_range = writer->used + 1;
         writer->used += sizeof item;
     }
     writer->used += length;
@@ -195,7 +195,7 @@ void pm_writer_direct(pm_writer *writer, unsigned kind, uint64_t offset, uint64_
     memcpy(body_in_stage(writer) + writer->used, &item, sizeof item);
     memcpy(body_in_stage(writer) + writer->used + sizeof item, &direct, sizeof direct);
     writer->used += sizeof item + sizeof direct;
-    writer->last_run = 0;
+    writer->last_range = 0;
 }
 
 uint64_t pm_writer_hash(const pm_writer *writer)

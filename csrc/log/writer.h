@@ -28,11 +28,11 @@ typedef struct {
     /* So many bytes leave for the disk as soon as they are whole, in pages of the record, while the stage keeps them.
      * The first page, with the record's header, is then written last. 0: the body leaves at the end */
     size_t part;
-    size_t last_run;   /* stage index of the run that may grow; 0: none */
-    uint64_t last_end; /* region offset where that run ends */
+    size_t last_range; /* stage index of the logged range that may grow; 0: none */
+    uint64_t last_end; /* region offset where that range ends */
     bool counting;     /* only count the bytes */
     bool overflow;     /* the body is larger than capacity */
-    uint64_t payload;  /* bytes in runs */
+    uint64_t payload;  /* bytes in logged ranges */
     pm_status status;  /* the first failure; later calls do nothing */
 } pm_writer;
 
@@ -50,8 +50,8 @@ typedef enum {
 void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, pm_body_how how);
 void pm_writer_count(pm_writer *writer); /* the same without a place: only counts, and writes nothing */
 
-/* Room for `length` bytes (at most PM_PAGE) of region offset `offset`. The caller copies the bytes there, looks at
- * them, and keeps the parts that it wants as runs, in ascending order. */
+/* Room for `length` bytes (at most PM_PAGE) of region offset `offset`. The caller copies the bytes there,
+ * compares them, and keeps the parts that it wants as logged ranges, in ascending order. */
 uint8_t *pm_writer_room(pm_writer *writer, uint64_t offset, size_t length);
 void pm_writer_keep(pm_writer *writer, uint64_t offset, const uint8_t *bytes, size_t length);
 

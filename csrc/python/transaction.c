@@ -41,8 +41,8 @@ static const char OUT_OF_ORDER[] =
     "transactions were left out of order: an await or a yield inside a transaction let another one begin; "
     "everything since the last commit is rolled back";
 static const char STILL_DUE[] =
-    "an abandoned transaction is to be rolled back first, and that has to wait for the end of the operation "
-    "in whose middle this one would begin";
+    "an abandoned transaction must be rolled back first, and the operation that is in progress must end before "
+    "that";
 
 /* The thread that holds `inner` may commit. depth, doomed, only and note are of the open transaction, which is its. */
 typedef struct {

@@ -64,13 +64,13 @@ static pm_status find_declared(const pm_pages *t, pm_page_hashes *declared)
     return PM_OK;
 }
 
-/* Applies the runs of a record to the pages of a set, but for those that a later record declares (I8). */
+/* Applies the logged ranges of a record to the pages of a set, but for those that a later record declares (I8). */
 static void apply(pm_pages *t, size_t record, const pm_page_set *set, const pm_page_hashes *declared)
 {
     const pm_recovery_log *found = &t->source.found;
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(found->bodies[record].body, found->bodies[record].length, &cursor, &item);) {
-        if (item.kind != PM_ITEM_RUN) continue;
+        if (item.kind != PM_ITEM_LOGGED) continue;
         for (uint64_t at = item.offset, end = at + item.length; at < end;) {
             uint64_t page = at / PM_PAGE, page_end = (page + 1) * PM_PAGE < end ? (page + 1) * PM_PAGE : end;
             if (pm_page_set_has(set, page) && pm_page_hashes_at(declared, page) <= record + 1)
@@ -86,7 +86,7 @@ static void note_changed(pm_pages *t, size_t record)
     const pm_recovery_body *found = &t->source.found.bodies[record];
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(found->body, found->length, &cursor, &item);) {
-        if (item.kind != PM_ITEM_RUN) continue;
+        if (item.kind != PM_ITEM_LOGGED) continue;
         uint64_t first = item.offset / PM_PAGE, end = (item.offset + item.length + PM_PAGE - 1) / PM_PAGE;
         pm_page_set_add(&t->changed, first, end);
         for (uint64_t page = first; page < end; page++) pm_page_hashes_remove(&t->tables, page);

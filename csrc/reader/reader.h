@@ -1,5 +1,6 @@
 /*
- * Reading beside the process that writes: the rest of the C face, which Python may call. reader/snapshot.h explains it.
+ * Reading beside the process that writes: the rest of the C interface, which Python may call. reader/snapshot.h
+ * explains it.
  *
  * cffi reads the part between the two "cffi" lines as it stands: no preprocessor, no static inline.
  */

@@ -363,7 +363,7 @@ static pm_status read_for_recovery(pm_source *source)
         if (!pm_log_items_valid(source->store.region.size, body, record->body, false)) return PM_OK;
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(body, record->body, &cursor, &item);) {
-            if (item.kind == PM_ITEM_RUN) continue;
+            if (item.kind == PM_ITEM_LOGGED) continue;
             uint64_t size = item.kind == PM_ITEM_OVERFLOW ? item.length : pm_extent_size(item.length);
             PM_TRY(pm_source_read(source, PM_REGION_START + item.offset, size, "what a commit declares"));
         }

@@ -72,9 +72,9 @@ pm_status pm_recovery_add(pm_recovery_log *found, const pm_record *record, uint6
     return PM_OK;
 }
 
-/* True if no run writes over items that are in the region, which are read while runs are applied. A store puts such
- * items into free pages, and empties the log at once. So a file with such a run, or with a second such record, is
- * damaged or forged (D9). */
+/* True if no logged range writes over items that are in the region, which are read while ranges are applied. A store
+ * puts such items into free pages, and empties the log at once. So a file with such a range, or with a second such
+ * record, is damaged or forged (D9). */
 static bool overflow_stays(const pm_recovery_log *found)
 {
     const pm_recovery_body *overflowed = NULL;
@@ -87,7 +87,7 @@ static bool overflow_stays(const pm_recovery_log *found)
         uint64_t from = overflowed->overflow - PM_REGION_START, to = from + overflowed->length;
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
-            if (item.kind == PM_ITEM_RUN && item.offset < to && from < item.offset + item.length) return false;
+            if (item.kind == PM_ITEM_LOGGED && item.offset < to && from < item.offset + item.length) return false;
     }
     return true;
 }
@@ -164,7 +164,7 @@ static bool applies_to(const pm_recovery_log *found, size_t record, uint64_t pag
     return !found->declared || found->declared[page] <= record + 1;
 }
 
-static pm_status apply_run(pm_store *store, const pm_recovery_log *found, size_t record, const pm_log_item *item)
+static pm_status apply_range(pm_store *store, const pm_recovery_log *found, size_t record, const pm_log_item *item)
 {
     if (!found->declared) return write_committed(store, item->offset, item->bytes, item->length);
     for (uint64_t at = item->offset, end = at + item->length; at < end;) {
@@ -225,7 +225,7 @@ static pm_status apply_records(pm_store *store, const pm_recovery_log *found)
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);)
-            if (item.kind == PM_ITEM_RUN) PM_TRY(apply_run(store, found, i, &item));
+            if (item.kind == PM_ITEM_LOGGED) PM_TRY(apply_range(store, found, i, &item));
     }
     return PM_OK;
 }
@@ -240,13 +240,13 @@ typedef struct {
     bool *groups;
 } found_pages;
 
-/* Collects runs of pages, as logs on disks have them. False: the log has other runs, too. */
+/* Collects logged ranges of whole pages, as logs on disks have them. False: the log has other ranges, too. */
 static bool newest_pages(const pm_recovery_log *found, found_pages *pages)
 {
     for (size_t i = 0; i < found->count; i++) {
         pm_log_item item;
         for (uint64_t cursor = 0; pm_log_next(found->bodies[i].body, found->bodies[i].length, &cursor, &item);) {
-            if (item.kind != PM_ITEM_RUN) continue;
+            if (item.kind != PM_ITEM_LOGGED) continue;
             if (item.offset % PM_PAGE || (item.length % PM_PAGE && !found->bodies[i].pages)) return false;
             for (uint64_t at = 0; at < item.length; at += PM_PAGE) {
                 uint64_t page = (item.offset + at) / PM_PAGE;

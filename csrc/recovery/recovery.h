@@ -4,7 +4,7 @@
  * I4  Idempotent and complete: everything adopted is written again and synced, then a header with a new salt and an
  *     empty log becomes durable, and only then is a commit possible. If recovery crashes, the next one gives the same
  *     state.
- * I8  Recovery scans first, then applies. A run is not applied where a later record declares a direct write.
+ * I8  Recovery scans first, then applies. A logged range is not applied where a later record declares a direct write.
  */
 #ifndef PM_RECOVERY_H
 #define PM_RECOVERY_H
@@ -20,7 +20,7 @@ typedef struct {
     uint64_t overflow;         /* file offset of the body, if it is not in the record */
     pm_digest digest; /* of the state after it */
     uint64_t sequence;
-    bool pages; /* its runs are whole pages, or end where an extent does */
+    bool pages; /* its logged ranges are whole pages, or end where an extent does */
 } pm_recovery_body;
 
 typedef struct {

@@ -347,8 +347,8 @@ static void check_digest(checker *c, pm_digest committed)
     if (c->report->count) return;
     if (c->suspect != UINT64_MAX)
         add_problem(c, c->suspect, PM_LINE, 0, no_key,
-                    "what stood at region offset %llu until it was deleted was not what had been committed: a write "
-                    "was lost or went astray, or it was damaged",
+                    "the contents at region offset %llu, which were deleted, were not those that had been committed: a "
+                    "write was lost or went astray, or they were damaged",
                     (unsigned long long)c->suspect);
     else
         add_problem(c, 0, c->region->size, 0, no_key,

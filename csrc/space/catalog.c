@@ -74,7 +74,8 @@ static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm
     return node;
 }
 
-/* The first slot with a key >= key; *exact if it is equal. */
+/* The first slot with a key >= key; *exact if it is equal. Not by PM_FIRST: a comparison has three results, and
+ * comparing once more with the key that was found would read its slot again. */
 static unsigned lower_bound(const pm_node *node, pm_key key, bool *exact)
 {
     unsigned low = 0, high = node->count;

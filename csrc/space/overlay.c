@@ -21,7 +21,7 @@ void pm_overlay_close(pm_region *region)
 {
     pm_overlay *overlay = region->overlay;
     if (!overlay) return;
-    if (overlay->image) munmap(overlay->image, overlay->size);
+    if (overlay->pages) munmap(overlay->pages, overlay->size);
     if (overlay->since.bits) munmap(overlay->since.bits, overlay->set_bytes);
     if (overlay->before.bits) munmap(overlay->before.bits, overlay->set_bytes);
     free(overlay);
@@ -48,25 +48,25 @@ pm_status pm_overlay_extend(pm_region *region, uint64_t size)
     pm_overlay *overlay = region->overlay;
     PM_TRY(make_sets(overlay, size));
     if (!pm_media_may_map(region->media)) return pm_fail_errno("cannot map the region");
-    void *image = overlay->image ? pm_address_resize(overlay->image, overlay->size, size)
+    void *pages = overlay->pages ? pm_address_resize(overlay->pages, overlay->size, size)
                                    : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                                           region->media->fd, PM_REGION_START);
-    if (!image || image == MAP_FAILED) return pm_address_refused("cannot map the region", size);
-    overlay->image = image;
+    if (!pages || pages == MAP_FAILED) return pm_address_refused("cannot map the region", size);
+    overlay->pages = pages;
     overlay->size = size;
     return PM_OK;
 }
 
 void pm_overlay_moved(pm_region *region, const uint8_t *file)
 {
-    region->committed = region->overlay->image;
+    region->committed = region->overlay->pages;
     region->overlay->file = file;
 }
 
-void pm_overlay_run(pm_region *region, uint64_t offset, const void *source, uint64_t length)
+void pm_overlay_logged(pm_region *region, uint64_t offset, const void *source, uint64_t length)
 {
     PM_CHECK(offset % PM_PAGE == 0 && offset + length <= region->size);
-    memcpy(region->overlay->image + offset, source, length);
+    memcpy(region->overlay->pages + offset, source, length);
     pm_overlay_direct(region, offset, length);
 }
 
@@ -80,7 +80,7 @@ void pm_overlay_show(pm_region *region, uint64_t offset, uint64_t length)
     uint64_t page = offset / PM_PAGE, end = pm_round_up(offset + length, PM_PAGE) / PM_PAGE;
     while (page < end) {
         uint64_t stop = pm_overlay_next(region, page, end);
-        if (page < stop) pm_address_drop(region->overlay->image + page * PM_PAGE, (stop - page) * PM_PAGE);
+        if (page < stop) pm_address_drop(region->overlay->pages + page * PM_PAGE, (stop - page) * PM_PAGE);
         for (page = stop; page < end && pm_overlay_next(region, page, page + 1) == page; page++) continue;
     }
 }

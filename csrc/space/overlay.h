@@ -2,8 +2,8 @@
  * Commits that returned before they were durable (D11). The committed image in the file may not have them yet (I3). So
  * another private mapping of the region lies over it, the overlay: logged bytes are copied there, and all other pages
  * of the overlay show the file. region->committed points to the overlay. Once a commit is durable it is finalized: its
- * runs are written to the file, and pages of the overlay that no later commit has written are dropped, so that they
- * show the same bytes in the file.
+ * logged ranges are written to the file, and pages of the overlay that no later commit has written are dropped, so that
+ * they show the same bytes in the file.
  *
  *   the file                          the state of a commit that is known to be durable; log.durable says which one
  *   the overlay (region->committed)   the last commit (I2)
@@ -18,8 +18,8 @@
 #include "space/region_state.h"
 
 typedef struct pm_overlay {
-    uint8_t *image;         /* moves when the region grows */
-    uint64_t size;          /* of the image */
+    uint8_t *pages;         /* the mapping; moves when the region grows */
+    uint64_t size;          /* of the mapping */
     const uint8_t *file;    /* the shared view of the file */
     pm_page_set since;      /* pages of commits since the last snapshot */
     pm_page_set before;     /* pages of commits before it, which are being made durable */
@@ -31,17 +31,17 @@ void pm_overlay_close(pm_region *region);
 pm_status pm_overlay_extend(pm_region *region, uint64_t size); /* after the media have grown, as pm_region_extend */
 void pm_overlay_moved(pm_region *region, const uint8_t *file);  /* as pm_region_moved */
 
-/* The last commit logged this run of pages, the last of which may be cut; or declared this range. */
-void pm_overlay_run(pm_region *region, uint64_t offset, const void *source, uint64_t length);
+/* The last commit logged this range of pages, the last of which may be cut; or declared this range. */
+void pm_overlay_logged(pm_region *region, uint64_t offset, const void *source, uint64_t length);
 void pm_overlay_direct(pm_region *region, uint64_t offset, uint64_t length);
 
-/* The file was written, and not the image. Drops pages of the image that have a copy of their own though they show the
- * file, as locked memory does (mlockall). */
+/* The file was written, and the overlay was not. Drops pages of the overlay that have a copy of their own though they
+ * show the file, as locked memory has (mlockall). */
 void pm_overlay_show(pm_region *region, uint64_t offset, uint64_t length);
 
 /* Takes a snapshot: the commits up to now will be finalized, later ones will not. */
 void pm_overlay_snapshot(pm_region *region);
-/* All runs before the snapshot are finalized. */
+/* All logged ranges before the snapshot are finalized. */
 void pm_overlay_finalized(pm_region *region);
 
 /* The first page in [page, end) that is in the overlay; end if there is none. */

@@ -69,7 +69,7 @@ pm_status pm_region_image_finalize(pm_region *region, uint64_t offset, const uin
         *written += logged;
         /* The file has the same bytes now. If the page were dropped before, the committed image would show an older
          * state for a moment (I2). */
-        if (!again) pm_address_drop(overlay->image + at, bytes);
+        if (!again) pm_address_drop(overlay->pages + at, bytes);
     }
     return PM_OK;
 }

@@ -15,8 +15,8 @@ pm_status pm_region_write_hashed(pm_region *region, uint64_t offset, const uint8
 /* flushes everything that was written through the cache; a fence must follow */
 void pm_region_flush(pm_region *region);
 
-/* Finalizes a run of a commit before the overlay's snapshot; newer commits come first. Bytes that no newer commit has
- * written are written to the committed image, and their number is added to *written. */
+/* Finalizes a logged range of a commit before the overlay's snapshot; newer commits come first. Bytes that no newer
+ * commit has written are written to the committed image, and their number is added to *written. */
 pm_status pm_region_image_finalize(pm_region *region, uint64_t offset, const uint8_t *source, uint64_t length,
                                    uint64_t *written);
 

@@ -18,7 +18,7 @@
  * follow the metadata through commits and rollbacks.
  *
  * I7   The slot that is not current holds no durable state: only it is written.
- * I8   A logged run into a slot is not applied where a later record declares the slot.
+ * I8   A logged range of a slot is not applied where a later record declares the slot.
  * I9   The mapped slot's pages that are not private show the slot there. Such a page is never out of date: since it was
  *      last private the program has not written it, so each commit into that slot wrote the same bytes over it. Memory
  *      is given back only where the mapped and the current slot agree (pm_region_release), which is ensured first. The

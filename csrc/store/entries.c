@@ -54,7 +54,7 @@ pm_status pm_entries_put(pm_store *store, pm_key key, const pm_entry *entry, con
     if (owned && entry->length != old.length) return pm_fail(PM_INVALID, "an extent keeps its length");
     pm_uncommitted *uncommitted = pm_uncommitted_find(store, entry->offset);
     if (entry->offset && !owned && (!uncommitted || uncommitted->owned || uncommitted->length != entry->length))
-        return pm_fail(PM_INVALID, "an entry takes a fresh extent that has no owner, or the one that it has");
+        return pm_fail(PM_INVALID, "an entry takes an extent that has no owner, or the one that it has");
     if (!owned) PM_TRY(leave_to_readers(store, &old));
     PM_WITH_SPACE(store, PM_TREE_HEIGHT + 1, status, pm_catalog_put(&store->region, key, entry, meta));
     PM_TRY(status);

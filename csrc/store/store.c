@@ -1,5 +1,5 @@
 /*
- * The C face: locks, handles, status codes.
+ * The C interface: locks, handles, status codes.
  *
  * commit/store_state.h has the order of the locks.
  */
@@ -389,7 +389,7 @@ pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter_to_write(store));
     if (!pm_uncommitted_find(store, offset))
-        return leave(store, pm_fail(PM_INVALID, "only a fresh extent is freed by hand"));
+        return leave(store, pm_fail(PM_INVALID, "only an extent without an owner is freed by hand"));
     return leave(store, pm_uncommitted_free(store, offset, length));
 }
 

@@ -123,7 +123,7 @@ def test_I14_disks_with_sectors_of_4096_bytes(tmp_path: Path, workload: Workload
 
 
 @pytest.mark.longer
-def test_I14_over_several_lives(tmp_path: Path) -> None:
+def test_I14_over_several_runs(tmp_path: Path) -> None:
     assert_survives(record(tmp_path / "a.pm", "file", names, again, closed, lazily, again, **ASYNC), depth=2)
     recording = record(tmp_path / "b.pm", "file", slots, slots_again, slots_shut, slots_again, **ASYNC)
     assert_survives(recording, **limits(slots, BUDGET))
@@ -132,7 +132,7 @@ def test_I14_over_several_lives(tmp_path: Path) -> None:
 @pytest.mark.longer
 @pytest.mark.parametrize("workload", [arrays, reuse, flips, lazily], ids=lambda workload: workload.__name__)
 def test_D7_syncs_that_fail(tmp_path: Path, workload: Workload) -> None:
-    """Each of them once; the next life makes durable all that it adopts."""
+    """Each of them once; the next run makes durable all that it adopts."""
     for number in itertools.count(1):
         recording = record_failed_sync(tmp_path / f"{number}.pm", workload, number, **ASYNC)
         if recording is None:
@@ -403,8 +403,8 @@ def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, fault_library: Path, kind: str) -> None:
     kills = -(-KILLS // (2 * len(CLASSES)))
     said = shim.run(fault_library, "-m", "tests.support.kills", "worker", str(tmp_path), "async", kind, str(kills), "1")
-    counted, lives = json.loads(said)[kind]
-    assert counted == kills <= lives
+    counted, runs = json.loads(said)[kind]
+    assert counted == kills <= runs
 
 
 # ---- processes
@@ -496,5 +496,5 @@ def test_space_that_waits_for_a_sync_is_used_before_the_file_grows(tmp_path: Pat
 
 
 def test_the_plans_of_the_battery_have_all_of_these() -> None:
-    planned = {workload for _, lives, options in PLANS if "durability" in options for workload in lives}
+    planned = {workload for _, runs, options in PLANS if "durability" in options for workload in runs}
     assert {lazily, freed_late, flipped_late} <= planned

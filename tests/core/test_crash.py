@@ -88,7 +88,7 @@ def test_I1_disks_with_sectors_of_4096_bytes(medium: Medium) -> None:
 
 
 @pytest.mark.parametrize("workload", [names, growth], ids=lambda workload: workload.__name__)
-def test_I1_over_several_lives(medium: Medium, workload: Workload) -> None:
+def test_I1_over_several_runs(medium: Medium, workload: Workload) -> None:
     """Killed, opened, changed, closed, opened, changed, killed."""
     recording = record(medium.directory / "store.pm", medium.name, workload, again, closed, again)
     assert_survives(recording, **limits(workload, BUDGET, 1))
@@ -96,7 +96,7 @@ def test_I1_over_several_lives(medium: Medium, workload: Workload) -> None:
 
 @pytest.mark.parametrize("workload", [arrays, names], ids=lambda workload: workload.__name__)
 def test_I4_crashes_of_recoveries_again_and_again(medium: Medium, workload: Workload) -> None:
-    """In and after the recovery of a crash in and after a recovery. Each of these lives has background work, in an
+    """In and after the recovery of a crash in and after a recovery. Each of these runs has background work, in an
     order that its seed decides, and some have commits that become durable later (I14).
     """
     recording = record(medium.directory / "store.pm", medium.name, workload)
@@ -106,10 +106,10 @@ def test_I4_crashes_of_recoveries_again_and_again(medium: Medium, workload: Work
         assert tally.nested >= 100
 
 
-def test_I9_slots_over_several_lives(medium: Medium) -> None:
+def test_I9_slots_over_several_runs(medium: Medium) -> None:
     """Memory lies over whichever slot was current when the store was opened."""
-    lives = (slots, slots_again, slots_shut, slots_again)
-    assert_survives(record(medium.directory / "store.pm", medium.name, *lives), **limits(slots, BUDGET))
+    runs = (slots, slots_again, slots_shut, slots_again)
+    assert_survives(record(medium.directory / "store.pm", medium.name, *runs), **limits(slots, BUDGET))
 
 
 def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> None:

@@ -126,7 +126,7 @@ def prepare(path: Path, workload: str) -> None:
 
 
 class Run:
-    """One life of the store: how many commits were begun, and how many acknowledged."""
+    """One run of the store: how many commits were begun, and how many acknowledged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,7 +139,7 @@ class Run:
         self.acknowledged = self.begun
 
     def learn(self, workload: Workload) -> None:
-        """The states, from a life without faults."""
+        """The states, from a run without faults."""
 
         def commit() -> None:
             self.store.commit()

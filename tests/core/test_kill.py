@@ -51,8 +51,8 @@ def test_I1_a_kill_loses_nothing_that_was_acknowledged(medium: Medium, fault_lib
     said = shim.run(
         fault_library, "-m", "tests.support.kills", "worker", str(medium.directory), medium.name, kind, str(kills), "1"
     )
-    counted, lives = json.loads(said)[kind]
-    assert counted == kills <= lives
+    counted, runs = json.loads(said)[kind]
+    assert counted == kills <= runs
 
 
 def run_and_kill(path: Path, medium: str, rng: random.Random) -> tuple[int, int]:

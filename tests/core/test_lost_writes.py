@@ -58,11 +58,11 @@ def second_change(store: pmstore.Store) -> None:
     del store["history"][2]
 
 
-class Lives:
-    """A store's file after each of its commits, and the last state. crashed: the last life has not ended by closing."""
+class Versions:
+    """A store's file after each of its commits, and the last state. crashed: the last run has not ended by closing."""
 
     def __init__(self, directory: Path, medium: str, crashed: bool) -> None:
-        self.path = directory / "lives.pm"
+        self.path = directory / "versions.pm"
         self.medium, self.images = medium, []
         with pmstore.open(self.path, media=medium) as store:
             fill(store)
@@ -128,16 +128,16 @@ def evaluate(path: Path, medium: str, mode: str, state: Snapshot) -> str:
 @pytest.mark.longer
 @pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
 def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crashed: bool) -> None:
-    lives = Lives(medium.directory, medium.name, crashed)
+    files = Versions(medium.directory, medium.name, crashed)
     path = medium.directory / "lost.pm"
     counts = dict.fromkeys(("error", "found", "harmless"), 0)
     wrong = []
-    images = [*lives.lost(), *lives.strays(random.Random(1))]
+    images = [*files.lost(), *files.strays(random.Random(1))]
     for what, image in images if LONGER > 1 else images[::6]:
         for mode in ("r", "r+"):
             path.write_bytes(image)
             try:
-                counts[evaluate(path, medium.name, mode, lives.state)] += 1
+                counts[evaluate(path, medium.name, mode, files.state)] += 1
             except AssertionError as error:
                 wrong.append(f"{what}, mode {mode}: {error}")
     assert not wrong, f"{len(wrong)}, {counts}: {wrong[:5]}"
@@ -146,11 +146,11 @@ def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crash
 
 
 def test_check_names_what_was_not_written(medium: Medium) -> None:
-    lives = Lives(medium.directory, medium.name, crashed=False)
+    files = Versions(medium.directory, medium.name, crashed=False)
     found = {}
-    for _, image in lives.lost():
-        lives.path.write_bytes(image)
-        with pmstore.open(lives.path, "r", media=medium.name, exclusive=True) as store:
+    for _, image in files.lost():
+        files.path.write_bytes(image)
+        with pmstore.open(files.path, "r", media=medium.name, exclusive=True) as store:
             found.update({str(problem): problem for problem in store.check() if "committed last" in problem.text})
     assert {"small", "short", "arrays/010"} <= {problem.name for problem in found.values()}
     assert next(problem for problem in found.values() if problem.name == "small").rows == range(5)
@@ -159,22 +159,22 @@ def test_check_names_what_was_not_written(medium: Medium) -> None:
 
 
 def test_several_older_pages_are_found_too(medium: Medium) -> None:
-    lives = Lives(medium.directory, medium.name, crashed=False)
-    old, image = lives.images[0], bytearray(lives.image)
+    files = Versions(medium.directory, medium.name, crashed=False)
+    old, image = files.images[0], bytearray(files.image)
     nodes = [
-        page for page in Image(lives.path).pages(NODE) if old[REGION + page :][:PAGE] != image[REGION + page :][:PAGE]
+        page for page in Image(files.path).pages(NODE) if old[REGION + page :][:PAGE] != image[REGION + page :][:PAGE]
     ]
     slabs = [
-        page for page in Image(lives.path).pages(SLAB) if old[REGION + page :][:PAGE] != image[REGION + page :][:PAGE]
+        page for page in Image(files.path).pages(SLAB) if old[REGION + page :][:PAGE] != image[REGION + page :][:PAGE]
     ]
     assert slabs, nodes
     for page in slabs:  # contents, not the header
         image[REGION + page + SECTOR : REGION + page + PAGE] = old[REGION + page + SECTOR : REGION + page + PAGE]
-    lives.path.write_bytes(image)
-    with pmstore.open(lives.path, "r", media=medium.name, exclusive=True) as store:
+    files.path.write_bytes(image)
+    with pmstore.open(files.path, "r", media=medium.name, exclusive=True) as store:
         assert not store.check().ok
     with pytest.raises(pmstore.CorruptStoreError):
-        pmstore.open(lives.path, "r+", media=medium.name, verify=True)
+        pmstore.open(files.path, "r+", media=medium.name, verify=True)
 
 
 # ---- the digest is right after whatever has happened
@@ -205,14 +205,14 @@ def digest(image: Image) -> tuple[int, int]:
 
 
 def test_the_header_holds_the_digest_that_the_format_describes(medium: Medium) -> None:
-    lives = Lives(medium.directory, medium.name, crashed=False)
-    image = Image(lives.path)
+    files = Versions(medium.directory, medium.name, crashed=False)
+    image = Image(files.path)
     for copy in (0, PAGE):
         assert (image.word(copy + 72), image.word(copy + 80)) == digest(image)
 
 
-class Life:
-    """Random operations on a store; `sound` after each that ends a transaction or a life."""
+class RandomRun:
+    """Random operations on a store; `sound` after each that ends a transaction or a run."""
 
     def __init__(self, path: Path, medium: str, seed: int) -> None:
         self.path, self.medium, self.rng = path, medium, random.Random(seed)
@@ -340,12 +340,12 @@ class Life:
 @pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_leave_a_sound_store(medium: Medium, seed: int) -> None:
-    life = Life(medium.directory / "life.pm", medium.name, seed)
+    run = RandomRun(medium.directory / "run.pm", medium.name, seed)
     try:
         for _ in range((400 if medium.name == "memory" else 150) * LONGER):
-            life.step()
+            run.step()
     finally:
-        life.store._drop(discard=True)
+        run.store._drop(discard=True)
         shutil.rmtree(medium.directory, ignore_errors=True)
 
 
@@ -467,7 +467,7 @@ def test_either_copy_of_the_header_may_be_an_old_one(medium: Medium, lost: int) 
 
 
 def test_every_life_of_a_log_has_an_id_of_its_own(medium: Medium) -> None:
-    """Otherwise records of an earlier life, or of another store, would be taken for records of this one."""
+    """Otherwise records of an earlier run, or of another store, would be taken for records of this one."""
     ids, salts = set(), []
     for name in ("one", "two"):
         path = medium.directory / name

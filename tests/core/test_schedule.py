@@ -33,7 +33,7 @@ def rows(store: pmstore.Store) -> None:
         store.commit()
 
 
-def life(path: Path, seed: int, pace: int = 64, **options: str) -> Recording:
+def recorded_run(path: Path, seed: int, pace: int = 64, **options: str) -> Recording:
     with Recorder(path, "file", seed=seed, pace=pace) as recorder:
         recorder.trace.sync_ranges(True)
         store = pmstore.open(path, **options)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def life(path: Path, seed: int, pace: int = 64, **options: str) -> Recording:
 def test_a_seed_gives_one_order_and_others_give_others(tmp_path: Path, durability: str) -> None:
     orders = []
     for seed in range(1, 6):
-        first, again = (life(tmp_path / "s.pm", seed, durability=durability) for _ in range(2))
+        first, again = (recorded_run(tmp_path / "s.pm", seed, durability=durability) for _ in range(2))
         assert (first.events, first.data) == (again.events, again.data)
         orders.append(tuple(events(first)))
     assert len(set(orders)) > 2
@@ -69,7 +69,7 @@ def test_parts_of_a_record_are_written_in_any_order(tmp_path: Path) -> None:
     """And each before the record is durable."""
     descending = 0
     for seed in range(1, 8):
-        recording = life(tmp_path / "s.pm", seed, pace=0)
+        recording = recorded_run(tmp_path / "s.pm", seed, pace=0)
         writes: list[int] = []
         for number in range(len(recording)):
             event = recording.event(number)

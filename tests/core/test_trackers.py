@@ -429,7 +429,7 @@ def on_an_older_kernel(path: Path) -> None:
     """In another process, under the shim."""
     variable("fault_no_scan").value = 1
     os.environ["PMSTORE_TRACKER"] = "uffd"
-    with pytest.raises(pmstore.StoreIOError, match="PMSTORE_TRACKER=uffd asks for what does not work here"):
+    with pytest.raises(pmstore.StoreIOError, match="PMSTORE_TRACKER=uffd is not supported here"):
         pmstore.open(path)
     del os.environ["PMSTORE_TRACKER"]
     rng = np.random.default_rng(1)

@@ -54,7 +54,7 @@ MUTANTS = [
         "a record knows of a durable one that there is not",
     ),
     Mutant(
-        "settled-oldest-first",
+        "finalized-oldest-first",
         "P",
         ASYNC,
         "finalize_record(store, (uint64_t)async->records[i] * PM_PAGE)",
@@ -65,12 +65,12 @@ MUTANTS = [
         "image-dropped-under-later-commits",
         "W",
         REGION_IMAGE,
-        "if (!again) pm_address_drop(overlay->image + at, bytes);",
-        "pm_address_drop(overlay->image + at, bytes);",
+        "if (!again) pm_address_drop(overlay->pages + at, bytes);",
+        "pm_address_drop(overlay->pages + at, bytes);",
         "the committed image loses a commit that is not durable yet",
     ),
     Mutant(
-        "rollback-drops-what-is-not-settled",
+        "rollback-drops-what-is-not-finalized",
         "W",
         REGION,
         "pm_overlay_next(region, page, last)",
@@ -78,7 +78,7 @@ MUTANTS = [
         "a rollback shows the durable state instead of the last commit (I13)",
     ),
     Mutant(
-        "release-drops-what-is-not-settled",
+        "release-drops-what-is-not-finalized",
         "W",
         "csrc/space/region_read.c",
         "!pm_overlay_covers(region, at)",
@@ -120,7 +120,7 @@ MUTANTS = [
         within="if (pair->flipped > store->log.durable) PM_TRY(pm_async_finalize(store));\n    PM_CHECK",
     ),
     Mutant(
-        "settled-without-the-end",
+        "finalized-without-the-end",
         "P",
         REGION_IMAGE,
         "pm_round_up(offset + length, PM_PAGE) / PM_PAGE",
@@ -161,7 +161,7 @@ MUTANTS = [
         "a record knows of a durable one that is not",
     ),
     Mutant(
-        "log-emptied-before-it-is-settled",
+        "log-emptied-before-it-is-finalized",
         "R",
         "csrc/commit/checkpoint.c",
         "PM_TRY(pm_async_finalize(store));",

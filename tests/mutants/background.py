@@ -92,7 +92,7 @@ MUTANTS = [
         ASYNC,
         "status = finalize_records(store);",
         "store->log.durable = async->snapshot; status = finalize_records(store);",
-        "a slot is written while an older run for it waits (I13)",
+        "a slot is written while an older logged range for it waits (I13)",
     ),
     Mutant(
         "close-without-the-last-sync",
@@ -146,7 +146,7 @@ MUTANTS = [
         within="PM_TRY(media->operations->sync(media));\n    PM_TRY(pm_log_durable_marker(",
     ),
     Mutant(
-        "lives-after-a-crash-without-background-work",
+        "runs-after-a-crash-without-background-work",
         "O",
         "csrc/explore/evaluate.c",
         "pm_trace_background(trace, seed, how.pace)",

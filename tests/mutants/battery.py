@@ -76,16 +76,16 @@ def recordings(directory: Path) -> Iterator[tuple[str, Callable[[], Recording | 
     """The recordings to explore: a name, and the function that records it; it returns None if the failing call is
     past the end."""
 
-    def planned(name: str, lives: tuple[crashes.Workload, ...], medium: str, options: dict[str, Any]) -> Recording:
+    def planned(name: str, runs: tuple[crashes.Workload, ...], medium: str, options: dict[str, Any]) -> Recording:
         path = directory / f"{name}.pm"
         try:
-            return crashes.record(path, medium, *lives, readers=False, **options)
+            return crashes.record(path, medium, *runs, readers=False, **options)
         finally:
             path.unlink(missing_ok=True)
 
-    for name, lives, options in crashes.PLANS:
+    for name, runs, options in crashes.PLANS:
         for medium in media_of(options):
-            yield f"{name}-{medium}", partial(planned, f"{name}-{medium}", lives, medium, options)
+            yield f"{name}-{medium}", partial(planned, f"{name}-{medium}", runs, medium, options)
 
     def failed(name: str, workload: crashes.Workload, number: int, **options: Any) -> Recording | None:
         return crashes.record_failed_sync(directory / f"{name}.pm", workload, number, **options)
@@ -127,9 +127,9 @@ def crash(record: Callable[[], Recording | None]) -> None:
 
 def readers(directory: Path) -> None:
     """The file of a killed process, read by a process that writes nothing."""
-    for name, lives, options in crashes.PLANS:
+    for name, runs, options in crashes.PLANS:
         for medium in media_of(options):
-            crashes.record(directory / f"{name}-{medium}.pm", medium, *lives, **options)
+            crashes.record(directory / f"{name}-{medium}.pm", medium, *runs, **options)
 
 
 def large(directory: Path) -> None:
@@ -186,10 +186,10 @@ def model(directory: Path) -> None:
             machine.same()
         machine.check()
         machine.teardown()
-    over_two_lives(directory / "lives.pm")
+    over_two_runs(directory / "runs.pm")
 
 
-def over_two_lives(path: Path) -> None:
+def over_two_runs(path: Path) -> None:
     with pmstore.open(path) as store:
         store.create_list("first").append(1)
         x = store.create_array("x", 3)

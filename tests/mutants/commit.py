@@ -87,7 +87,7 @@ COMMIT = [
         IMAGE,
         "PM_TRY(pm_region_write(&store->region, item.offset, item.bytes, item.length, how));",
         "if (cursor < length || cursor < 200) PM_TRY(pm_region_write(&store->region, item.offset, item.bytes, item.length, how));",
-        "the last run of a commit never gets into the committed image",
+        "the last logged range of a commit never gets into the committed image",
     ),
     Mutant(
         "reset-before-image-is-durable",
@@ -119,7 +119,7 @@ COMMIT = [
         REGION_IMAGE,
         "page <= last",
         "page == first",
-        "a run over two pages is flushed on one",
+        "a logged range over two pages is flushed on one",
     ),
     Mutant(
         "flush-list-forgets",
@@ -347,7 +347,7 @@ COMMIT = [
         "filled arrays do not match their hashes",
     ),
     Mutant(
-        "fresh-values-left-out",
+        "uncommitted-values-left-out",
         "P",
         CANDIDATES,
         "pm_extent_is_small(length)",
@@ -372,7 +372,7 @@ COMMIT = [
         "space is lost",
     ),
     Mutant(
-        "pending-forgets-fresh",
+        "pending-forgets-uncommitted",
         "C",
         TRANSACTION,
         "pm_uncommitted_forget(store);",
@@ -538,7 +538,7 @@ RECOVER = [
         RECOVERY,
         "memcpy(store->region.live + offset, bytes, length);",
         "memcpy(store->region.live + offset, bytes, length - 64);",
-        "a reader sees the last line of a run as it was",
+        "a reader sees the last line of a logged range as it was",
     ),
     Mutant(
         "adopted-record-not-written-again",

@@ -481,10 +481,10 @@ CONTROLS = [
     ),
     Mutant(
         # A direct write drops them, too: this one saves memory.
-        "control-settled-pages-keep-the-image",
+        "control-finalized-pages-stay-in-the-overlay",
         "-",
         "csrc/space/region_image.c",
-        "if (!again) pm_address_drop(overlay->image + at, bytes);",
+        "if (!again) pm_address_drop(overlay->pages + at, bytes);",
         ";",
         "",
     ),

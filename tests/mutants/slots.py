@@ -158,7 +158,7 @@ MUTANTS = [
         "check() finds that the digest differs",
     ),
     Mutant(
-        "slot-terms-out-of-date",
+        "slot-contributions-out-of-date",
         "W",
         COMMITS,
         "pair->known_contributions = false;",

@@ -166,7 +166,7 @@ GATHERING = [
         GATHER,
         "pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);",
         "pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, (lines > 2 ? lines - 1 : lines) * PM_LINE);",
-        "the last line of a run is lost",
+        "the last line of a logged range is lost",
     ),
     Mutant(
         "candidates-of-one-place-mixed-up",
@@ -427,7 +427,7 @@ BUFFERS = [
         "an array is not found when it is deleted",
     ),
     Mutant(
-        "settled-too-late",
+        "committed-ownership-out-of-date",
         "C",
         REGION,
         "buffer->owned_at_commit = buffer->owned;",

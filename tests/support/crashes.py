@@ -33,7 +33,7 @@ Workload = Callable[[pmstore.Store], None]
 def record(
     path: Path,
     medium: str,
-    *lives: Workload,
+    *runs: Workload,
     readers: bool = True,
     ranges: bool = True,
     pace: int = PACE,
@@ -46,10 +46,10 @@ def record(
     """
     with Recorder(path, medium, seed=SEED, pace=pace) as recorder:
         recorder.trace.sync_ranges(ranges)
-        for life in lives:
+        for run in runs:
             store = pmstore.open(path, **options)
             try:
-                life(store)
+                run(store)
             finally:
                 if not store.closed:
                     store._drop(discard=True)
@@ -580,10 +580,10 @@ OPTIONS: dict[Workload, dict[str, Any]] = {overflow: OVERFLOW, full: {"max_size"
 # The workloads that mutants must pass (tests/mutants/battery.py): runs, and options of pmstore.open.
 PLANS: list[tuple[str, tuple[Workload, ...], dict[str, Any]]] = [
     *((workload.__name__, (workload,), OPTIONS.get(workload, {})) for workload in WORKLOADS),
-    ("lives", (names, again, closed, again), {}),
-    ("lives of slots", (slots, slots_again, slots_shut, slots_again), {}),
+    ("runs", (names, again, closed, again), {}),
+    ("runs of slots", (slots, slots_again, slots_shut, slots_again), {}),
     *((f"async {workload.__name__}", (workload, again), ASYNC) for workload in (lazily, freed_late, flipped_late)),
     ("async full", (full,), {**ASYNC, **OPTIONS[full]}),
     ("async overflow", (overflow,), {**ASYNC, **OVERFLOW}),
-    ("async lives", (names, again, closed, reuse), ASYNC),
+    ("async runs", (names, again, closed, reuse), ASYNC),
 ]

@@ -203,7 +203,7 @@ class Killer:
         self._clean = True
         self._first = self._last = 0  # commits that the file may be at
         self._calls = self._time = 0
-        self.kills = self.lives = 0
+        self.kills = self.runs = 0
 
     def kill(self) -> None:
         """One more run. Its kill counts if it hit the phase of the class, and not a later one."""
@@ -229,7 +229,7 @@ class Killer:
 
     def _run(self, kind: str, death: Death) -> None:
         self._board.clear()
-        self.lives += 1
+        self.runs += 1
         pid = os.fork()
         if not pid:
             try:
@@ -284,7 +284,7 @@ def worker(directory: str, medium: str, kinds: str, kills: int, seed: int) -> No
                 raise AssertionError(
                     f"{kind} on {medium}, seed {seed}, kill {killer.kills}: {error} ({kept})"
                 ) from error
-        out[kind] = [killer.kills, killer.lives]
+        out[kind] = [killer.kills, killer.runs]
     print(json.dumps(out))
 
 
@@ -323,9 +323,9 @@ def main(kills: int, seed: int = 1) -> None:
     assert not any(process.returncode for process in workers.values()), "a kill lost something: see above"
     total = 0
     for medium, answer in answers.items():
-        for kind, (number, lives) in json.loads(answer).items():
+        for kind, (number, runs) in json.loads(answer).items():
             total += number
-            print(f"{medium:>6}  {kind:<8}  {number:>5} kills of {lives:>5} lives")
+            print(f"{medium:>6}  {kind:<8}  {number:>5} kills of {runs:>5} runs")
     print(f"{total} kills in {time.monotonic() - begun:.0f} s, and nothing that was acknowledged was lost")
 
 

@@ -1,4 +1,4 @@
-"""What the C face refuses, which Python's never asks it for: keys, entries and extents past their limits."""
+"""What the C interface refuses, which Python never asks it for: keys, entries and extents past their limits."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_a_pattern_fits_into_its_extent(core: Core) -> None:
 def test_an_extent_has_one_owner(core: Core) -> None:
     owned = core.get(next(iter(core.scan(b"")), None).key)  # type: ignore[union-attr]
     assert owned is not None and owned.offset
-    with pytest.raises(pmstore.InternalError, match="only a fresh extent is freed by hand"):
+    with pytest.raises(pmstore.InternalError, match="only an extent without an owner is freed by hand"):
         core.free(owned.offset, owned.length)
     with pytest.raises(pmstore.InternalError, match="only an extent allocated since the last commit"):
         core.write(owned.offset, 0, b"x", 1)
-    with pytest.raises(pmstore.InternalError, match="an entry takes a fresh extent that has no owner"):
+    with pytest.raises(pmstore.InternalError, match="an entry takes an extent that has no owner"):
         core.put(b"another", owned)
     with pytest.raises(pmstore.InternalError, match="an extent of no bytes"):
         core.alloc(0)

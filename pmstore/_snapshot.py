@@ -85,7 +85,7 @@ class Snapshot:
 
     @property
     def media(self) -> str:
-        """ "memory", "file" or "dax": the medium of the store's file."""
+        """ "memory", "file" or "dax": what "auto" chooses for the store's file; its writer may use another medium."""
         return str(ffi.string(lib.pm_snapshot_media(self._snapshot)).decode())
 
     @property

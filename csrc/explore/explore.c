@@ -160,7 +160,7 @@ static void divide_budget(pm_explorer *e)
         }
 }
 
-/* Evaluates a crash right behind the current event, which loses nothing. */
+/* Evaluates a crash right after the current event, which loses nothing. */
 static pm_status evaluate_whole(pm_explorer *e, pm_crash_kind kind)
 {
     if (!pm_explorer_wants(e, kind)) return PM_OK;

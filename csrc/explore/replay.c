@@ -46,7 +46,7 @@ static pm_status after_crash(pm_explorer *e, uint64_t size, second_run *run)
     return PM_OK;
 }
 
-/* After a kill of the process: the writes on their way are still on their way, behind those that recovery finds in the
+/* After a kill of the process: the writes on their way are still on their way, after those that recovery finds in the
  * cache. */
 static pm_status after_kill(pm_explorer *e, second_run *run)
 {

@@ -57,7 +57,7 @@ void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint6
 {
     enum { IN_CACHE = 4 * PM_PIECE, AT_ONCE = 512 << 10 };
     /* Field by field: compilers zero a struct of this size by `rep stos`. Loads of what that stored wait until all
-     * earlier stores have left the store buffer, which is slow behind streamed bytes. */
+     * earlier stores have left the store buffer, which is slow after streamed bytes. */
     size_t large = writer->early ? IN_CACHE : AT_ONCE;
     writer->stage_room = how != PM_BODY_LARGE || large > writer->stage_size ? writer->stage_size : large;
     writer->place = place, writer->capacity = capacity, writer->key = key;

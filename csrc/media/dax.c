@@ -132,7 +132,7 @@ pm_status pm_dax_grow(pm_media *media, uint64_t size)
     while (pm_again_make(&again, result));
     media->syncs++;
     /* durable: the new size and its blocks → then: a header that needs them. MAP_SYNC does not order the two: the
-     * header's page was writable before. Without this sync, a power cut could leave a header that names a log behind
+     * header's page was writable before. Without this sync, a power cut could leave a header that names a log beyond
      * the end of the file. A file that is as long already is synced, too: a process that was killed here, or just
      * before, may have made it so. */
     if (result) {

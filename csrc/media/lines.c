@@ -26,7 +26,7 @@ static pm_lines_flush *find(const flush_kind *kinds, size_t count, const char *n
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Bytes before and behind the whole lines of a streamed range: a part of one line. clflush: every processor has it. */
+/* Bytes before and after the whole lines of a streamed range: a part of one line. clflush: every processor has it. */
 static void copy_edge(uint8_t *to, const uint8_t *from, size_t length)
 {
     memcpy(to, from, length);

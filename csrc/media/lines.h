@@ -3,7 +3,7 @@
  *
  *   x86-64    clwb, clflushopt, clflush; non-temporal stores of 64, 32 or 16 bytes; sfence
  *   aarch64   dc cvap (to the point of persistence), dc cvac (to memory); dsb. Its non-temporal stores are a hint, so
- *             that streaming is a copy with a flush behind it
+ *             that streaming is a copy and then a flush
  *   others    none: memory is what tmpfs is, and its bytes outlive the process
  */
 #ifndef PM_LINES_H
@@ -20,7 +20,7 @@ typedef void pm_lines_stream(void *destination, const void *source, size_t lengt
  * have it. */
 pm_lines_flush *pm_lines_find_flush(const char *name, bool *known);
 
-/* The widest copy past the cache. Bytes before and behind the whole lines go through the cache and are flushed. NULL:
+/* The widest copy past the cache. Bytes before and after the whole lines go through the cache and are flushed. NULL:
  * there is none. */
 pm_lines_stream *pm_lines_find_stream(void);
 

@@ -34,7 +34,7 @@ static void flush_traced(pm_media *media, const uint8_t *line)
     pm_trace_add(media->trace, PM_EVENT_FLUSH, offset_of(media, line), PM_LINE, NULL);
 }
 
-/* As the copies past the cache do it: bytes before and behind the whole lines go through the cache, and are flushed. */
+/* As the copies past the cache do it: bytes before and after the whole lines go through the cache, and are flushed. */
 static void stream_traced(pm_media *media, uint8_t *to, const uint8_t *from, size_t length)
 {
     while (length) {

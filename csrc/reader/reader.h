@@ -47,7 +47,7 @@ void pm_reader_free(pm_reader *reader);
  * are not in it: pm_snapshot_load puts them into the memory of a buffer. -1 with errno if there is none. */
 int pm_snapshot_file(const pm_snapshot *snapshot);
 
-/* "memory", "file" or "dax": the medium of the store's file. */
+/* "memory", "file" or "dax": what PM_MEDIA_AUTO is for the store's file. Its writer may use another medium. */
 const char *pm_snapshot_media(const pm_snapshot *snapshot);
 /* Its persistence domain, as for pm_domain_in_use. */
 const char *pm_snapshot_domain(const pm_snapshot *snapshot);

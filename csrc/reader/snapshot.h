@@ -15,7 +15,7 @@
  * of I21 (commit/readers.h).
  *
  * I19  A page that was copied while it changed has, besides bytes of its own commit, only bytes of later records: the
- *      committed image changes only behind the durable marker of the record (I3). The marker is read after the page is
+ *      committed image changes only after the durable marker of the record (I3). The marker is read after the page is
  *      copied, and the records up to it are applied. So the page is then as of the newest of them. A page whose
  *      contents were written in place has no such record: it is copied again after the record that declares it, and
  *      not at all while no record does.

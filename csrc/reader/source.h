@@ -47,7 +47,7 @@ pm_status pm_source_pwrite(int fd, uint64_t place, uint64_t length, const uint8_
 /* Finds the commits since the last call. While a process writes the store, these are the commits that the durable
  * marker names. Otherwise they are the ones that recovery adopts.
  *
- *   from     found.bodies[*from] and those behind it are new. 0: those that were known before are no longer there, and
+ *   from     found.bodies[*from] and those after it are new. 0: those that were known before are no longer there, and
  *            in the committed image
  *   missed   records were gone before they were read: begin anew
  */

@@ -121,7 +121,7 @@ pm_status pm_recovery_scan(pm_store *store, pm_recovery_log *found)
         if (valid) continue;
         if (body->sequence <= found->durable || pm_log_knows_durable(log, at, body->sequence))
             return pm_fail(PM_CORRUPT, "the log is damaged: an acknowledged commit has lost its contents");
-        /* It was never durable, as contents and record share one ordering point. Nor were the records behind it. */
+        /* It was never durable, as contents and record share one ordering point. Nor were the records after it. */
         log->sequence = body->sequence - 1;
         found->count = i;
     }

@@ -98,9 +98,8 @@ pm_status pm_region_keep(pm_region *region, uint64_t size)
     while (!pm_address_keep_more(region->live + region->kept, more)) {
         if (more == least)
             return pm_fail(PM_NO_SPACE,
-                           "the addresses behind the arrays of this store are in use, so it can't grow to %llu bytes: "
-                           "close it and "
-                           "open it again",
+                           "the addresses after the arrays of this store are in use, so it can't grow to %llu bytes: "
+                           "close it and open it again",
                            (unsigned long long)size);
         more = more / 2 < least ? least : pm_round_up(more / 2, PM_PAGE);
     }

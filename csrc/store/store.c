@@ -363,7 +363,7 @@ pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int 
 
 pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows)
 {
-    /* The first key behind all keys that start with the prefix: the prefix, counted up by one. */
+    /* The first key after all keys that start with the prefix: the prefix, counted up by one. */
     uint8_t end[PM_KEY_MAX + 1];
     if (!prefix_length || prefix_length > PM_KEY_MAX)
         return pm_fail(PM_INVALID, "the prefix must have 1 to %d bytes", PM_KEY_MAX);

@@ -130,8 +130,8 @@ def cuts(fs: str, many: int, persist: str = "mem-ctrl", mistake: bool = False) -
             return f"{done}; at last recovered {recovered(text)}"
         wrong = judge(acknowledged, text)
         if not wrong.startswith("acknowledged"):
-            raise Failed(f"a planted mistake was not noticed: {wrong or 'nothing is wrong'}")
-        return f"{done}; a planted mistake was noticed: {wrong}"
+            raise Failed(f"a mutant was not noticed: {wrong or 'nothing is wrong'}")
+        return f"{done}; a mutant was noticed: {wrong}"
 
     return run
 
@@ -147,7 +147,7 @@ Part = Callable[[Guest, Path, int], str]
 
 PARTS: dict[str, Part] = {
     "tests": tests,
-    "cuts on ext4, and a planted mistake": cuts("ext4", 3, mistake=True),
+    "cuts on ext4, and a mutant": cuts("ext4", 3, mistake=True),
     "cuts on xfs, with eADR": cuts("xfs", 2, "cpu"),
 }
 

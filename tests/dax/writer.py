@@ -4,7 +4,7 @@
 
 DOMAIN is that of the guest, FIRST the number of the last acknowledged commit; 0: there may be no store. Prints
 `RECOVERED n m`, the commits of the two stores, and writes each number to the serial line when both stores have that
-commit. With `check`, it only verifies. `early` is the planted mistake: numbers are acknowledged before they are
+commit. With `check`, it only verifies. `early` is the mutant: numbers are acknowledged before they are
 committed.
 """
 

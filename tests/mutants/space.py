@@ -343,7 +343,7 @@ BUFFERS = [
         REGION,
         "restore_extent(region, buffer->offset, buffer->length);",
         ";",
-        "the next commit carries what was rolled back",
+        "the next commit contains what was rolled back",
     ),
     Mutant(
         "rollback-leaves-small-arrays",
@@ -351,7 +351,7 @@ BUFFERS = [
         REGION,
         "memcpy(region->live + offset + at, region->committed + committed + at, bytes);",
         ";",
-        "the next commit carries what was rolled back",
+        "the next commit contains what was rolled back",
     ),
     Mutant(
         "rollback-leaves-the-last-page",

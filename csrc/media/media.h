@@ -6,8 +6,8 @@
  *   dax     persistent memory: the same, mapped with MAP_SYNC (dax.h)
  *   file    pwrite, sync_file_range, RWF_DSYNC, fdatasync
  *
- * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h). It asks
- * the trace before. Both are points of the schedule (base/schedule.h), where the explorer's threads change.
+ * Each function that touches durable bytes reports what it did to the trace, if there is one (media/trace.h). One that
+ * can fail asks the trace before. Both are points of the schedule (base/schedule.h), where other threads may run.
  */
 #ifndef PM_MEDIA_H
 #define PM_MEDIA_H
@@ -91,8 +91,8 @@ typedef struct {
     pm_status (*grow)(pm_media *media, uint64_t size);
     /* Waits until the disk fetches no bytes from memory any more. It makes nothing durable. */
     pm_status (*await_writes)(pm_media *media);
-    /* As fence, for everything that was written before the call, also by other threads. No PM_WRITE_BEGIN is unfinished
-     * then, as only records that must be durable at once use it. */
+    /* As fence, for everything that was written before the call, also by other threads. It need not wait for
+     * PM_WRITE_BEGIN, which only records use that have to be durable at once. */
     pm_status (*sync)(pm_media *media);
 } pm_media_operations;
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration
-from pmstore._catalog.kinds import DERIVED, LIST
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
 from pmstore._catalog.names import element_key, element_prefix, key_of, split_element, stamp_key, value_key
 from pmstore._core import Core, Entry, pointer_to
 from pmstore._errors import UNSOUND, CorruptStoreError, Error, NameConflictError, of
@@ -68,7 +68,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
     are gone.
 
     Entries move as they are, in one call. Declarations of derived arrays may change, so they are put before, and those
-    under the old names are deleted behind it.
+    under the old names are deleted after it.
     """
     with catalog.lock:
         pairs = _pairs(catalog, old, new, group)
@@ -79,7 +79,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
             _check_declarations(catalog, declared.values(), check)
             catalog.core.rename(moved)
         except BaseException:
-            if moved and catalog.core.get(moved[0][0]) is None:  # a signal behind the call
+            if moved and catalog.core.get(moved[0][0]) is None:  # a signal after the call
                 _end_rename(catalog, pairs, declared)
             else:
                 _delete_declarations(catalog, declared.values())
@@ -188,7 +188,7 @@ def _copy_under(catalog: Catalog, pairs: Names, before: str, after: str) -> None
         raise catalog.unknown(before)
     if entry.kind == DERIVED:
         _declare_under(catalog, pairs, before)
-        for part in (value_key, stamp_key):  # I16: the stamp behind the value
+        for part in (value_key, stamp_key):  # I16: the stamp after the value
             kept = core.get(part(old))
             if kept is not None:
                 put_copy(catalog, part(new), kept, verified(core, kept))
@@ -198,5 +198,7 @@ def _copy_under(catalog: Catalog, pairs: Names, before: str, after: str) -> None
             if split_element(row.key) != (catalog.list_id(entry), i):
                 raise CorruptStoreError(f"the list lacks element {i}")
             put_copy(catalog, element_key(made, i), row.entry, verified(core, row.entry))
+    elif entry.kind not in (ARRAY, INLINE, BLOB):
+        raise CorruptStoreError(f"an entry of the unknown kind {entry.kind}")  # other keys may belong to it
     else:
         put_copy(catalog, new, entry, verified(core, entry))

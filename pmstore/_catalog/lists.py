@@ -149,7 +149,7 @@ class PersistentList(MutableSequence[Any]):
             self._replace(start, tail, changed)
 
     def __delitem__(self, index: int | slice) -> None:
-        """Deletes an element, or those of a slice; the elements behind move up."""
+        """Deletes an element, or those of a slice; the elements after it move up."""
         with self._catalog.lock:
             self._catalog.writable()
             length = len(self)

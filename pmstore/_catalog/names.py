@@ -7,8 +7,8 @@ key     followed by                              holds
 ``n``   the name in UTF-8                        an array, a value, a list or a derived array
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
 ``m``   ``list-id``                              the next list id, 8 bytes little-endian
-``m``   ``commit-note``                          message and attributes of a commit, behind its sequence number
-``m``   ``lineage``                              whose history the store has: see _store/lineage.py
+``m``   ``commit-note``                          message and attributes of a commit, after its sequence number
+``m``   ``lineage``                              the history that the store has: see _store/lineage.py
 ======  =======================================  ==========================================
 """
 
@@ -26,6 +26,7 @@ __all__ = [
     "LIST_PREFIX",
     "NAME_PREFIX",
     "NOTE_KEY",
+    "PREFIXES",
     "check_name",
     "derived_prefix",
     "element_key",
@@ -48,6 +49,7 @@ LIST_ID_KEY = b"mlist-id"
 NOTE_KEY = b"mcommit-note"
 LINEAGE_KEY = b"mlineage"
 HIDDEN_KEYS = LIST_ID_KEY, NOTE_KEY, LINEAGE_KEY
+PREFIXES = NAME_PREFIX, LIST_PREFIX, DERIVED_PREFIX  # of all other keys
 
 _ELEMENT = struct.Struct(">cQQ")
 _LIST = struct.Struct(">cQ")

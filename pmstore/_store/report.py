@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
@@ -10,7 +10,7 @@ from pmstore._catalog import names as _names
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration, Stamp
 from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST
-from pmstore._core import BLOCK, Entry
+from pmstore._core import BLOCK, Core, Entry, Row
 from pmstore._errors import UNSOUND, CorruptStoreError
 from pmstore._store.notes import decoded
 from pmstore._values.array import read_layout
@@ -175,9 +175,26 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                 _check_derived(catalog, row.key, row.entry)
             except UNSOUND as error:
                 problems.append(Problem(str(error), _derived_name(row.key), row.entry.offset, row.entry.length))
+        for row in _unknown(catalog.core):
+            text = f"the key {row.key!r:.80} is of an unknown kind; perhaps a newer pmstore wrote it"
+            problems.append(Problem(text, None, row.entry.offset, row.entry.length))
     except UNSOUND as error:
         problems.append(Problem(str(error)))
     return problems
+
+
+def _unknown(core: Core) -> Iterator[Row]:
+    """The first row of each unknown prefix, and the first unknown one of the store's own keys."""
+    start = b""
+    while (row := next(core.scan(b"", start=start), None)) is not None:
+        if row.key in _names.HIDDEN_KEYS:
+            start = row.key + b"\0"
+            continue
+        if not row.key.startswith(_names.PREFIXES):
+            yield row
+        if row.key[0] == 0xFF:
+            return
+        start = bytes([row.key[0] + 1])
 
 
 def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:

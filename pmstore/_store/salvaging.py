@@ -106,7 +106,7 @@ class _Salvage:
             self.source.declaration(name, entry)
             self._put(key, entry, verified)
             if name not in self.damaged:
-                for part in (value_key(key), stamp_key(key)):  # I16: the stamp behind the value
+                for part in (value_key(key), stamp_key(key)):  # I16: the stamp after the value
                     kept = core.get(part)
                     if kept is not None:
                         self._put(part, kept, self.contents)

@@ -64,6 +64,14 @@ NOTICED = [
         "a damaged array counts as sound",
     ),
     Mutant(
+        "copies-an-unknown-kind",
+        "F",
+        COPY,
+        "entry.kind not in (ARRAY, INLINE, BLOB)",
+        "False",
+        "a copy lacks the keys that belong to it",
+    ),
+    Mutant(
         "salvages-what-the-check-reported",
         "F",
         SALVAGE,
@@ -125,6 +133,7 @@ def anew(directory: Path) -> None:
         test_compact.test_what_fails_leaves_the_store,
         test_salvage.test_contents_of_an_earlier_commit,
         test_rename.test_the_copy_of_a_damaged_array_is_refused,
+        test_rename.test_the_copy_of_an_unknown_kind_is_refused,
         test_rename.test_no_space_for_longer_names,
         test_notes.test_a_commit_says_what_its_transaction_was_given,
         test_notes.test_the_innermost_that_begins_last_is_committed,

@@ -191,6 +191,29 @@ def test_hostile_extents(store):
             store["a"]
 
 
+@pytest.mark.parametrize("key", [b"k", b"k" * 700, b"m", b"mnew", b"\0", b"\xff"])
+def test_keys_of_an_unknown_kind(store, key):
+    """A newer pmstore may have written them."""
+    store["a"] = 1
+    store.create_list("l").append(2)
+    with store.transaction(message="a note"):
+        pass
+    core = store._catalog.core
+    assert store.check().ok
+    for more in (b"", b"\1", b"\2"):
+        core.put(key + more, Entry(0, 0, 2, 0, b"\x01"))
+    store.commit()
+    [problem] = store.check()
+    assert problem.name is None and problem.text.startswith(f"the key {key!r:.80} is of an unknown kind")
+    for more in (b"", b"\1", b"\2"):
+        core.delete(key + more)
+    assert store.check().ok
+    core.put(key, Entry(0, 0, 2, 0, b"\x01"))
+    store.close()
+    with pytest.raises(pmstore.CorruptStoreError, match="unknown kind"):
+        pmstore.compact(store.path)
+
+
 @pytest.mark.parametrize("key", [b"n", b"n/", b"na//b", b"n\xff", b"n\x00"])
 def test_hostile_names(store, key):
     store._catalog.core.put(key, Entry(0, 0, 2, 0, b"\x01"))

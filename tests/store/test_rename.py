@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._core import Core
+from pmstore._core import Core, Entry
 from tests.core.test_damage import flipped
 from tests.support.derivations import CALLS, columns, doubled
 from tests.support.snapshots import snapshot
@@ -256,6 +256,19 @@ def test_the_copy_of_a_damaged_array_is_refused(open_store: Open) -> None:
         store.rename("g", "h")
         store.commit()
         assert [problem.name for problem in store.check()] == ["h/bad"]  # its hashes moved with it
+
+
+def test_the_copy_of_an_unknown_kind_is_refused(open_store: Open) -> None:
+    """A newer pmstore may have written it, with keys that belong to it, as the elements of a list do."""
+    with open_store() as store:
+        store["g/a"] = 1
+        store._catalog.core.put(b"ng/new", Entry(0, 0, 77, 0, b""))
+        for old in ("g", "g/new"):
+            with pytest.raises(pmstore.CorruptStoreError, match="'g/new': an entry of the unknown kind 77"):
+                store.copy(old, "h")
+            assert list(store) == ["g/a", "g/new"]
+        del store["g/new"]
+        assert store.check().ok
 
 
 def test_derived_arrays(open_store: Open) -> None:

@@ -1,10 +1,19 @@
 """The parts that all estimators share, so that each family adds its algorithm and nothing else.
 
-An estimator is two classes. A subclass of `Fit` is the algorithm: its `fields` and `start` call super's, its
-`fingerprint` adds the arguments of ``fit`` other than X, and it draws from ``self.random_state``, never from the
-estimator's. A subclass of `InStore` and of scikit-learn's class checks its input, calls `_started_afresh` if the fit is
-scikit-learn's own and `_fit_in_store` otherwise, sets the attributes, and calls `end_callbacks`.
-`pmstore/decomposition/_incremental_pca.py` is the smallest example; `pmstore/mixture/_em.py` adds to the fingerprint.
+An estimator is two classes. The first one, a subclass of `Fit`, is the algorithm:
+
+- Its `fields` and `start` call super's, its `fingerprint` adds the arguments of ``fit`` other than X.
+- It draws from ``self.random_state``, never from the estimator's.
+- `fitted` returns the attributes for callbacks.
+- A field with ``dtype=object`` can come back as any Python value, if other code changed the store. `derive` therefore
+  checks such fields of a resumed fit. The estimator's ``fit`` checks them when it has loaded a finished one, as it does
+  with `PCAFit.check`. Both raise `changed`.
+
+The second one, a subclass of `InStore` and of scikit-learn's class, adds `CONSTRAINTS` to its
+``_parameter_constraints``. Its ``fit`` checks the input, calls `_started_afresh` if the fit is scikit-learn's own and
+`_fit_in_store` otherwise, sets the attributes, and calls `end_callbacks`. `pmstore/cluster/_mini_batch.py` is an
+example; `pmstore/mixture/_em.py` adds to the fingerprint. `pmstore/cluster/_sharded.py` and docs/scale.md are about
+``engine=``.
 """
 
 from __future__ import annotations
@@ -106,7 +115,7 @@ class Fit(Resumable):
     def changed(self, name: str) -> FingerprintMismatchError:
         """The error for a state that other code changed in a way that the table of fields can't detect."""
         return FingerprintMismatchError(
-            f"the fit {self.slot_name_!r} is not as it was left: what it has as {name!r} can't be. "
+            f"the fit {self.slot_name_!r} was changed by other code: its entry {name!r} has an impossible value. "
             "Forget the fit with reset()."
         )
 
@@ -118,8 +127,7 @@ class Fit(Resumable):
 
     @abstractmethod
     def fitted(self) -> dict[str, Any]:
-        """Attributes for a copy of the estimator, as if the fit had ended after the step that `step` is at the end
-        of."""
+        """The attributes that the estimator would have if the fit ended after this step."""
 
     def end_callbacks(self) -> None:
         """Tell the callbacks that the fit has ended, and that the estimator has its attributes."""

@@ -69,6 +69,8 @@ class Field:
         ``state.name`` is the field. It may have a "/", which makes groups in the store: ``state["centers/0"]``.
     shape : int or tuple of int, default=()
         Fields without axes are together in one small record. Reading them returns Python's int, float, bool or bytes.
+        If the algorithm continues to compute with a numpy scalar, use ``dtype=object``: it comes back with its own
+        type. A Python float would make float32 arithmetic round differently.
     dtype : dtype, default=float
         Any dtype that a store can keep. ``object``: a Python value that a store can keep (None, str, a list, …). It is
         None at first, and is committed when it is assigned. Such a value can also be an array whose dtype isn't known
@@ -293,7 +295,7 @@ class State:
             raise AttributeError(error.args[0]) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which are in plain memory, and need no store. What keepers keep is left out."""
+        """The state of copies and pickles. They are in plain memory and need no store. Keepers' values are left out."""
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "_arrays": {name: np.array(array) for name, array in self._arrays.items()},
@@ -460,7 +462,7 @@ def _check_counters(fit_group: FitGroup, runs: int, max_iter: int | None) -> Non
     ):
         found = f"run {run}, iteration {iteration}, and as the best run {best}, {best_iterations} iterations"
         most = "" if max_iter is None else f" of {max_iter} iterations"
-        raise fit_group.changed(PROGRESS, f"how far a fit of {runs} runs{most} is", found)
+        raise fit_group.changed(PROGRESS, f"the progress of a fit of {runs} runs{most}", found)
 
 
 def _check_generator(fit_group: FitGroup, name: str, like: np.random.RandomState | np.random.Generator) -> None:

@@ -157,10 +157,10 @@ class FitGroup:
         if not found and isinstance(value, np.ndarray):
             found = f"an array of shape {value.shape} and dtype {value.dtype}"
         elif not found:
-            found = "nothing" if name not in self.group else f"a value of type {type(value).__name__}"
+            found = "missing" if name not in self.group else f"a value of type {type(value).__name__}"
         return FingerprintMismatchError(
-            f"the fit {self.name!r} in {self.store.path} is not as it was left: {name!r} is to be {wanted}, "
-            f"and there is {found}. {self._how_to_forget}"
+            f"the fit {self.name!r} in {self.store.path} was changed by other code: its entry {name!r} "
+            f"must be {wanted}, and is {found}. {self._how_to_forget}"
         )
 
     def check_sound(self) -> None:

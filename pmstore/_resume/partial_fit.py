@@ -243,7 +243,7 @@ class Learned:
         except CorruptStoreError:
             raise
         except (ValueError, KeyError) as error:
-            raise fit_group.changed(f"{name}/nodes", f"what an estimator has learned ({error})") from error
+            raise fit_group.changed(f"{name}/nodes", f"the attributes of an estimator ({error})") from error
 
     # ---- attributes
 
@@ -338,7 +338,7 @@ def _solid(array: Array, copy: bool) -> Array:
 
 @contextlib.contextmanager
 def _interrupts_get_through() -> Iterator[None]:
-    """If the estimator caught an exception of a signal handler, raise it at the end: an interrupted MLP gives up its
+    """Raise an exception of a signal handler at the end if the estimator caught it. An interrupted MLP gives up its
     batch in the middle, warns, and returns.
     """
     handler = signal.getsignal(signal.SIGINT)
@@ -436,7 +436,8 @@ class PartialFit(Resumable):
     def _go_on(self, state: State) -> None:
         if not (0 <= state.epoch < self.epochs and 0 < state.index <= state.iteration):
             raise FingerprintMismatchError(
-                f"the fit {self.slot_name_!r} is not as it was left: it can't be at batch {state.index} of epoch "
-                f"{state.epoch}. Choose another name, or forget that fit with store.group({self.slot_name_!r}).clear()."
+                f"the fit {self.slot_name_!r} was changed by other code: it can't be at batch {state.index} of "
+                f"epoch {state.epoch}. Choose another name, or forget that fit with "
+                f"store.group({self.slot_name_!r}).clear()."
             )
         self.batches.go_to(state.epoch, state.index, self.learned.hashes[: state.iteration])

@@ -123,7 +123,7 @@ def is_being_shown() -> bool:
 
 
 def hash_as(kind: type, known_by: Callable[[Any], tuple[str, ...]]) -> None:
-    """From now on, ``joblib.hash`` identifies objects of a class by the result of a function.
+    """Make ``joblib.hash`` identify objects of a class by the result of a function.
 
     It hashes the pickle of its argument, and a closed store can't be pickled. Its pickler, unlike all others, has a
     dispatch table of its own.

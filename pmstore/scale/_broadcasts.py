@@ -85,7 +85,7 @@ class Log:
         group = fit_group.group.group(name)
         epochs = {key.partition("/")[0] for key in group}
         if not epochs <= {str(epoch) for epoch in range(int(fit_group.group[PROGRESS]["epoch"]))}:
-            raise fit_group.changed(name, "what the epochs until now broadcast", "something else")
+            raise fit_group.changed(name, "the broadcasts of the epochs until now", "something else")
 
 
 class Recovery:

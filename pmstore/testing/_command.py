@@ -377,7 +377,7 @@ def _replay(chosen: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     if verdict is not None:
         again = [line for line in failure.message.splitlines() if line.startswith(AGAIN)]
-        print("  it is the recorded run that was evaluated: what a changed workload does, only a new run shows")
+        print("  the recorded run was evaluated: only a new run shows what a changed workload does")
         print(*again, sep="\n", end="\n" if again else "")
         return FOUND
     if note:

@@ -521,7 +521,7 @@ class GradLog:
             one.load_state_dict(kept[key])
         set_numbers(self._optimizer, self._settings, rest["settings"])
         if self._ranks.rank < len(states):
-            with edited("generators"):
+            with edited("the generators"):
                 set_generators(states[self._ranks.rank])
         else:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._ranks.rank)

@@ -145,7 +145,7 @@ class Log:
             or not rest.get("generators")
             or any(type(rest.get(key)) is not kind for key, kind in kinds.items())
         ):
-            raise self._fit.changed(name, "generators, settings and the states of what is kept")
+            raise self._fit.changed(name, "the generators, the settings and the states of the kept objects")
         if len(rest["settings"]) != len(self._layout.settings) or any(
             type(one) is not float for one in rest["settings"]
         ):
@@ -183,7 +183,7 @@ class Log:
             else:
                 kept, chosen = (one.to(parameter.device) for one in rows.kept(row, number))
                 if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < parameter.numel()):
-                    raise self._fit.changed("log", f"indices of {parameter.numel()} elements", "one that is none")
+                    raise self._fit.changed("log", f"indices of {parameter.numel()} elements", "something else")
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 self._compression.replay(number, parameter.grad, chosen.long(), kept)
@@ -195,7 +195,7 @@ class Log:
         self._only_full = True
 
     def row(self) -> tuple[Rows, int]:
-        """Where the next iteration goes to."""
+        """The rows and the index that the next iteration is written to."""
         return self._rows, self.iteration - self._first
 
     def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:

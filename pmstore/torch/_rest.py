@@ -26,7 +26,8 @@ def edited(what: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise FingerprintMismatchError(f"the log is not as it was left, and has no {what}: {error!r}") from error
+        text = f"the log was changed by other code: {what} can't be restored: {error!r}"
+        raise FingerprintMismatchError(text) from error
 
 
 def generators() -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_an_unfinished_fit(fit: str, name: str, change: Callable[[Any], Any], pa
     path.write_bytes(unfinished(fit))
     with pmstore.open(path) as store:
         store[f"fit/{name}"] = change(store[f"fit/{name}"])
-    with pytest.raises(pmstore.FingerprintMismatchError, match="'fit'.* is not as it was left"):
+    with pytest.raises(pmstore.FingerprintMismatchError, match="'fit'.* was changed by other code: "):
         FITS[fit](path)
     with pmstore.open(path, "r") as store:
         assert store["fit/finished"] is False
@@ -151,7 +151,7 @@ def test_an_unfinished_fit(fit: str, name: str, change: Callable[[Any], Any], pa
         (np.zeros((2, 3)), r"an array of shape \(2, 3\) and dtype float64"),
         (np.asfortranarray(np.zeros((3, 3))), "one in F order"),
         ("text", "a value of type str"),
-        (None, "nothing"),
+        (None, "missing"),
     ],
 )
 def test_the_error_says_what_is_there(value: Any, found: str, path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_error_says_what_is_there(value: Any, found: str, path: Path) -> Non
         del store["fit/centers/0"]
         if value is not None:
             store["fit/centers/0"] = value
-    with pytest.raises(pmstore.FingerprintMismatchError, match=f"'centers/0' is to be .*, and there is {found}\\. "):
+    with pytest.raises(pmstore.FingerprintMismatchError, match=f"'centers/0' must be .*, and is {found}\\. "):
         FITS["lloyd"](path)
 
 
@@ -177,7 +177,7 @@ def test_a_finished_fit_whose_best_run_does_not_exist(best: int, path: Path) -> 
     FITS["lloyd"](path)
     with pmstore.open(path) as store:
         store["fit/progress"]["best_run"] = best
-    with pytest.raises(pmstore.FingerprintMismatchError, match="how far a fit of 2 runs"):
+    with pytest.raises(pmstore.FingerprintMismatchError, match="the progress of a fit of 2 runs"):
         FITS["lloyd"](path)
 
 

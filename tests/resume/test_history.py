@@ -231,7 +231,7 @@ def test_a_history_that_somebody_changed(name: str, value: Any, path: Path) -> N
         page = store["fit/history/newest"]
         store[f"fit/history/{name}"] = page[:1] if isinstance(value, str) else value
         for use in (lambda: pmstore.history(store, "fit"), lambda: FITS["lloyd"](store)):
-            with pytest.raises(pmstore.FingerprintMismatchError, match=rf"'history/{name}' is to be .*reset\(\)"):
+            with pytest.raises(pmstore.FingerprintMismatchError, match=rf"'history/{name}' must be .*reset\(\)"):
                 use()
 
 

@@ -484,7 +484,7 @@ def test_a_state_that_somebody_changed(nodes: Any, path: Path) -> None:
     with pmstore.open(path) as store:
         store["fit/learned/nodes"] = nodes
     model = StandardScaler()
-    with pytest.raises(pmstore.FingerprintMismatchError, match="is not as it was left: 'learned/nodes'"):
+    with pytest.raises(pmstore.FingerprintMismatchError, match="by other code: its entry 'learned/nodes' must be "):
         pmstore.partial_fit(model, [X[:50], X[50:]], store=path, name="fit")
     assert not hasattr(model, "mean_")
 

@@ -231,7 +231,7 @@ def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path) -> 
         del store[f"climb/{name}"]
         if value is not None:
             store[f"climb/{name}"] = value
-    with pytest.raises(pmstore.FingerprintMismatchError, match=rf"'climb' in .*'{name}' is to be .*reset\(\)"):
+    with pytest.raises(pmstore.FingerprintMismatchError, match=rf"'climb' in .*'{name}' must be .*reset\(\)"):
         Climb(PEAK).run(path, "climb")
 
 
@@ -383,7 +383,7 @@ def test_a_value_can_be_an_array(
         if changed is None:
             Halving().run(tmp_path / "1.pm", "fit")
         else:
-            with pytest.raises(pmstore.FingerprintMismatchError, match=r"'best/values' is to be an array of shape"):
+            with pytest.raises(pmstore.FingerprintMismatchError, match=r"'best/values' must be an array of shape"):
                 Halving().run(tmp_path / "1.pm", "fit")
 
 

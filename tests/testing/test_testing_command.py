@@ -93,7 +93,7 @@ def test_run_and_replay(here: Path, capsys: pytest.CaptureFixture[str], check: s
     assert (status, err) == (1, "")
     *told, note = again.splitlines()
     assert told == out.splitlines()[: len(told)]
-    assert note == "  it is the recorded run that was evaluated: what a changed workload does, only a new run shows"
+    assert note == "  the recorded run was evaluated: only a new run shows what a changed workload does"
 
 
 def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

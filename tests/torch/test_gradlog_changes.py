@@ -311,7 +311,7 @@ def test_a_log_that_was_edited_is_refused(name: str, value: Any, tmp_path: Path)
         group[name] = {**group["rest"], **value} if name == "rest" and value and value != 7 else value
         store.commit()
         net, optimizer = make()
-        with pytest.raises(pmstore.FingerprintMismatchError, match="is not as it was left"):
+        with pytest.raises(pmstore.FingerprintMismatchError, match="was changed by other code: "):
             GradLog(net, optimizer, store, data=BatchSampler(8, 1)).resume()
 
 

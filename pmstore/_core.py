@@ -82,7 +82,8 @@ def error(status: int, extension: Any = lib) -> Exception:
 
 
 def _require_opened(status: int) -> None:
-    """As `_require_ok`. PM_INVALID: what the caller, or PMSTORE_TRACKER, asks for does not go with this file."""
+    """The same as `_require_ok`, but PM_INVALID is a ValueError: the caller or PMSTORE_TRACKER asks for
+    something that does not go with this file."""
     if status == lib.PM_INVALID:
         raise ValueError(_text(lib.pm_message()))
     _require_ok(status)
@@ -168,8 +169,8 @@ class Trace:
         return events, ffi.buffer(lib.pm_trace_data(self.pointer), size)[:] if size else b""
 
     def fail(self, operations: int, at: int, error: int, lasting: bool = False) -> None:
-        """Of the operations (PM_OPERATION_* bits) from now on, number `at` fails with errno `error` (0: a write falls
-        short), and with `lasting` all that follow. at=0: they are counted, and none fails.
+        """Count the operations (PM_OPERATION_* bits) from now on. Number `at` fails with errno `error` (0: a write is
+        cut short), and with `lasting` all later ones fail, too. at=0: none fails.
         """
         lib.pm_trace_fail(self.pointer, ffi.new("pm_fault *", (operations, error, at, lasting)))
 
@@ -275,7 +276,7 @@ class Core:
             self.close()
 
     def leave(self, successor: Callable[[], Any]) -> None:
-        """In a forked process: the store is the parent's, and from now on only the arrays that are alive keep it.
+        """A forked process calls this: the store is the parent's, and from now on only living arrays refer to it.
 
         The next use of this core calls `successor`, and shows the snapshot that it returns.
         """
@@ -294,7 +295,7 @@ class Core:
         self._store  # noqa: B018
 
     def _forget(self) -> None:
-        """From now on every call raises ClosedStoreError."""
+        """Make every later call raise ClosedStoreError."""
         self.gone = True
         self.__class__ = _Gone
         del self._store, self.holds
@@ -319,14 +320,14 @@ class Core:
             raise error(status)
 
     def commit_async(self, interval: float) -> None:
-        """From now on commits are durable when a sync, begun `interval` seconds later, ends."""
+        """Make later commits durable by a sync that begins `interval` seconds after them."""
         _require_ok(lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9)))
 
     def sync(self) -> None:
         _require_ok(lib.pm_sync(self._store))
 
     def commit_only(self, ranges: Any) -> None:
-        """Of arrays, only these ranges were changed. ranges: from `no_ranges`."""
+        """Commit. Only these ranges of arrays were changed. ranges: made by `no_ranges`."""
         status = _commit_only(self._store, ranges, len(ranges))
         if status:
             raise error(status)
@@ -424,7 +425,7 @@ class Core:
         return _row(chunk, 0)[0] if chunk else None
 
     def _rows(self, prefix: bytes, start: bytes, after: bool, capacity: int) -> tuple[bytes, Exception | None]:
-        """As many rows as there is room for, and the error that ended them."""
+        """The rows that fit into `capacity` bytes, and the error that ended them."""
         rows = ffi.new("uint8_t[]", capacity)
         used = ffi.new("size_t *")
         status = lib.pm_scan(self._store, start, len(start), after, prefix, len(prefix), rows, capacity, used)
@@ -546,7 +547,7 @@ class Core:
                     self.buffer(row.entry.offset, row.entry.length, False)
 
     def state_hash(self) -> int:
-        """Of all keys, entries and contents, as the program sees them."""
+        """The hash of all keys, entries and contents, as the program sees them."""
         if self.snapshot is not None:
             self._bring_all()
         out = ffi.new("uint64_t *")

@@ -52,7 +52,7 @@ class Waiter:
         self._waiter = _owned(out[0], lib.pm_source_waiter_free, closed)
 
     def leave(self) -> None:
-        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
         ffi.gc(self._waiter, None)
 
     def wait(self, after: int, timeout: float) -> tuple[int, str]:
@@ -94,7 +94,7 @@ class Snapshot:
         return str(ffi.string(lib.pm_snapshot_domain(self._snapshot)).decode())
 
     def leave(self) -> None:
-        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
         ffi.gc(self._snapshot, None)
 
     def describe(self, statistics: Any) -> None:
@@ -198,7 +198,7 @@ class Reader:
         self._closed = closed
 
     def leave(self) -> None:
-        """In a forked process: it stays as it is, because another thread of the parent may have been using it."""
+        """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
         ffi.gc(self._reader, None)
 
     def take(self, wanted: Sequence[tuple[int, int]] = ()) -> Snapshot:

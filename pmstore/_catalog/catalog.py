@@ -379,8 +379,9 @@ class Catalog:
             self._shadowed.clear()
 
     def leave(self, lock: Lock, successor: Callable[[], Any]) -> None:
-        """In a forked process: arrays that were handed out stay as they are, and the catalog is one of a snapshot that
-        `successor` returns when the catalog is first used. lock: another thread of the parent may have the old one.
+        """A forked process calls this. Arrays that were handed out stay as they are. The catalog becomes that of the
+        snapshot which `successor` returns when the catalog is first used. lock: a new lock, because another thread of
+        the parent may hold the old one.
         """
         self.core.leave(successor)
         self.core.lock = self.lock = lock

@@ -46,12 +46,12 @@ class Declaration(NamedTuple):
         return name_text(f"derived by {self.function:.200} version {self.version!s:.80}")  # a terminal may show it
 
     def encode(self) -> bytes:
-        """As bytes for the store."""
+        """The bytes that the store keeps."""
         return encode(list(self))
 
     @classmethod
     def decode(cls, encoded: bytes) -> Declaration:
-        """From bytes of the store. Raises CorruptStoreError if they are no declaration."""
+        """Decode bytes of the store. Raises CorruptStoreError if they are no declaration."""
         return _decoded(cls, encoded, "declaration")
 
     def _sound(self) -> bool:
@@ -90,12 +90,12 @@ class Stamp(NamedTuple):
     summary: tuple[float, ...] | None
 
     def encode(self) -> bytes:
-        """As bytes for the store."""
+        """The bytes that the store keeps."""
         return encode(list(self))
 
     @classmethod
     def decode(cls, encoded: bytes) -> Stamp:
-        """From bytes of the store. Raises CorruptStoreError if they are no stamp."""
+        """Decode bytes of the store. Raises CorruptStoreError if they are no stamp."""
         return _decoded(cls, encoded, "stamp")
 
     def _sound(self) -> bool:
@@ -111,7 +111,7 @@ Part = TypeVar("Part", Declaration, Stamp)
 
 
 def _decoded(kind: type[Part], encoded: bytes, what: str) -> Part:
-    """From bytes of the store. Raises CorruptStoreError if they don't fit the type."""
+    """Decode bytes of the store. Raises CorruptStoreError if they don't fit the type."""
     try:
         found = kind(*decode(encoded))
         if not found._sound():

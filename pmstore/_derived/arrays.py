@@ -100,7 +100,7 @@ class DerivedArrays:
         self.pins.pop(name, None)
 
     def leave(self) -> None:
-        """In a forked process: another thread of the parent may hold the lock, and compute an array."""
+        """A forked process calls this: another thread of the parent may hold the lock and compute an array."""
         self.lock = threading.RLock()
         self.pins = {}
         for derived in list(self.declared.values()):

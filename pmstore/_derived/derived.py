@@ -113,7 +113,7 @@ class Derived:
         self._kept = before._kept
 
     def leave(self) -> None:
-        """In a forked process: the thread that computes the value is not there."""
+        """A forked process calls this: it does not have the thread that computes the value."""
         self._computing = False
 
     @property
@@ -377,7 +377,7 @@ class Derived:
                 logger.warning("derived array %r is not stored, and will be recomputed: %s", self._name, error)
 
     def _decide(self, nbytes: int) -> None:
-        """With policy "auto", decide after the function was called."""
+        """Decide with policy "auto", after the function was called."""
         catalog = self._catalog
         if catalog.core.trace is not None or catalog.read_only:  # a recorded run must be the same every time
             return

@@ -165,7 +165,7 @@ class Following(NameMapping):
         mtbf: float | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """From now on, keep commits as versions of an archive, while the program continues.
+        """Keep commits as versions of an archive from now on, while the program continues.
 
         A thread takes each version from the store's file, as a reader does, and no commit waits for it. If the thread
         or a place is too slow, there are fewer versions; a version is always one whole commit. Closing the store
@@ -238,7 +238,7 @@ class Following(NameMapping):
         return drain
 
     def _end_drains(self) -> None:
-        """After the store was closed."""
+        """Close the drains, after the store was closed. Raises the first error."""
         first: Exception | None = None
         while self._drains:
             try:

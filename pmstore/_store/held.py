@@ -1,4 +1,4 @@
-"""The stores that this process has open: who has which lock, and how often a store was opened.
+"""The stores that this process has open, their locks, and how often each store was opened.
 
 An open-file-description lock guards a store's file: exclusive for a writer, shared for readers. It is on a byte that
 data never reach. It ends with the process. It has a descriptor of its own: the mappings of the core would keep the lock
@@ -137,7 +137,7 @@ class FileLock(Held):
         _registry.setdefault(self.inode, []).append(self)
 
     def opened(self, store: Any, options: Options, trace: _core.Trace | None) -> None:
-        """From now on, another opening in this process can join this one."""
+        """Let another opening in this process join this one from now on."""
         with _changed:
             self._store, self._options, self._trace = weakref.ref(store), options, trace
             self.stay()
@@ -217,7 +217,7 @@ class FileLock(Held):
 
     @contextlib.contextmanager
     def lease(self) -> Iterator[None]:
-        """Inside this context, `is_leased` tells other processes that this one will close the store itself."""
+        """A context in which `is_leased` tells other processes that this process will close the store itself."""
         self._lease(1)
         try:
             yield
@@ -237,7 +237,7 @@ class FileLock(Held):
         _label(self._lock_fd, self.writing)
 
     def forget(self) -> None:
-        """In a forked process: the lock is the parent's."""
+        """A forked process calls this: the lock is the parent's."""
         os.close(self._lock_fd)
 
     def _is_noted(self) -> bool:

@@ -13,8 +13,8 @@ __all__ = ["close_all", "core_of", "kill", "names_of", "number_lists_anew", "rec
 
 
 def record(recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None) -> None:
-    """At each opening, call this function with path, mode and media; it returns the medium and the trace. None ends
-    it."""
+    """Call this function at each opening, with path, mode and media. It returns the medium and the trace. None: no
+    function is called any more."""
     entrance.recorder = recorder
 
 

@@ -38,7 +38,7 @@ def _read(core: Core) -> tuple[str | None, tuple[str, int] | None]:
 
 
 def lineage_of(core: Core) -> str:
-    """Of an open store."""
+    """The id of an open store's history."""
     lineage, _ = _read(core)
     return lineage if lineage is not None else f"{core.store_id:016x}"
 

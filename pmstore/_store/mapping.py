@@ -106,7 +106,7 @@ class NameMapping(MutableMapping[str, Any]):
         return tree_text(self)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """For completion in a notebook: the names, of a large store the first ones."""
+        """The names that a notebook offers as completions; only the first ones of a large store."""
         try:
             return list(islice(self, _COMPLETIONS))
         except Error:
@@ -450,5 +450,5 @@ class Group(NameMapping):
         return hash((Group, id(self._store), self._name))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """With its store, which is a snapshot elsewhere."""
+        """Pickle the store and the name of the group. The store is a snapshot in another process."""
         return Group, (self._store, self._name)

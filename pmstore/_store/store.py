@@ -302,7 +302,7 @@ class Store(Following):
                 companion.after_rollback()
 
     def _accompany(self, companion: Companion) -> None:
-        """For pmstore.torch: call this companion at each commit and rollback, as long as it exists."""
+        """Call this companion at each commit and rollback, as long as it exists. pmstore.torch uses it."""
         if not self._companions:
             self._companions = weakref.WeakSet()
         assert isinstance(self._companions, weakref.WeakSet)
@@ -425,7 +425,7 @@ class Store(Following):
                     self._file_lock.unlock()
 
     def _leased(self) -> contextlib.AbstractContextManager[None]:
-        """Inside this context, other processes are told that this one will close the store itself."""
+        """A context in which other processes are told that this one will close the store itself."""
         return self._file_lock.lease() if isinstance(self._file_lock, FileLock) else contextlib.nullcontext()
 
     def __enter__(self) -> Store:
@@ -468,7 +468,7 @@ class Store(Following):
         _drop_with_warning(self)
 
     def _leave_parent(self) -> None:
-        """In a forked process: become a reader, which opens its snapshot when it is first used."""
+        """Become a reader, in a forked process. It opens its snapshot when it is first used."""
         lock = Lock()  # another thread of the parent may hold the old one forever
         lock.undo = self._catalog.lock.undo
         this = weakref.ref(self)
@@ -502,7 +502,7 @@ class Store(Following):
         return id(self) >> 4
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As its path: elsewhere, it is a snapshot."""
+        """Pickle the path. The store is a snapshot in another process."""
         if self.closed:
             raise ClosedStoreError("the store is closed: open it before it is sent to another process")
         return _arrived, (self._path,)

@@ -1,4 +1,4 @@
-"""Tensors of torch as arrays. torch is never imported here: who has a tensor has imported it.
+"""Tensors of torch as arrays. torch is never imported here: a caller that has a tensor has imported torch.
 
 numpy has no bfloat16 and no 8-bit floats. Such a tensor is an array of a structured dtype with one field, whose name is
 that of torch's dtype and whose elements are the bits: ``np.dtype([("bfloat16", "<u2")])``.

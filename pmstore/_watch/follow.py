@@ -57,7 +57,7 @@ class Look(NamedTuple):
     more: int
 
     def as_json(self, *, curves: bool) -> dict[str, Any]:
-        """In the types of JSON, with the curves or without."""
+        """The fields in types of JSON, with the curves or without."""
         fits = [fit._asdict() for fit in self.fits]
         for fit in fits:
             for name in ("curve", "ends"):

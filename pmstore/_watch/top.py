@@ -29,7 +29,7 @@ class Summary(NamedTuple):
     problem: str
 
     def as_json(self) -> dict[str, Any]:
-        """In the types of JSON."""
+        """The fields in types of JSON."""
         fits = [
             {"name": fit.name, "state": fit.state, "run": fit.run, "runs": fit.runs}
             | {"iteration": fit.iteration, "max_iter": fit.max_iter, "objective": fit.objective, "lives": fit.lives}

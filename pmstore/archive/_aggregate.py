@@ -274,7 +274,7 @@ class _Work:
         return [[self._sequence, part_size, sorted(rows)], self._group.node, small, token]
 
     def _look(self) -> None:
-        """Of the leader: the version is new, and what groups that died have left is deleted."""
+        """Check that the version is new, and delete the leftovers of groups that died. Only the leader calls this."""
         there = set(sequences(self._place))
         if self._sequence in there and not self._replace:
             raise ArchiveConflictError(f"{self._place.url} has version {self._sequence} already")
@@ -345,7 +345,8 @@ class _Work:
         return os.path.join(self._group.spool, f"pmstore-aggregate-{self._token}-{rank}")
 
     def _stream(self) -> None:
-        """Of the leader of a machine: send what its processes have spooled, part by part."""
+        """Send the contents that the machine's processes have spooled, part by part. Only the machine's leader calls
+        this."""
         with contextlib.ExitStack() as opened:
             at, parts = 0, {}  # type: ignore[var-annotated]
             for rank, size in self._members:
@@ -360,7 +361,7 @@ class _Work:
                 self._place.put(self._part(self._group.rank, 2 * k), parts.pop(k))
 
     def _concluded(self, found: list[Any]) -> list[Any]:
-        """Of the leader: [failure or None, result] of all."""
+        """[failure or None, result] of the whole group. Only the leader calls this."""
         failures = [one for one in found if one[0] is not None]
         verdict = failures[0] if failures else self._tried(lambda: self._finish(found))
         if verdict[0] is not None and not self._uncertain:
@@ -371,7 +372,7 @@ class _Work:
         return verdict
 
     def _finish(self, found: list[Any]) -> list[int]:
-        """Of the leader: make the version exist."""
+        """Make the version exist. Only the leader calls this."""
         manifest, parts, count = join(self._sequence, [Written(*said) for _, said in found], self._part)
         if self._local is not None:
             shared = [part.name for part in parts if part.name.startswith(f"{self._prefix}n")]

@@ -190,7 +190,7 @@ class Archive(Mapping[int, Version]):
         return ([one for one in archive.log() if one.version <= last] if archive is not None else []) + own
 
     def _past(self) -> tuple[Archive | None, int]:
-        """Of a fork's archive: the archive it shares the past with, and the last version that is shared."""
+        """The archive that a fork's archive shares its past with, and the last version that is shared."""
         if self.parent is None:
             return None, -1
         url, last = self.parent
@@ -437,7 +437,7 @@ class Archive(Mapping[int, Version]):
 
 
 def _number(version: Any) -> int:
-    """Of a version. Raises TypeError."""
+    """The number of a version. Raises TypeError."""
     if not isinstance(version, (int, np.integer)) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {type(version).__name__}")
     return int(version)

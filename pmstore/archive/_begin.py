@@ -26,7 +26,7 @@ _PATIENCE = 30.0  # seconds that a place may be away when a drain begins: the ca
 
 
 def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
-    """Of a path or URL, or several. Raises TypeError, ValueError, ImportError."""
+    """The places of a path or URL, or of several. Raises TypeError, ValueError, ImportError."""
     urls = [url] if isinstance(url, (str, os.PathLike)) else list(url)
     if not urls:
         raise ValueError("an archive needs a path or a URL")

@@ -92,7 +92,7 @@ class Changes(NamedTuple):
 
     @property
     def sequence(self) -> int:
-        """Of the commit."""
+        """The sequence number of the commit."""
         return self.core.sequence
 
     def pieces(self, key: bytes) -> Iterator[tuple[int, Bytes]]:
@@ -104,7 +104,7 @@ class Changes(NamedTuple):
             yield at, _copied(self, entry, [(at, count)]) if there is None else there[at : at + count]
 
     def dtype(self, key: bytes) -> np.dtype[Any] | None:
-        """Of an array whose contents are its elements; None for anything else."""
+        """The dtype of an array whose contents are its elements; None for anything else."""
         entry = self.entries[key]
         if entry.kind != ARRAY:
             return None
@@ -116,7 +116,7 @@ class Changes(NamedTuple):
 
     @property
     def losses(self) -> dict[bytes, Loss]:
-        """Of the arrays that the version approximates."""
+        """The losses of the arrays that the version approximates."""
         found = ((key, one.approximation.loss) for key, one in self.known.items() if one.approximation is not None)
         return {key: loss for key, loss in found if loss.absolute}
 
@@ -270,7 +270,7 @@ def _mark(key: bytes, entry: Entry, contents: Any) -> int:
 
 
 def _block_hashes(contents: Bytes) -> list[int]:
-    """As `Snapshot.block_hashes` has them."""
+    """The hashes of the blocks, in the form of `Snapshot.block_hashes`."""
     return [hash64(contents[at : at + BLOCK].data) for at in range(0, len(contents), BLOCK)]
 
 

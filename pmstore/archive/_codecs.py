@@ -97,7 +97,7 @@ class Codecs:
         return self._found[key]
 
     def configs(self, key: bytes) -> Configs:
-        """Of contents that are written without loss; None for the default, which depends on the elements' size."""
+        """The codecs of contents that are written without loss; None for the default, which depends on the itemsize."""
         rule = self._rule(key)
         codec: Any = self._rest if rule is None else self._rules[rule][1]
         return None if _is_lossy(codec) else codec
@@ -186,7 +186,7 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, configs: Configs, itemsize: int, count: int, delta: bool) -> Chain:
-        """For contents of so many bytes. configs: of `chosen`."""
+        """The chain for contents of `count` bytes. configs: see `Codecs.configs`."""
         size = itemsize if itemsize in (2, 4, 8) and count % itemsize == 0 else 1
         if configs is None:
             configs = ({"id": _PLANES, "elementsize": size} if size > 1 else {"id": "zstd", "level": _LEVEL},)

@@ -69,7 +69,7 @@ def _array(old: Version, new: Version, key: bytes, one: Contents, other: Content
 
 
 def _same(old: Version, new: Version, name: str, one: Contents, other: Contents) -> bool:
-    """Of values that are not arrays, and of lists, whose elements have entries of their own."""
+    """Whether two values are equal: values that are not arrays, and lists, whose elements have entries of their own."""
     from pmstore._catalog.kinds import LIST
 
     if one.kind == LIST:

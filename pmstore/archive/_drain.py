@@ -225,7 +225,7 @@ class Steps:
         self.targets[number].copy_tags(self.targets[number - 1].place)
 
     def leave(self) -> None:
-        """In a forked process: all of it stays with the parent."""
+        """A forked process calls this: the parent keeps everything."""
         if self.fd >= 0:
             self.reader.leave()
 
@@ -259,7 +259,7 @@ class Trouble:
             self.warn(f"{error}; the drain tries again, and the program goes on")
 
     def warn(self, text: str) -> None:
-        """In a thread, in which a warning that is an error would reach nobody."""
+        """Warn from a thread. A warning that a filter turns into an error would reach no caller there."""
         if not self._raises and not self.stop.is_set():
             with contextlib.suppress(ArchiveWarning):
                 warnings.warn(text, ArchiveWarning, stacklevel=3)
@@ -508,7 +508,7 @@ class Drain:
         steps = self._steps
         while not self._closing and not self._ended[1] and self._store() is not None:
             now = time.monotonic()
-            asked, self._wanted = self._wanted, -1  # who waits asks again
+            asked, self._wanted = self._wanted, -1  # a thread that still waits asks again
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
             crowded = steps.queued > self._options.queue_size  # the next capture takes the commits together

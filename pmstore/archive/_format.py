@@ -115,7 +115,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any) -> Piece:
-        """From what was read."""
+        """Check decoded msgpack."""
         _require(isinstance(found, tuple) and tuple(map(type, found)) == (str, int, int, int), "a place in a part")
         part, at, length, checksum = found
         _require(_PART.fullmatch(part) is not None, "the name of a part")
@@ -142,7 +142,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any, length: int, codecs: int) -> Frame:
-        """From what was read. length: of the entry's contents."""
+        """Check decoded msgpack. length: of the entry's contents."""
         _require(isinstance(found, tuple) and len(found) == 4 and isinstance(found[0], tuple), "a frame")
         flat, piece, codec, checksum = found
         _require(len(flat) % 2 == 0 and bool(flat) and all(map(_count, flat)), "the runs of a frame")
@@ -155,7 +155,7 @@ class Frame(NamedTuple):
         return cls(runs, Piece.checked(piece), codec, checksum)
 
     def packed(self) -> list[Any]:
-        """For msgpack."""
+        """The fields for msgpack."""
         return [[number for run in self.runs for number in run], list(self.piece), self.codec, self.checksum]
 
 
@@ -175,7 +175,7 @@ class Loss(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any) -> Loss | None:
-        """From what was read."""
+        """Check decoded msgpack."""
         if found is None:
             return None
         _require(isinstance(found, tuple) and tuple(map(type, found)) == (float, float), "the error of an array")
@@ -219,7 +219,7 @@ class Item(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any, codecs: int) -> Item:
-        """From what was read."""
+        """Check decoded msgpack."""
         _require(isinstance(found, tuple) and len(found) == 6, "an entry")
         kind, flags, meta, length, frames, loss = found
         _require(all(type(n) is int and 0 <= n < 256 for n in (kind, flags)) and _count(length), "an entry")
@@ -228,7 +228,7 @@ class Item(NamedTuple):
         return cls(kind, flags, meta, length, checked, Loss.checked(loss))
 
     def packed(self) -> list[Any]:
-        """For msgpack."""
+        """The fields for msgpack."""
         frames = None if self.frames is None else [frame.packed() for frame in self.frames]
         return [self.kind, self.flags, self.meta, self.length, frames, self.loss]
 
@@ -277,14 +277,14 @@ class Directory(NamedTuple):
         gone: Iterable[bytes],
         codecs: Iterable[tuple[bool, int, tuple[dict[str, Any], ...]]],
     ) -> bytes:
-        """For a part."""
+        """The bytes of a directory in a part."""
         entries = [[key, *item.packed()] for key, item in items.items()]
         chains = [[delta, size, list(chain)] for delta, size, chain in codecs]
         return bytes(msgpack.packb([entries, list(gone), chains]))
 
     @classmethod
     def checked(cls, name: str, data: bytes) -> Directory:
-        """From what was read."""
+        """Check decoded msgpack."""
         found = unpacked(name, data)
         _require(
             isinstance(found, tuple) and len(found) == 3 and all(isinstance(x, tuple) for x in found), "a directory"
@@ -336,13 +336,13 @@ class Row(NamedTuple):
             raise ArchiveDamagedError(f"the archive is damaged: the note of version {self.version}") from error
 
     def packed(self) -> tuple[Any, ...]:
-        """For msgpack, and as it is read again."""
+        """The fields for msgpack, in the types that msgpack returns."""
         loss = None if self.loss is None else tuple(self.loss)
         return (*self[:6], tuple(self.directory), *self[7:10], loss, self.kept)
 
     @classmethod
     def checked(cls, found: Any) -> Row:
-        """From what was read."""
+        """Check decoded msgpack."""
         _require(isinstance(found, tuple) and tuple(map(type, found)) in _ROWS, "a version")
         version, time, previous, raw, stored, parts, directory, state, note, lossy, loss, kept = found
         _require(_count(lossy) and bool(lossy) == (loss is not None), "the error of a version")
@@ -372,7 +372,7 @@ class Segment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the object."""
+        """The name of the object."""
         return f"index/{self.first:012d}-{self.last:012d}-{self.generation:06d}"
 
     @classmethod

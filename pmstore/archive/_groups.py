@@ -149,7 +149,7 @@ class LocalGroup(Group):
             self._barrier.wait(self._timeout)
         except threading.BrokenBarrierError as error:
             raise ArchiveError(f"a process of the group did not come within {self._timeout:g} s") from error
-        # Who waits here has read all messages of earlier rounds.
+        # A process that waits here has read all messages of earlier rounds.
         self._forget(1 if self._own and self._own[-1] == self._path(self.rank) else 0)
 
     def _forget(self, kept: int) -> None:
@@ -159,7 +159,7 @@ class LocalGroup(Group):
 
 
 class _Fifos:
-    """A barrier of processes that know only a folder. The leader counts who has come, and then tells everybody."""
+    """A barrier of processes that know only a folder. The leader counts them, and then tells all of them."""
 
     def __init__(self, folder: str, rank: int, size: int) -> None:
         self._folder, self._rank, self._size = folder, rank, size

@@ -94,8 +94,9 @@ class Index:
 
     @classmethod
     def merged(cls, indexes: Sequence[Index]) -> Index:
-        """Of several places: the row of each version as the first place that keeps it for itself has it, or else the
-        first place. Objects of two places differ, though they have the same names: each has flushes of its own."""
+        """The index of several places. The row of a version is that of the first place that keeps the version for
+        itself, or else that of the first place. Objects of two places differ, although they have the same names:
+        each place has flushes of its own."""
         if len(indexes) == 1:
             return indexes[0]
         rows: dict[int, tuple[Any, ...]] = {}

@@ -254,7 +254,7 @@ def _make(folder: str) -> None:
         _make(parent)
         _make(folder)
     except FileExistsError:
-        with contextlib.suppress(PermissionError):  # whoever made it may not have synced it yet
+        with contextlib.suppress(PermissionError):  # the process that made it may not have synced it yet
             _sync_folder(parent)
     except OSError:
         if not os.path.isdir(folder):  # a folder that is there on a file system that can't be written

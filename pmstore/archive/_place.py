@@ -37,7 +37,7 @@ _PERMANENT_NAMES = {
 
 
 class ObjectError(Exception):
-    """About one object of a place.
+    """An error about one object of a place.
 
     Attributes
     ----------

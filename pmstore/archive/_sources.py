@@ -26,7 +26,7 @@ class Sources:
 
     @property
     def url(self) -> str:
-        """Of the first place."""
+        """The URL of the first place."""
         return self.places[0].url
 
     def list(self, folder: str) -> list[str]:

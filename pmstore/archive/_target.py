@@ -99,7 +99,7 @@ class Target:
 
     @property
     def index(self) -> Index:
-        """As of the last step."""
+        """The index after the last step."""
         return self._writer.index
 
     @property

@@ -124,7 +124,8 @@ def _root(value: float) -> float:
 
 
 def _inside(costs: Costs, least: int, batch_most: int, interval_most: int) -> tuple[float, float]:
-    """Where both derivatives are 0, within the limits: the two closed formulas, if an object costs only its bytes."""
+    """The point within the limits where both derivatives are 0. If an object costs only its bytes, it is that of the
+    two closed formulas."""
     each, merge, mtbf = costs.iteration_seconds, costs.merge_seconds, costs.mtbf
     batch = min(max(1.0, (2 * costs.beyond * merge * mtbf) ** (1 / 3) / each), batch_most) if mtbf < math.inf else 1.0
     interval = float(least)

@@ -412,7 +412,7 @@ class Version(NameMapping):
 
     @property
     def path(self) -> str:
-        """Where the archive is, with the version."""
+        """The URL of the archive, with the version."""
         return f"{self.url}@{self.version}"
 
     @property

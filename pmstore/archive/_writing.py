@@ -212,8 +212,9 @@ class Writing:
         self._changed = set(changes.changed)
 
     def _rate(self, stored: int) -> None:
-        """If a differential saved little, bases come next, which are read without it: more after each such one. What
-        the version before it changed may change again, and a base has to write that, too."""
+        """Write bases next if a differential saved little: they are read without it. Each such differential makes more
+        bases follow. A base also has to write the contents that the version before the differential changed, because
+        they may change again."""
         again = self._since_keys | self._changed
         base = sum(self._whole_bytes.get(key, 0) for key in again) + _ENTRY * len(self._entries or ())
         poor = not self._codecs.any_lossy and stored > _SMALL and stored >= _POOR * base
@@ -358,7 +359,7 @@ class Writing:
 
 
 def _split(runs: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Runs in groups, each inside one FRAME of the contents: whoever reads a part of them needs only its frames."""
+    """Runs in groups, each inside one FRAME of the contents. A reader of some runs then needs few frames."""
     group: list[tuple[int, int]] = []
     for at, length in runs:
         while length:

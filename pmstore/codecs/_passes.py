@@ -76,7 +76,7 @@ class Errors:
         self._found = np.zeros(3)
 
     def add(self, other: Errors, exact: bool) -> None:
-        """Of further elements. exact: they are what they should be after all."""
+        """Add the errors of further elements. exact: the elements have the exact values after all."""
         self._found += [0, 0, other._found[2]] if exact else [0, *other._found[1:]]
         self._found[0] = max(self._found[0], 0 if exact else other._found[0])
 
@@ -93,7 +93,7 @@ class Errors:
 
     @property
     def pointer(self) -> Any:
-        """For C."""
+        """The pointer that C functions take."""
         return ffi.from_buffer("double[]", self._found)
 
 

@@ -193,7 +193,7 @@ class Slots:
         return -1
 
     def step(self, epoch: int, step: Step) -> Any:
-        """From the state of an epoch to that of the next one, in one commit; returns what the step returns."""
+        """Compute the next epoch's state from that of an epoch, in one commit. Returns the result of the step."""
         after = epoch + 1
         with self.store.transaction():
             self._record["epoch"][after % 2] = -1

@@ -155,7 +155,7 @@ class MapReduce(Resumable):
         """The table of the state that shard i has for itself, on its worker: by default none.
 
         Only arrays of numbers, whose shapes may follow from ``self.described[i]``. A lost state is computed again, so
-        that it has the same bits whoever dies.
+        that it has the same bits, whichever process dies.
         """
         return ()
 
@@ -341,7 +341,7 @@ class MapReduce(Resumable):
         return type(self).local_fields is not MapReduce.local_fields
 
     def _local_directory(self, store: Any, engine: Engine, given: Any, commit_every: float) -> str:
-        """Where workers keep local states; "" if there are none."""
+        """The directory in which workers keep local states; "" if there are none."""
         if not self._has_local_state:
             if given is not None:
                 raise ValueError(f"{self.title} has no local_fields, and run() was given local={given!r:.200}")
@@ -364,7 +364,7 @@ class MapReduce(Resumable):
         return directory
 
     def _archive(self, url: Any, every: int) -> Copies | None:
-        """Where copies of local states are."""
+        """The copies of local states in an archive; None if there are none."""
         if url is None:
             return None
         if not self._has_local_state:

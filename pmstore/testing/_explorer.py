@@ -190,8 +190,8 @@ class CrashExplorer:
         kinds: Iterable[str] | None = None,
         progress: ProgressCall | None = None,
     ) -> contextlib.AbstractContextManager[str]:
-        """For code that opens the store itself: a with statement that provides the path to open, records the
-        operations, and explores them at the end::
+        """A with statement for code that opens the store itself. It provides the path to open, records the operations,
+        and explores them at the end::
 
             with crash_explorer.recording(check) as path:
                 KMeans(n_clusters=3, n_init=1, random_state=0, store=path).fit(X)

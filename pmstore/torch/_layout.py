@@ -76,7 +76,7 @@ def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], n
 
 
 class Part(NamedTuple):
-    """Where the gradient of a parameter is in a row. kept: the number of its elements that are kept."""
+    """The place of a parameter's gradient in a row. kept: the number of its elements that are kept."""
 
     values: int
     indices: int

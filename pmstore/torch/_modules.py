@@ -26,7 +26,7 @@ ANOTHER = "; another training needs a group of its own: persist(module, optimize
 
 
 class _Place(NamedTuple):
-    """Where a module has a tensor: owner[name], a dict of parameters or of buffers of one of its modules."""
+    """The place of a tensor in a module: owner[name], a dict of parameters or of buffers of one of its modules."""
 
     owner: dict[str, Any]
     name: str
@@ -181,7 +181,7 @@ class ModuleTensors:
             )
 
     def rebind(self) -> None:
-        """After a rollback: tensors that were given other memory, and buffers that were replaced, are back."""
+        """Put tensors that were given other memory, and buffers that were replaced, back after a rollback."""
         for place, pointer in zip(self._places, self._pointers):
             self._put_back(place, pointer)
 

@@ -176,8 +176,8 @@ class Persisted:
         """Raises ClosedStoreError or DetachedError if the step would change what is not in the store."""
         if self.store.closed:
             raise ClosedStoreError(
-                f"the store {self.store.path!r} was closed, and a step would train what nobody keeps: open it and call "
-                "persist again, or train copy.deepcopy(module) with an optimizer of its own"
+                f"the store {self.store.path!r} was closed, and changes would not be stored: open it and call persist "
+                "again, or train copy.deepcopy(module) with an optimizer of its own"
             )
         self.store._catalog.writable()
         self._after_rollback()
@@ -186,7 +186,7 @@ class Persisted:
         self._tensors.check(take_buffers=False)
 
     def _after_rollback(self) -> None:
-        """After a rollback, also of an abandoned transaction: what was created since the last commit is gone."""
+        """Follow a rollback, also of an abandoned transaction: names created since the last commit are gone."""
         count = self.store._catalog.rollbacks
         if self._rollbacks == count or self._ended:
             return

@@ -103,7 +103,7 @@ class Follower:
         """Rank 0 writes a full state."""
 
     def row(self) -> tuple[Rows, int]:
-        """Where the next iteration goes to."""
+        """The rows and the index that the next iteration is written to."""
         return self._rows, 0
 
     def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:

@@ -55,7 +55,7 @@ class ReadOnlyTensor(torch.Tensor):
         return np.array(self.numpy(), dtype, copy=copy)
 
     def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
-        """Raises BufferError: who takes it could write to it."""
+        """Raises BufferError, because the consumer of the capsule could write to the tensor."""
         raise BufferError("a tensor that can't be written is not shared by DLPack: share tensor.clone()")
 
     def tolist(self) -> Any:
@@ -73,7 +73,7 @@ class ReadOnlyTensor(torch.Tensor):
         return self.clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As an ordinary tensor with the same elements."""
+        """Pickle an ordinary tensor with the same elements."""
         return self.clone().__reduce_ex__(protocol)
 
 

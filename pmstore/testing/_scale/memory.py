@@ -53,7 +53,7 @@ class MemoryStore:
 
     @property
     def attempt(self) -> int:
-        """Of the last commit."""
+        """The attempt in the last commit."""
         progress = self.committed.get(f"{GROUP}/{PROGRESS}")
         return 0 if progress is None else int(progress["attempt"])
 

@@ -56,7 +56,7 @@ class Schedule(NamedTuple):
     killed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The fields in types of JSON."""
         out: dict[str, Any] = {"event": self.event, "kind": self.kind, "cells": [list(cell) for cell in self.cells]}
         if self.stale:
             out["stale"] = self.stale

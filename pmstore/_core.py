@@ -1,4 +1,4 @@
-"""The one door to the C core: nothing else imports the extension. Thin; see csrc/pmstore.h for what the calls mean."""
+"""The one adapter to the C core: no other module imports the extension. csrc/pmstore.h explains the calls."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""What is in csrc/python/, as far as types go."""
+"""The types of csrc/python/."""
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import TypeVarTuple, Unpack
-
-from pmstore._store.store import Store
 
 A = TypeVarTuple("A")
 T = TypeVar("T")
@@ -23,10 +21,10 @@ class Lock:
     def __exit__(self, *error: object) -> None: ...
 
 class TransactionalStore(Protocol):
-    """What a transaction calls of its store, in the thread that holds the transaction lock."""
+    """The methods of a store that a transaction calls, in the thread that holds the transaction lock."""
 
     def _put_note(self, note: Any) -> None:
-        """Take what the next commit says of itself."""
+        """Take the note of the next commit."""
 
     def _commit_now(self, only: Any) -> None:
         """Commit. only: the ranges of arrays that may have changed, or None."""
@@ -38,6 +36,8 @@ class TransactionalStore(Protocol):
     def _declared_in_both(self, outer: Any, inner: Any) -> Any:
         """The ranges that a transaction and one inside it declare together."""
 
+S = TypeVar("S", bound=TransactionalStore)
+
 class TransactionLock:
     inner: Lock
     usable: bool
@@ -48,7 +48,7 @@ class TransactionLock:
     @property
     def doomed(self) -> bool: ...
     def mine(self) -> bool: ...
-    def transaction(self, store: TransactionalStore, only: Any, note: Any = None, /) -> Transaction: ...
+    def transaction(self, store: S, only: Any, note: Any = None, /) -> Transaction[S]: ...
 
 class RowPage:
     def __new__(
@@ -67,8 +67,8 @@ class RowPage:
     def place(self) -> int: ...
     def add(self, run: int, iteration: int, seconds: float, figures: Any, /) -> bool: ...
 
-class Transaction:
-    def __enter__(self) -> Store: ...
+class Transaction(Generic[S]):
+    def __enter__(self) -> S: ...
     def __exit__(
         self,
         kind: type[BaseException] | None,

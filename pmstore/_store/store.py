@@ -156,7 +156,7 @@ class Store(Following):
         only: Iterable[np.ndarray[Any, Any]] | None = None,
         message: str | None = None,
         attributes: Mapping[str, Any] | None = None,
-    ) -> Transaction:
+    ) -> Transaction[Store]:
         """A transaction, for one with statement, which gets the store::
 
             with store.transaction():

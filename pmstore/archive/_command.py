@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pmstore
 from pmstore._display import aligned, count_text, name_text, size_text
+from pmstore._errors import ArchiveDamagedError, UnknownVersionError
+from pmstore._store.entrance import open as open_store
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
 from pmstore.archive._export import FORMATS, export
@@ -115,7 +116,7 @@ def _without_extra(command: Callable[[argparse.Namespace], int]) -> Callable[[ar
     def run(chosen: argparse.Namespace) -> int:
         try:
             return command(chosen)
-        except pmstore.ArchiveDamagedError as error:
+        except ArchiveDamagedError as error:
             return _complain(chosen.path, error, _DAMAGED)
         except (ImportError, KeyError) as error:
             return _complain(chosen.path, error, _FAILED)
@@ -213,7 +214,7 @@ def tag(chosen: argparse.Namespace) -> int:
             print(line)
     elif chosen.delete:
         if chosen.name not in archive.tags:
-            raise pmstore.UnknownVersionError(f"there is no tag {chosen.name!r}")
+            raise UnknownVersionError(f"there is no tag {chosen.name!r}")
         archive.untag(chosen.name)
     else:
         archive.tag(chosen.name, chosen.version)
@@ -241,7 +242,7 @@ def export_(chosen: argparse.Namespace) -> int:
 
 def drain(chosen: argparse.Namespace) -> int:
     """Archives a store's commits until the process that writes it has closed it, or an interrupt."""
-    with pmstore.open(chosen.store, "r") as store:
+    with open_store(chosen.store, "r") as store:
         rules = sorted(chosen.codec, key=lambda rule: rule[0] == "*")  # the first one that matches counts
         codec = {pattern: "zstd" if config == {"id": "zstd"} else config for pattern, config in rules}
         try:

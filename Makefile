@@ -56,7 +56,7 @@ help:
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
-	@echo 'make mutants   mistakes in a copy, which the crash explorer and the other tests have to notice'
+	@echo 'make mutants   changes of a copy, which the crash explorer and the other tests have to notice'
 	@echo 'make mutants-lines  a sample of all small changes of the code; ARGS="--sample 40 --seed 7 --files csrc/log/log.c"'
 	@echo 'make mutants-reach  measures anew which tests reach what, for mutants-lines (a quarter of an hour)'
 	@echo 'make sklearn   the tests of the estimators with older versions of scikit-learn; VERSIONS="1.5 1.7" for some'

@@ -62,7 +62,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.fixture
 def crash_explorer(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A pmstore.testing.CrashExplorer: run(*lives, check=...) explores the crashes of code that uses a store."""
+    """A pmstore.testing.CrashExplorer: run(*runs, check=...) explores the crashes of code that uses a store."""
     from pmstore.testing import CrashExplorer
     from pmstore.testing._base import session as _session
 

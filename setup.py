@@ -37,7 +37,7 @@ class BuildLibrary(build_clib):
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 build = runpy.run_path(str(BUILDER))
-turn = Extension(
+locks = Extension(
     "pmstore._locks",
     sources=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.c")),
     depends=sorted(str(path) for path in BUILDER.parent.joinpath("python").glob("*.h")),
@@ -49,7 +49,7 @@ turn = Extension(
 
 setup(
     cffi_modules=[f"{BUILDER}:core", f"{BUILDER}:explorer"],
-    ext_modules=[turn],
+    ext_modules=[locks],
     libraries=[build["library"]()],
     cmdclass={"build_clib": BuildLibrary, "build_ext": BuildCore},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if stable_abi else {},

@@ -69,7 +69,7 @@ def learn(path: str) -> None:
     print(f"accuracy {right:.3f}, bits {digest.hexdigest()[:16]}", flush=True)
 
 
-def life(path: Path, kill_after: int | None) -> str:
+def trained(path: Path, kill_after: int | None) -> str:
     """Run a process, and kill it after some iterations. Returns its last line."""
     line = ""
     command = [sys.executable, __file__, "--learn", str(path)]
@@ -88,13 +88,13 @@ def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 4
     with tempfile.TemporaryDirectory() as folder:
         print("undisturbed:")
-        undisturbed = life(Path(folder, "undisturbed.pm"), None)
+        undisturbed = trained(Path(folder, "undisturbed.pm"), None)
         print(f"  {undisturbed}")
         print("killed:")
         for _ in range(kills):
-            last = life(Path(folder, "killed.pm"), random.randrange(10, 40))
+            last = trained(Path(folder, "killed.pm"), random.randrange(10, 40))
             print(f"  killed at iteration {last}")
-        killed = life(Path(folder, "killed.pm"), None)
+        killed = trained(Path(folder, "killed.pm"), None)
         print(f"  {killed}")
         losses = pmstore.history(Path(folder, "killed.pm"), "training")["objective"]
         print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} iterations")

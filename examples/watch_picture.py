@@ -75,7 +75,7 @@ def main(pictures: Path) -> None:
 
     def show(path: Path) -> None:
         with Follower(path) as follower:
-            console.print(drawn(follower.look()._replace(path=path.name)))
+            console.print(drawn(follower.view()._replace(path=path.name)))
             console.print()
 
     with tempfile.TemporaryDirectory() as directory:

@@ -14,7 +14,7 @@ from pmstore._catalog import names as _names
 from pmstore._catalog.declaration import Declaration
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
 from pmstore._catalog.lists import PersistentList
-from pmstore._catalog.lost_updates import Watch
+from pmstore._catalog.lost_updates import LostUpdates
 from pmstore._catalog.names import DERIVED_PREFIX, LIST_PREFIX, NAME_PREFIX, key_of, name_of
 from pmstore._core import FIXED, META_MAX, Core, Entry
 from pmstore._display import value_text
@@ -60,9 +60,9 @@ class Catalog:
         "inherited",
         "list_names",
         "lock",
+        "lost_updates",
         "read_only",
         "rollbacks",
-        "watch",
     )
 
     def __init__(self, core: Core, read_only: bool) -> None:
@@ -70,7 +70,7 @@ class Catalog:
         self.lock = core.lock
         self.read_only = read_only
         self.inherited = False  # in a fork of the process that wrote the store
-        self.watch = Watch(self._stored)
+        self.lost_updates = LostUpdates(self._stored)
         # By offset of the extent. A detached array whose place has a new owner has a key below 0, see new_extent.
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
@@ -112,7 +112,7 @@ class Catalog:
                 f"{what!r}: {error}; refresh() goes to the newest commit, and read() copies several arrays of one"
             ) from None
         if not self.read_only and has_containers(value):
-            self.watch.handed_out(key, what, value, encoded)
+            self.lost_updates.handed_out(key, what, value, encoded)
         return value
 
     def encoded(self, entry: Entry) -> bytes:
@@ -243,8 +243,8 @@ class Catalog:
         with self.lock:
             existing = self._existing(key, name)
             self.put_encoded(key, encoded, type_name(value), self._belongings(key, existing))
-            if self.watch:
-                self.watch.assigned(value, encoded)
+            if self.lost_updates:
+                self.lost_updates.assigned(value, encoded)
 
     def put_encoded(self, key: bytes, encoded: bytes, kind: str, gone: bytes = b"") -> None:
         """Stores an encoded value under a catalog key. gone: prefix of the keys that are deleted with the old value."""
@@ -368,7 +368,7 @@ class Catalog:
         with self.lock:
             self.rollbacks += 1
             self.core.rollback()
-            self.watch.clear()
+            self.lost_updates.clear()
 
     def show(self, core: Core) -> None:
         """Show another snapshot. Arrays of the old one keep its bytes."""
@@ -387,7 +387,7 @@ class Catalog:
         self.core.lock = self.lock = lock
         self.inherited |= not self.read_only
         self.read_only = True
-        self.watch.clear()
+        self.lost_updates.clear()
         self._live = weakref.WeakValueDictionary()
         self._shadowed = set()
 
@@ -400,7 +400,7 @@ class Catalog:
                 self.core.close(discard=discard, exiting=exiting)
             finally:
                 if self.core.gone:
-                    self.watch.clear()
+                    self.lost_updates.clear()
                     for array in arrays:
                         array.flags.writeable = False
 

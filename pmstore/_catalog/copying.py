@@ -172,7 +172,7 @@ def _end_rename(catalog: Catalog, pairs: Names, declared: Names) -> None:
         raise
     finally:
         for before, after in pairs.items():
-            catalog.watch.renamed(key_of(before), key_of(after), after)
+            catalog.lost_updates.renamed(key_of(before), key_of(after), after)
 
 
 def _delete_declarations(catalog: Catalog, declared: Iterable[str]) -> None:

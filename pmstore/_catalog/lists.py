@@ -125,8 +125,8 @@ class PersistentList(MutableSequence[Any]):
                 self._catalog.writable()
                 i = _place(index, len(self))
                 self._put(i, encoded, type_name(value))
-                if self._catalog.watch:
-                    self._catalog.watch.assigned(value, encoded)
+                if self._catalog.lost_updates:
+                    self._catalog.lost_updates.assigned(value, encoded)
             return
         values = [(encode(v), type_name(v)) for v in value]
         with self._catalog.lock:

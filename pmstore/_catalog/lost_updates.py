@@ -17,13 +17,13 @@ from pmstore._catalog import names
 from pmstore._core import hash64
 from pmstore._values.values import encode
 
-__all__ = ["Watch"]
+__all__ = ["LostUpdates"]
 
 _LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
 _AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that every commit checks
 _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
-# The references to a value that only the watch has: the _Seen's attribute and getrefcount's argument.
+# The references to a value that only LostUpdates has: the _Seen's attribute and getrefcount's argument.
 _OURS = 2
 
 
@@ -33,14 +33,14 @@ class _Seen:
     def __init__(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
         self.key = key
         self.what = what
-        self.value = value  # None: no longer watched
+        self.value = value  # None: no longer checked
         self.size = len(encoded)
         self.checksum = hash64(encoded)  # of the value when it last equalled the store's
         self.wait = 1  # commits between two checks
 
 
-class Watch:
-    """Values that were handed out and can be changed in place. Falsy as long as there are none.
+class LostUpdates:
+    """The values that were handed out and can be changed in place. Falsy as long as there are none.
 
     Not thread-safe: the caller of every method holds the store's lock.
 
@@ -103,7 +103,7 @@ class Watch:
             now, self._due = list(self.seen.values()), {}
         at_once = 0
         for seen in now:
-            if seen.value is None or not self._look(seen):
+            if seen.value is None or not self._check(seen):
                 continue
             cost = _EACH + seen.size
             if at_once + cost <= _AT_ONCE:
@@ -119,12 +119,12 @@ class Watch:
         """Check the values that have no other reference, and forget them."""
         for seen in list(self.seen.values()):
             if sys.getrefcount(seen.value) <= _OURS:
-                self._look(seen)
+                self._check(seen)
         self._new, self._new_bytes = 0, 0
         held = sum(seen.size for seen in self.seen.values())
         self._sweep_at = max(_SWEEP[0], len(self.seen)), max(_SWEEP[1], held)
 
-    def _look(self, seen: _Seen) -> bool:
+    def _check(self, seen: _Seen) -> bool:
         """Whether the value is unchanged and still referenced, so that it must be checked again."""
         try:
             now = hash64(encode(seen.value))

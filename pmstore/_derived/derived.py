@@ -13,16 +13,15 @@ policy "store", the value itself. These invariants hold through crashes, rollbac
 
 ::
 
-              look: digest differs                         look: digest is the same
+              access: digest differs                       access: digest is the same
     ABSENT ─────────────────────────▶ compute ─▶ KEPT ◀──────────────────────────────┐
       ▲  │                               ▲        │ └────────────────────────────────┘
       │  └── stored, and its stamp fits: loaded ──┤
-      │                                  └────────┘ look: an input has changed, or a rollback took it back
+      │                                  └────────┘ access: an input has changed, or a rollback took it back
       └── reopening, recovery: ordinary memory is gone
 
-An access (a "look" in the diagram) holds the lock of `DerivedArrays`, and the store's own only for moments: other
-threads use the store while a function runs. If they change the inputs meanwhile, the check after the function notices
-(I17).
+An access holds the lock of `DerivedArrays`, and the store's own only for moments: other threads use the store while a
+function runs. If they change the inputs meanwhile, the check after the function notices (I17).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from pmstore._catalog.kinds import DERIVED
 from pmstore._catalog.names import key_of, stamp_key, value_key
 from pmstore._core import Entry
 from pmstore._derived.decision import Decision, decide
-from pmstore._derived.inputs import Looked, combine, hash_array, read_only
+from pmstore._derived.inputs import Digests, combine, hash_array, read_only
 from pmstore._derived.verify import differs, summary_of
 from pmstore._errors import (
     UNSOUND,
@@ -140,7 +139,7 @@ class Derived:
         """Whether there is a value for the current contents of the inputs, so that reading computes nothing."""
         with self._arrays.lock:
             try:
-                digest = self.look({}, 0)
+                digest = self.current_digest({}, 0)
             except DerivedArrayError:
                 return False
             return (self._kept is not None and self._kept[0] == digest) or self._stored(digest) is not None
@@ -162,7 +161,7 @@ class Derived:
         if array is value and value.flags.writeable:
             array = value.copy(order="K")
         with self._arrays.lock:
-            self._keep(array, self._stamp_of(self.look({}, 0), array))
+            self._keep(array, self._stamp_of(self.current_digest({}, 0), array))
 
     def __getitem__(self, index: Any) -> Any:
         """Elements of the value."""
@@ -191,7 +190,7 @@ class Derived:
 
     # ---- reading inputs and value
 
-    def look(self, looked: Looked, depth: int) -> int:
+    def current_digest(self, digests: Digests, depth: int) -> int:
         """The digest of function, version and the current inputs. The caller holds `deriving`."""
         self._require_declared()
         if self._computing:
@@ -199,14 +198,14 @@ class Derived:
         if depth > _DEPTH:
             raise DerivedArrayError(self._name, f"has more than {_DEPTH} derived arrays below it: store one of them")
         arrays = self._arrays
-        positional = [source.digest(self._name, arrays, looked, depth) for source in self._inputs]
-        keyword = {name: source.digest(self._name, arrays, looked, depth) for name, source in self._arguments.items()}
-        digest = looked[self._name] = combine([self._declared.function, self._declared.version, positional, keyword])
+        positional = [source.digest(self._name, arrays, digests, depth) for source in self._inputs]
+        keyword = {name: source.digest(self._name, arrays, digests, depth) for name, source in self._arguments.items()}
+        digest = digests[self._name] = combine([self._declared.function, self._declared.version, positional, keyword])
         return digest
 
-    def at_depth(self, looked: Looked, depth: int) -> Array:
+    def at_depth(self, digests: Digests, depth: int) -> Array:
         """The value. The caller holds `deriving`."""
-        digest = self.look(looked, depth)
+        digest = self.current_digest(digests, depth)
         if self._kept is not None and self._kept[0] == digest:
             array = self._kept[1]
             if self._decision.policy == "store" and self._stored(digest) is None:  # for example after a rollback
@@ -214,7 +213,7 @@ class Derived:
             return array
         loaded = self._load(digest)
         if loaded is None:
-            return self._compute(digest, looked, depth)
+            return self._compute(digest, digests, depth)
         self._kept = digest, read_only(loaded)
         return self._kept[1]
 
@@ -237,10 +236,10 @@ class Derived:
 
     # ---- computing
 
-    def _compute(self, digest: int, looked: Looked, depth: int) -> Array:
+    def _compute(self, digest: int, digests: Digests, depth: int) -> Array:
         arrays = self._arrays
-        inputs = [source.value(self._name, arrays, looked, depth) for source in self._inputs]
-        arguments = {name: source.value(self._name, arrays, looked, depth) for name, source in self._arguments.items()}
+        inputs = [source.value(self._name, arrays, digests, depth) for source in self._inputs]
+        arguments = {name: source.value(self._name, arrays, digests, depth) for name, source in self._arguments.items()}
         self._computing = True
         start = time.perf_counter()
         try:
@@ -253,7 +252,7 @@ class Derived:
             self._computing = False
         took = time.perf_counter() - start
         array = self._checked(value, f"has no value: {self._declared.function} gave")
-        if self.look({}, depth) != digest:
+        if self.current_digest({}, depth) != digest:
             raise DerivedArrayError(
                 self._name,
                 f"has no value: an input changed while {self._declared.function} ran. Either it writes to its inputs, "

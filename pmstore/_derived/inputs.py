@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
     from pmstore._derived.arrays import DerivedArrays
 
-__all__ = ["Given", "Input", "Looked", "Named", "combine", "given", "hash_array"]
+__all__ = ["Given", "Input", "Digests", "Named", "combine", "given", "hash_array"]
 
-Looked = dict[str, int]  # the digests of the names in one access, so that each name is hashed once
+Digests = dict[str, int]  # the digests of the names in one access, so that each name is hashed once
 
 
 def combine(parts: list[Any]) -> int:
@@ -63,11 +63,11 @@ class Input(ABC):
     name: str | None  # in the store
 
     @abstractmethod
-    def digest(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> int:
+    def digest(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> int:
         """The current digest. Raises DerivedArrayError, of the array `owner` or of an input, if there is none."""
 
     @abstractmethod
-    def value(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> Any:
+    def value(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> Any:
         """The value that the function gets."""
 
 
@@ -80,13 +80,13 @@ class Named(Input):
         self.name: str = name
         self._key = key_of(name)
 
-    def digest(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> int:
-        known = looked.get(self.name)
+    def digest(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> int:
+        known = digests.get(self.name)
         if known is not None:
             return known
         entry, content = self._find(owner, arrays)
         if entry.kind == DERIVED:
-            return arrays.by_name(self.name).look(looked, depth + 1)
+            return arrays.by_name(self.name).current_digest(digests, depth + 1)
         if entry.kind == ARRAY:
             pin = arrays.pins.get(self.name)
             digest = pin[2] if pin is not None and pin[0] == entry else hash_array(content)
@@ -94,13 +94,13 @@ class Named(Input):
                 arrays.pins[self.name] = entry, content, digest
         else:
             digest = hash64(content)
-        looked[self.name] = digest
+        digests[self.name] = digest
         return digest
 
-    def value(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> Any:
+    def value(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> Any:
         entry, content = self._find(owner, arrays)
         if entry.kind == DERIVED:
-            return arrays.by_name(self.name).at_depth(looked, depth + 1)
+            return arrays.by_name(self.name).at_depth(digests, depth + 1)
         return content if entry.kind == ARRAY else decode(content)
 
     def _find(self, owner: str, arrays: DerivedArrays) -> tuple[Entry, Any]:
@@ -148,10 +148,10 @@ class Given(Input):
         self._array = array
         self._encoded = encoded
 
-    def digest(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> int:
+    def digest(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> int:
         return hash64(self._encoded) if self._array is None else hash_array(self._array)
 
-    def value(self, owner: str, arrays: DerivedArrays, looked: Looked, depth: int) -> Any:
+    def value(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> Any:
         return decode(self._encoded) if self._array is None else read_only(self._array)
 
 

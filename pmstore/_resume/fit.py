@@ -156,7 +156,7 @@ class InStore(sklearn.CallbackSupportMixin):
     name: str | None
     commit_every: float
     history_: History
-    _slot_name: str | None
+    _group_name: str | None
 
     def _has_callbacks(self) -> bool:
         return bool(getattr(self, "_skl_callbacks", None))
@@ -172,7 +172,7 @@ class InStore(sklearn.CallbackSupportMixin):
         try:
             state = fit.run(self.store, self.name, commit_every=self.commit_every)
         finally:
-            self._slot_name = fit.slot_name_
+            self._group_name = fit.slot_name_
         self.resumed_from_run_, self.resumed_from_iter_ = fit.resumed_from_run_, fit.resumed_from_iter_
         self.history_ = fit.history_
         return state
@@ -195,7 +195,7 @@ class InStore(sklearn.CallbackSupportMixin):
         """
         if self.store is None:
             raise ValueError("reset() needs a store to forget the fit in, and store=None")
-        name = getattr(self, "_slot_name", None) if self.name is None else self.name
+        name = getattr(self, "_group_name", None) if self.name is None else self.name
         if name is None:
             raise ValueError("with name=None, reset() forgets what this estimator last worked on: call fit first")
         forget(self.store, name)

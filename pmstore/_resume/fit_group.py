@@ -194,7 +194,7 @@ class FitGroup:
                 )
 
 
-def slot_name(kind: str, fingerprint: Fingerprint) -> str:
+def group_name(kind: str, fingerprint: Fingerprint) -> str:
     """The name of the group of a fit without a name."""
     return f"{kind}/{digest(fingerprint)}"
 

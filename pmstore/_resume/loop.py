@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume.fingerprint import Fingerprint, describe
-from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, opened, slot_name
+from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, group_name, opened
 from pmstore._resume.history import History, Rows, at_work, history_of
 from pmstore._resume.state import PROGRESS, Field, State, check_fit_group
 
@@ -229,7 +229,7 @@ class Resumable(ABC):
             self.history_ = history_of(in_memory)
             return self.state
         fingerprint = self._whole_fingerprint()
-        self.slot_name_ = slot_name(self.title.lower(), fingerprint) if name is None else name
+        self.slot_name_ = group_name(self.title.lower(), fingerprint) if name is None else name
         with opened(store, f"{self._call} commits after every iteration") as own:
             self._run_in(FitGroup(own, self.slot_name_), fingerprint, commits)
         return self.state
@@ -251,7 +251,7 @@ class Resumable(ABC):
         TransactionError, StoreLockedError
             As for `run`.
         """
-        forget(store, slot_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)
+        forget(store, group_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)
 
     _call = "run()"
 

@@ -38,6 +38,11 @@ class Stats:
     ends with the machine; "cpu_cache", "memory": persistent memory, where a power cut keeps the processor's caches, or
     loses them; "disk".
 
+    bytes_logged, bytes_direct and bytes_home were written to the medium: to the log, as new contents directly to their
+    place, and to the committed image. fences counts ordering points, syncs the calls that
+    make the kernel or the disk write. log_size is the room for records, log_used the part that has records since the
+    last checkpoint.
+
     durable_sequence is the last commit that is known to be durable: with durability="sync" the last commit, with
     "async" the last one that a sync has covered. dirty_bytes is the size of the changes in the last commit. buffers
     counts live arrays, and detached ones that still have references.

@@ -223,7 +223,7 @@ class Store(Following):
         if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
             self._refuse_inside("commit")
         catalog = self._catalog
-        if catalog.watch.seen or catalog.watch.changed or self._companions:
+        if catalog.lost_updates.seen or catalog.lost_updates.changed or self._companions:
             self._lock.inner.call(self._commit_now)
         else:  # the quick path: an 8-byte commit is little work
             self._lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -264,7 +264,7 @@ class Store(Following):
         if self._companions:
             for companion in list(self._companions):
                 companion.before_commit()
-        if catalog.watch.seen or catalog.watch.changed or (self._debug and only is not None):
+        if catalog.lost_updates.seen or catalog.lost_updates.changed or (self._debug and only is not None):
             self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
         elif only is None:
             catalog.lock.call(catalog.core.commit)
@@ -276,7 +276,7 @@ class Store(Following):
         catalog = self._catalog
         if only is not None and self._debug and (error := violation(catalog, only)) is not None:
             raise error
-        lost = catalog.watch.lost(all_of_them=closing)
+        lost = catalog.lost_updates.lost(all_of_them=closing)
         if only is None:
             catalog.core.commit()
         else:

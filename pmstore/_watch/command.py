@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pmstore._watch.follow import Follower, Look, looks
+from pmstore._watch.follow import Follower, View, views
 from pmstore._watch.top import Summary, stores_in
 
 __all__ = ["top", "watch"]
@@ -27,14 +27,14 @@ def watch(path: str, names: Sequence[str], *, once: bool, as_json: bool, web: bo
 
                 serve(follower, port)
             elif as_json:
-                seen = looks(follower, threading.Event())
-                _print_lines(look.as_json(curves=False) for look in _first(_news(seen), once))
+                seen = views(follower, threading.Event())
+                _print_lines(view.as_json(curves=False) for view in _first(_news(seen), once))
             else:
                 from pmstore._watch.terminal import console_for, drawn, live, looked
 
                 console = console_for(once)
                 if once:
-                    console.print(drawn(follower.look()))
+                    console.print(drawn(follower.view()))
                 else:
                     live(console, looked(follower))
         except KeyboardInterrupt:
@@ -63,13 +63,13 @@ def _first(things: Iterable[Any], once: bool) -> Iterable[Any]:
     return itertools.islice(things, 1) if once else things
 
 
-def _news(seen: Iterable[Look]) -> Iterator[Look]:
-    """Looks that differ from the one before by more than the time."""
+def _news(seen: Iterable[View]) -> Iterator[View]:
+    """Views that differ from the one before by more than the time."""
     before = None
-    for look in seen:
-        now = (look.sequence, look.writer, [fit.state for fit in look.fits])
+    for view in seen:
+        now = (view.sequence, view.writer, [fit.state for fit in view.fits])
         if now != before:
-            yield look
+            yield view
         before = now
 
 

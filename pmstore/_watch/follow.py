@@ -19,9 +19,9 @@ from pmstore._store.reading import consistently
 from pmstore._store.store import Store
 from pmstore._watch.state import Curve, Fit, fit_of, sampled, unreadable
 
-__all__ = ["EVERY", "Follower", "Look", "Value", "looks"]
+__all__ = ["EVERY", "Follower", "View", "Value", "views"]
 
-EVERY = 0.25  # seconds from one look to the next, at least
+EVERY = 0.25  # seconds from one view to the next, at least
 IDLE = 0.5  # seconds without a commit until the ages are told anew
 MOST = 40  # fits, and values
 LAST = 100  # elements of a list
@@ -40,8 +40,8 @@ class Value(NamedTuple):
     curve: Curve | None
 
 
-class Look(NamedTuple):
-    """What a store shows at a time.
+class View(NamedTuple):
+    """A store's fits and values at one moment.
 
     time: Unix time. writer: "alive"; "closed", no process has the store open for writing; "died", and the last one has
     not closed it. age: seconds since the last commit. more: the number of fits and values that are left out.
@@ -80,7 +80,7 @@ class _Commit(NamedTuple):
 
 
 class Follower:
-    """An open store, in mode "r", that goes to the newest commit at each look. Several threads may use it.
+    """An open store, in mode "r", that goes to the newest commit at each view. Several threads may use it.
 
     Parameters
     ----------
@@ -131,8 +131,8 @@ class Follower:
         """Sleep until there is a newer commit, or no process writes the store any more."""
         self.store.wait(timeout=timeout)
 
-    def look(self, now: Callable[[], float] = time.time) -> Look:
-        """Go to the newest commit, and look at it."""
+    def view(self, now: Callable[[], float] = time.time) -> View:
+        """Go to the newest commit, and read what is shown of it."""
         with self._lock:
             self._open_again_if_replaced()
             writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
@@ -140,7 +140,7 @@ class Follower:
             if before is None or before.sequence != self.store.refresh():
                 self._since = os.stat(self.path).st_mtime if before is None else now()
                 self._newest = before = self.consistently(self._commit)
-            return self._look(before, writer, now())
+            return self._view(before, writer, now())
 
     def _open_again_if_replaced(self) -> None:
         status = os.stat(self.path)
@@ -165,11 +165,11 @@ class Follower:
             len(fits) - len(shown) + max(0, len(rows) - MOST),
         )
 
-    def _look(self, commit: _Commit, writer: str, now: float) -> Look:
+    def _view(self, commit: _Commit, writer: str, now: float) -> View:
         fits = [self._fit(name, told, now, writer) for name, told in commit.fits]
         newest = max((now - fit.age for fit in fits if fit.age is not None), default=0.0)
         age = max(0.0, now - max(self._since, newest))
-        return Look(self.path, now, commit.sequence, writer, age, fits, commit.values, commit.more)
+        return View(self.path, now, commit.sequence, writer, age, fits, commit.values, commit.more)
 
     def _fit(self, name: str, told: History | None, now: float, writer: str) -> Fit:
         if told is None:
@@ -199,19 +199,19 @@ class Follower:
                 raise _unknown(store, name)
 
 
-def looks(follower: Follower, stopped: threading.Event) -> Iterator[Look]:
-    """A look after each commit, at most one in EVERY seconds, and without commits from time to time, as ages change.
+def views(follower: Follower, stopped: threading.Event) -> Iterator[View]:
+    """A view after each commit, at most one in EVERY seconds, and without commits from time to time, as ages change.
 
     Looking takes at most a quarter of the time of one processor.
     """
     while not stopped.is_set():
         begun = time.monotonic()
-        look = follower.look()
-        yield look
+        view = follower.view()
+        yield view
         took = time.monotonic() - begun
         if stopped.wait(max(EVERY - took, 3 * took)):
             return
-        if look.writer == "alive":
+        if view.writer == "alive":
             follower.wait(IDLE)
         else:
             stopped.wait(IDLE)  # nobody writes, and the wait for a commit would end at once

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from pmstore._errors import Error
-from pmstore._watch.follow import Follower, looks
+from pmstore._watch.follow import Follower, views
 from pmstore._watch.inside import inside, names
 
 __all__ = ["Server", "serve"]
 
 ADDRESS = "127.0.0.1"
-BEAT = 10.0  # seconds without a look after which a line is sent, to notice a browser that has gone
+BEAT = 10.0  # seconds without a view after which a line is sent, to notice a browser that has gone
 PAGE = Path(__file__).with_name("page.html")
 POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; img-src data:; "
@@ -67,14 +67,14 @@ class Server(socketserver.ThreadingTCPServer):
         self._stopped = threading.Event()
         self._news = threading.Condition()
         self._count, self._newest = 0, ""
-        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._viewing = threading.Thread(target=self._view, daemon=True)
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
             why = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
             raise OSError(error.errno, f"it {why}: choose another one, or none", f"port {port}") from error
         self.url = f"http://{ADDRESS}:{self.server_address[1]}/{self.token}/"
-        self._looking.start()
+        self._viewing.start()
 
     def server_close(self) -> None:
         """Close the port, and end all answers. The constructor calls this, too, if it fails."""
@@ -82,8 +82,8 @@ class Server(socketserver.ThreadingTCPServer):
         self._stopped.set()
         with self._news:
             self._news.notify_all()
-        if self._looking.ident is not None:
-            self._looking.join()
+        if self._viewing.ident is not None:
+            self._viewing.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes is no error; anything else is one of this program."""
@@ -91,7 +91,7 @@ class Server(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
     def after(self, count: int) -> tuple[int, str | None]:
-        """The newest look and its number, if it is newer; otherwise, after BEAT seconds, None. The number is -1 after
+        """The newest view and its number, if it is newer; otherwise, after BEAT seconds, None. The number is -1 after
         the last one."""
         with self._news:
             self._news.wait_for(lambda: self._count > count or self._stopped.is_set(), BEAT)
@@ -99,10 +99,10 @@ class Server(socketserver.ThreadingTCPServer):
                 return -1, None
             return self._count, self._newest if self._count > count else None
 
-    def _look(self) -> None:
+    def _view(self) -> None:
         try:
-            for look in looks(self.follower, self._stopped):
-                self._tell(look.as_json(curves=True))
+            for view in views(self.follower, self._stopped):
+                self._tell(view.as_json(curves=True))
         except (Error, OSError) as error:
             self._tell({"problem": f"{self.follower.path}: {error}"})
 
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30.0  # seconds, for a client that sends or reads nothing
 
     def do_GET(self) -> None:
-        """The page; the looks, as server-sent events; the names; what is in one of them."""
+        """The page; the views, as server-sent events; the names; what is in one of them."""
         path, _, query = self.path.partition("?")
         _, token, *rest = path.split("/", 2) if path.startswith("/") else ["", ""]
         if not secrets.compare_digest(token.encode(), self.server.token.encode()) or not self._from_here():
@@ -167,8 +167,8 @@ class Handler(BaseHTTPRequestHandler):
         self._begin(HTTPStatus.OK, "text/event-stream", {})
         count = 0
         while count >= 0:
-            count, look = self.server.after(count)
-            self.wfile.write(b": \n\n" if look is None else f"data: {look}\n\n".encode())
+            count, view = self.server.after(count)
+            self.wfile.write(b": \n\n" if view is None else f"data: {view}\n\n".encode())
 
     def _read(self, read: Any) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pmstore._display import name_text, size_text
-from pmstore._watch.follow import Follower, Look, looks
+from pmstore._watch.follow import Follower, View, views
 from pmstore._watch.state import Fit, count_text, duration_text, rate_text, sparkline
 from pmstore._watch.top import Summary
 
@@ -62,29 +62,29 @@ def live(console: Console, pictures: Iterable[RenderableType]) -> None:
 
 
 def looked(follower: Follower) -> Iterable[RenderableType]:
-    """Pictures of a store, one for each look."""
-    return map(drawn, looks(follower, threading.Event()))
+    """Pictures of a store, one for each view."""
+    return map(drawn, views(follower, threading.Event()))
 
 
-def drawn(look: Look) -> RenderableType:
+def drawn(view: View) -> RenderableType:
     """A picture of a store."""
     from rich.console import Group
     from rich.text import Text
 
     title = Text(no_wrap=True, overflow="ellipsis")
-    title.append(name_text(look.path), style="bold")
-    title.append(f"  commit {look.sequence:,}, {duration_text(look.age)} ago, ")
-    title.append(WRITERS[look.writer], style=STYLES[look.writer])
+    title.append(name_text(view.path), style="bold")
+    title.append(f"  commit {view.sequence:,}, {duration_text(view.age)} ago, ")
+    title.append(WRITERS[view.writer], style=STYLES[view.writer])
     parts: list[RenderableType] = [title]
-    if look.fits:
+    if view.fits:
         columns = ("fit", "iteration", "objective", "curve", ">rate", ">left", ">age", ">lives", "state")
-        parts.append(_table(columns, map(_fit_cells, look.fits)))
-    if look.values:
-        cells = ([value.name, value.text, _curve(value.curve and value.curve.y)] for value in look.values)
+        parts.append(_table(columns, map(_fit_cells, view.fits)))
+    if view.values:
+        cells = ([value.name, value.text, _curve(value.curve and value.curve.y)] for value in view.values)
         parts.append(_table(("name", "value", "curve"), cells))
-    if look.more:
-        parts.append(Text(f"… and {look.more:,} more: name those to look at"))
-    if not look.fits and not look.values:
+    if view.more:
+        parts.append(Text(f"… and {view.more:,} more: name those to look at"))
+    if not view.fits and not view.values:
         parts.append(Text("no fits, and no values: name the arrays to look at"))
     return Group(*parts)
 

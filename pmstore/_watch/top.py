@@ -61,7 +61,7 @@ def _summary(path: str, now: Callable[[], float]) -> Summary:
     try:
         size = os.stat(path).st_size
         with Follower(path) as follower:
-            look = follower.look(now)
+            view = follower.view(now)
     except (Error, OSError) as error:
         return Summary(name, size, None, None, None, [], str(error))
-    return Summary(name, size, look.age, look.sequence, look.writer, look.fits, "")
+    return Summary(name, size, view.age, view.sequence, view.writer, view.fits, "")

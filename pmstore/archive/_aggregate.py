@@ -268,12 +268,12 @@ class _Work:
         self._own = [_described(name, shards[name], name in rows) for name in shards]
         token = ""
         if self._leads:
-            self._look()
+            self._check_new()
             token = secrets.token_hex(6)
         small = sum(data.nbytes for _, _, data in self._own if data.nbytes < part_size)
         return [[self._sequence, part_size, sorted(rows)], self._group.node, small, token]
 
-    def _look(self) -> None:
+    def _check_new(self) -> None:
         """Check that the version is new, and delete the leftovers of groups that died. Only the leader calls this."""
         there = set(sequences(self._place))
         if self._sequence in there and not self._replace:

@@ -149,8 +149,8 @@ class Seen:
         self.room = room
         self.used = 0
 
-    def settle(self, known: dict[bytes, Known], changed: list[tuple[Bytes, Runs, Bytes]]) -> None:
-        """These are the entries of the last version now. changed: replicas, and the bytes that are new in them."""
+    def finalize(self, known: dict[bytes, Known], changed: list[tuple[Bytes, Runs, Bytes]]) -> None:
+        """Take these entries as those of the last version. changed: replicas, and their new bytes."""
         for replica, runs, data in changed:
             _put(replica, runs, data)
         self.known = known
@@ -167,9 +167,9 @@ def capture(reader: Reader, seen: Seen, write: Any) -> Any:
     for attempt in range(_ATTEMPTS):
         core = Core.of_snapshot(reader.take(wanted))
         try:
-            looked = _Looked(core, seen, wanted)
-            result = write(looked.changes)
-            seen.settle(looked.known, looked.replicas)
+            scan = _Scan(core, seen, wanted)
+            result = write(scan.changes)
+            seen.finalize(scan.known, scan.replicas)
             return result
         except StaleSnapshotError:
             if attempt == _ATTEMPTS - 1:
@@ -179,8 +179,8 @@ def capture(reader: Reader, seen: Seen, write: Any) -> Any:
     raise AssertionError
 
 
-class _Looked:
-    """A look at a snapshot: its changes, and what will be known of it as the last version."""
+class _Scan:
+    """The scan of a snapshot: its changes, and its entries as those of the last version."""
 
     def __init__(self, core: Core, seen: Seen, wanted: list[tuple[int, int]]) -> None:
         entries = {row.key: row.entry for row in core.scan(b"")}
@@ -190,9 +190,9 @@ class _Looked:
         self._seen = seen
         self._room = seen.room - seen.used
         for key, entry in entries.items():
-            self.known[key] = self._look(key, entry)
+            self.known[key] = self._scan(key, entry)
 
-    def _look(self, key: bytes, entry: Entry) -> Known:
+    def _scan(self, key: bytes, entry: Entry) -> Known:
         core, before = self.changes.core, self._seen.known.get(key)
         if not entry.offset:
             if before is not None and before.entry == entry:

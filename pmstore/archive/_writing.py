@@ -147,7 +147,7 @@ class Writing:
             if as_base or key in frames or before.get(key) != entry
         }
         row = self._row(changes, items, tuple(key for key in before if key not in entries), as_base, begun)
-        self._settle(row, changes, whole)
+        self._finalize(row, changes, whole)
         return row
 
     def _row(
@@ -193,7 +193,7 @@ class Writing:
             loss=Loss.worst(losses.values()),
         )
 
-    def _settle(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
+    def _finalize(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
         self._entries, self._whole, self._previous = changes.entries, whole, row.version
         self._have.clear()
         self.rows.append(row)

@@ -195,7 +195,7 @@ class OnShards(InStore):
         try:
             state = fit.run(self.store, self.name, commit_every=self.commit_every, engine=self.engine)
         finally:
-            self._slot_name = fit.slot_name_
+            self._group_name = fit.slot_name_
         self.resumed_from_run_, self.resumed_from_iter_ = fit.resumed_from_run_, fit.resumed_from_iter_
         self.history_ = fit.history_
         self.n_features_in_ = fit.features

@@ -1,6 +1,6 @@
 """The engine on processes of this machine.
 
-Each seat has one process at a time, a socket to it, and a thread that sends, so that a process which is stopped blocks
+Each place has one process at a time, a socket to it, and a thread that sends, so that a process which is stopped blocks
 nobody. A process that ended is replaced. The processes end with the thread that started them, whatever happens to it
 (PR_SET_PDEATHSIG), and read shards of arrays from one piece of shared memory.
 """
@@ -34,7 +34,7 @@ from pmstore.scale._travel import packed, packed_apart
 
 AHEAD = 2  # questions that a process has at a time, so that it needs not wait for the next one
 MOST = 64  # the same, for a process whose maps are so short that it adds results: twice as many as one reply adds
-DEATHS = 5  # processes of a seat that end, one after the other, before they can take a question
+DEATHS = 5  # processes of a place that end, one after the other, before they can take a question
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
@@ -65,7 +65,7 @@ class Processes(Engine):
                 raise ValueError(f"{name} is a whole number from 1, not {value!r}")
         self._workers, self._threads = int(workers), int(threads)
         self._memory = None if memory is None else int(memory)
-        self._seats: list[_Seat] = []
+        self._places: list[_Place] = []
         self._shared_file = -1
 
     def start(self, shards: Sequence[Shard]) -> None:
@@ -73,46 +73,46 @@ class Processes(Engine):
         self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
         self._shared_file = _shared(packed_apart(tuple(shards), "the shards"))
-        self._places = min(self._workers, len(shards))
-        for number in range(self._places):
-            self._seats.append(_Seat(number, self._process))
-        self._routes = Routes(self._seats, len(shards), _Seat.load)
+        self._count = min(self._workers, len(shards))
+        for number in range(self._count):
+            self._places.append(_Place(number, self._process))
+        self._routes = Routes(self._places, len(shards), _Place.load)
 
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         question = i, tag
-        seat, times = self._routes.choose(question)
-        if times:  # it has the question, and there is no other seat that could take it
-            if not seat.is_stuck():
+        place, times = self._routes.choose(question)
+        if times:  # it has the question, and there is no other place that could take it
+            if not place.is_stuck():
                 return
-            self._lost += [lost for lost in seat.replace() if (lost.shard, lost.tag) != question]
-            self._routes.on_time(seat)
-            seat.forget(question)
-        seat.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
+            self._lost += [lost for lost in place.replace() if (lost.shard, lost.tag) != question]
+            self._routes.on_time(place)
+            place.forget(question)
+        place.ask(question, self._pickled.number(0, function), self._pickled.number(1, shared))
 
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
-        for seat in self._seats:
-            seat.send()
+        for place in self._places:
+            place.send()
         messages: list[Reply | Lost] = [*self._lost]
         self._lost.clear()
-        for connection in wait([seat.connection for seat in self._seats], 0 if messages else timeout):
-            seat = next(seat for seat in self._seats if seat.connection is connection)
-            messages += seat.received()
-            self._routes.on_time(seat)
+        for connection in wait([place.connection for place in self._places], 0 if messages else timeout):
+            place = next(place for place in self._places if place.connection is connection)
+            messages += place.received()
+            self._routes.on_time(place)
         for message in messages:
             for i in message.shards:
-                for seat in self._routes.answered((i, message.tag)):
-                    seat.forget((i, message.tag))
+                for place in self._routes.answered((i, message.tag)):
+                    place.forget((i, message.tag))
         return messages
 
     def cancel(self, tag: Tag) -> None:
         self._routes.drop(tag)
-        for seat in self._seats:
-            seat.waiting = deque(asked for asked in seat.waiting if asked[0][1] != tag)
+        for place in self._places:
+            place.waiting = deque(asked for asked in place.waiting if asked[0][1] != tag)
 
     def close(self) -> None:
-        for seat in self._seats:
-            seat.end()
-        self._seats = []
+        for place in self._places:
+            place.end()
+        self._places = []
         if self._shared_file >= 0:
             os.close(self._shared_file)
             self._shared_file = -1
@@ -127,7 +127,7 @@ class Processes(Engine):
             "parent": os.getpid(),
             "memory": self._memory,
             "threads": self._threads,
-            "workers": self._places,
+            "workers": self._count,
         }
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         with theirs:
@@ -155,7 +155,7 @@ class _Pickled:
         return number, data
 
 
-class _Seat:
+class _Place:
     """The place of a worker: one process after the other."""
 
     def __init__(self, number: int, start: Any) -> None:
@@ -180,7 +180,7 @@ class _Seat:
         threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
 
     def load(self) -> int:
-        """The number of questions that the seat has."""
+        """The number of questions that the place has."""
         return len(self._has) + len(self.waiting)
 
     def is_stuck(self) -> bool:
@@ -227,7 +227,7 @@ class _Seat:
         return replies
 
     def forget(self, question: Question) -> None:
-        """Another seat has answered."""
+        """Another place has answered."""
         self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
 
     def replace(self) -> list[Lost]:

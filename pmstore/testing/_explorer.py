@@ -32,11 +32,11 @@ from pmstore.testing._store.plan import MEDIA, Plan, one_medium, plan
 from pmstore.testing._store.recording import Recorder, Recording
 from pmstore.testing._store.same import require_same
 from pmstore.testing._store.shrink import shrink
-from pmstore.testing._store.workload import passes, raised, require_change, require_commits, require_lives
+from pmstore.testing._store.workload import passes, raised, require_change, require_commits, require_runs
 
 __all__ = ["MEDIA", "CrashExplorer", "Plan", "plan"]
 
-Life = Callable[[pmstore.Store], Any]
+Run = Callable[[pmstore.Store], Any]
 ProgressCall = Callable[[int, int], None]
 
 _busy = threading.Lock()  # stores are recorded for the whole process, not for one explorer
@@ -111,7 +111,7 @@ class CrashExplorer:
 
     def run(
         self,
-        *lives: Life,
+        *runs: Run,
         check: Check | None = None,
         budget: int | None = None,
         seed: int | None = None,
@@ -126,7 +126,7 @@ class CrashExplorer:
 
         Parameters
         ----------
-        *lives : callable
+        *runs : callable
             Functions of the open store. Each is one run of a process: the store is opened for it (and recovered, if
             necessary). Unless the function closes the store, the process counts as killed at the function's end. The
             next run opens the same file. The functions are called several times, and must do the same each time.
@@ -167,12 +167,12 @@ class CrashExplorer:
         """
         __tracebackhide__ = True  # pytest's traceback ends at the user's code
         chosen = plan(check, budget, seed, media, depth, sector, eadr, kinds)
-        require_lives(lives)
+        require_runs(runs)
         with self._alone():
             tallies: dict[str, Tally] = {}
             count = 0
             for medium in chosen.media:
-                recording = self._record_twice(lives, medium, chosen.options)
+                recording = self._record_twice(runs, medium, chosen.options)
                 count = self._explore(recording, chosen, tallies, progress)
         return self._reported(chosen, tallies, count)
 
@@ -231,7 +231,7 @@ class CrashExplorer:
 
     def faults(
         self,
-        *lives: Life,
+        *runs: Run,
         check: Check | None = None,
         budget: int | None = None,
         seed: int | None = None,
@@ -251,7 +251,7 @@ class CrashExplorer:
             for medium in chosen.media:
                 with self._shown(f"failing calls, {medium}", progress) as shown:
                     reports[medium] = explore_faults(
-                        lives, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown
+                        runs, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown
                     )
         for report in reports.values():
             session.keep_report(str(report))
@@ -363,28 +363,28 @@ class CrashExplorer:
             if store.path == path:
                 hooks.kill(store)
 
-    def _record(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+    def _record(self, runs: Sequence[Run], medium: str, options: Options) -> Recording:
         __tracebackhide__ = True
         path = self._fresh(medium)
         with self._recorded(path, medium, options.seed) as recorder:
-            for number, life in enumerate(lives):
+            for number, run in enumerate(runs):
                 store = pmstore.open(path)  # keep the store open: closing it would make a checkpoint
                 sequence = store.sequence
-                life(store)
+                run(store)
                 if number:
-                    require_change(life, store, sequence)
+                    require_change(run, store, sequence)
                 self._drop_left_open(path)
         return recorder.recording
 
-    def _record_twice(self, lives: Sequence[Life], medium: str, options: Options) -> Recording:
+    def _record_twice(self, runs: Sequence[Run], medium: str, options: Options) -> Recording:
         __tracebackhide__ = True
         try:
-            first = self._record(lives, medium, options)
+            first = self._record(runs, medium, options)
         except (Exception, SystemExit) as error:
-            raise raised(error, lives) from error
+            raise raised(error, runs) from error
         require_commits(first)
         try:
-            second = self._record(lives, medium, options)
+            second = self._record(runs, medium, options)
         except (Exception, SystemExit) as error:
             if passes(error):
                 raise

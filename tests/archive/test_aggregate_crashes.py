@@ -24,7 +24,7 @@ OF_ALL = {
     LocalPlace: ["open_shared", "write_shared"],
 }
 OF_THE_LEADER = {
-    module._Work: ["_look", "_finish", "_create", "_retire"],
+    module._Work: ["_check_new", "_finish", "_create", "_retire"],
     LocalPlace: ["publish", "create", "delete"],
 }
 ON_S3 = {module._Work: ["_write_small", "_stream", "_create"], FsspecPlace: ["put", "create"], LocalGroup: ["gather"]}

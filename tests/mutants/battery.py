@@ -31,7 +31,7 @@ from pmstore._store import opening
 from pmstore.testing._store.engine import KINDS, Found, Options, explore
 from pmstore.testing._store.recording import PACE, Recorder, Recording
 from tests.conftest import Medium
-from tests.core import test_async, test_forks, test_schedule, test_shared_blocks, test_turns, test_write_back
+from tests.core import test_async, test_forks, test_schedule, test_shared_blocks, test_transaction_lock, test_write_back
 from tests.core.test_trackers import committed
 from tests.mutants.anew import anew
 from tests.mutants.archives import archives
@@ -44,7 +44,7 @@ from tests.support.snapshots import snapshot
 BUDGET, DEPTH = 500, 2
 QUICK = 50, 0
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "turns", "behind", "forks")
+PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "transaction_lock", "behind", "forks")
 PARTS += ("anew", "beside", "archives")
 
 
@@ -433,11 +433,11 @@ def refuses(store: pmstore.Store, fault: tuple[int, int, int, bool]) -> None:
 # ---- threads
 
 
-def turns(directory: Path) -> None:
+def transaction_lock(directory: Path) -> None:
     for handler in (None, "commit"):
-        with pmstore.open(directory / "turns.pm", "w") as store:
-            test_turns.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
-    with pmstore.open(directory / "turns.pm", "w") as store:
+        with pmstore.open(directory / "store.pm", "w") as store:
+            test_transaction_lock.test_no_half_of_a_transaction_is_in_a_commit_beside_it(store, handler)
+    with pmstore.open(directory / "store.pm", "w") as store:
         test_interrupts.test_a_transaction_that_dies_inside_is_rolled_back(store, passing=False)
     abandoned(directory)
 
@@ -461,7 +461,7 @@ def behind(directory: Path) -> None:
     test_write_back.test_D7_a_sync_that_fails_behind_a_small_commit_is_told(directory)
     compared_by_two(directory)
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
-    test_schedule.test_lives_after_a_crash_have_background_work_too(directory)
+    test_schedule.test_runs_after_a_crash_have_background_work_too(directory)
 
 
 def compared_by_two(directory: Path) -> None:
@@ -528,7 +528,7 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 
 def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The cases: a name, and a function that raises if it notices something."""
-    every = (model, readers, creation, damage, faults, large, turns, behind, forks, anew, beside, archives)
+    every = (model, readers, creation, damage, faults, large, transaction_lock, behind, forks, anew, beside, archives)
     functions: dict[str, Callable[[Path], None]] = {function.__name__: function for function in every}
     for part in parts:
         if part in functions:

@@ -461,7 +461,7 @@ CONTROLS = [
         "",
         # Without faults: if the second write of the page fails, the commit exists although it raised. D7 allows that,
         # and today's failing calls leave nothing.
-        parts=("crash", "model", "readers", "creation", "damage", "large", "turns", "behind", "forks"),
+        parts=("crash", "model", "readers", "creation", "damage", "large", "transaction_lock", "behind", "forks"),
     ),
     Mutant(
         "control-a-sync-twice",

@@ -189,7 +189,7 @@ WORKLOADS = {
     "scattered": Workload((crashes.scattered,)),
     "full": Workload((crashes.full,), crashes.OPTIONS[crashes.full]),
     "bulk": Workload((crashes.bulk,)),
-    "lives": Workload((crashes.names, crashes.again, crashes.closed, opened_again)),
+    "runs": Workload((crashes.names, crashes.again, crashes.closed, opened_again)),
     "async": Workload((crashes_async.lazily, crashes_async.freed_late), ASYNC),
     "async-whole": Workload((crashes_async.flipped_late,), ASYNC),
     "async-growth": Workload((lazy_growth, opened_again), ASYNC),

@@ -49,7 +49,7 @@ def changed_copy(sound: Path, directory: Path) -> Path:
 
 
 def mutant(directory: Path, name: str, old: str, new: str) -> Path:
-    """A copy of the core with one mistake in it."""
+    """A copy of the core with one change in it."""
     core = directory / "csrc"
     shutil.copytree(ROOT / "csrc", core)
     text = (core / name).read_text(encoding="utf-8")
@@ -104,11 +104,11 @@ def test_a_leak_is_noticed(sound: Path, tmp_path: Path) -> None:
 
 def test_a_core_that_does_not_compile(sound: Path, tmp_path: Path) -> None:
     old = '#include "space/catalog.h"'
-    core = mutant(tmp_path, "space/catalog.c", old, f'{old}\n#error "planted"')
+    core = mutant(tmp_path, "space/catalog.c", old, f'{old}\n#error "mutant"')
     done = fuzz(changed_copy(sound, tmp_path), core, "--runs", "10")
     assert done.returncode == 1
     assert "does not build" in done.stdout
-    assert "planted" in done.stderr
+    assert "mutant" in done.stderr
 
 
 def test_impossible_numbers() -> None:

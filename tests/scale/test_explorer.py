@@ -1,4 +1,4 @@
-"""The crash explorer of MapReduce: the protocol passes, and planted mistakes in it are found."""
+"""The crash explorer of MapReduce: the protocol passes, and mutants in it are found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.conftest import LONGER
 from tests.support.sharded import Walk, several
 
 SCHEDULES = 250
-BOUND = 300  # schedules within which each planted mistake is found
+BOUND = 300  # schedules within which each mutant is found
 
 
 class Short(Walk):
@@ -107,7 +107,7 @@ def test_I31_I32_kmeans_over_shards(init: str) -> None:
     )
 
 
-# ---- planted mistakes
+# ---- mutants
 
 
 def take(change: Callable[[Epochs, Any], Any]) -> Callable[[Epochs, Any], None]:
@@ -254,7 +254,7 @@ def plant_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tree, "is_node", lambda *given: True)
 
 
-MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "replies of another attempt count": (
         lambda m: m.setattr(Epochs, "_take", retagged(lambda a, b: a.epoch == b.epoch)),
         "counts in attempt",
@@ -292,22 +292,22 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_it_finds_a_planted_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_found(*MISTAKES[mistake], make, monkeypatch)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_found(*MUTANTS[mutant], make, monkeypatch)
 
 
 def require_found(
     plant: Callable[[pytest.MonkeyPatch], None], message: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The explorer finds a planted mistake, and finds it again by the schedule that it names."""
+    """The explorer finds a mutant, and finds it again by the schedule that it names."""
     learn = _Case.learn
 
     def explored(**options: Any) -> str:
         with monkeypatch.context() as patch:
 
             def and_plant(case: _Case) -> int:
-                """The undisturbed run is one without the mistake."""
+                """The undisturbed run is one of the code without the mutant."""
                 length = learn(case)
                 plant(patch)
                 return length
@@ -327,7 +327,7 @@ def require_found(
 def test_I32_processes_run_the_same_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, together = (explore_mapreduce(make, schedules=60, seed=9, jobs=jobs) for jobs in (1, 3))
     assert dataclasses.replace(alone, seconds=0.0) == dataclasses.replace(together, seconds=0.0)
-    plant, message = MISTAKES["what is lost is not asked for again"]
+    plant, message = MUTANTS["what is lost is not asked for again"]
     failures = []
     for jobs in (1, 2):
         with monkeypatch.context() as patch, pytest.raises(CrashFailure, match=message) as caught:

@@ -237,8 +237,8 @@ class Mortal(Processes):
         messages = super().completed(timeout)
         before, self._replies = self._replies, self._replies + len(messages)
         if before < 40 <= self._replies:
-            seat = self._seats[0]
-            os.kill(seat._process.pid, signal.SIGKILL)
+            place = self._places[0]
+            os.kill(place._process.pid, signal.SIGKILL)
         return messages
 
 

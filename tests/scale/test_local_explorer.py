@@ -1,4 +1,4 @@
-"""The crash explorer with local states: all schedules pass, and planted mistakes are found."""
+"""The crash explorer with local states: all schedules pass, and mutants are found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_more_schedules(seed: int) -> None:
     explore_mapreduce(lambda: make(5), schedules=600 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
 
 
-# ---- planted mistakes
+# ---- mutants
 
 
 def bring(accepts: Callable[[Slots, int, bytes], bool], skipped: int = 0) -> Callable[..., int]:
@@ -155,7 +155,7 @@ def plant_parity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG = "other bits|NondeterminismError|AssertionError"
 
-MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "a state is overwritten before its epoch is decided": (plant_one_slot, "has overwritten the local state"),
     "the wrong parity": (plant_parity, "has overwritten the local state"),
     "the hash is not compared": (lambda m: m.setattr(Slots, "bring", bring(its_epoch)), WRONG),
@@ -169,9 +169,9 @@ MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_it_finds_a_planted_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_found(*MISTAKES[mistake], make, monkeypatch)
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_found(*MUTANTS[mutant], make, monkeypatch)
 
 
 # ---- users' own mistakes

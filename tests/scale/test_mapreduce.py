@@ -235,7 +235,7 @@ def test_processes_end_with_their_run() -> None:
 
     class Notes(Processes):
         def close(self) -> None:
-            pids.extend(seat._process.pid for seat in self._seats)
+            pids.extend(place._process.pid for place in self._places)
             super().close()
 
     engine = Notes(2)

@@ -165,7 +165,7 @@ def test_the_collector_of_another_thread(store):
 
 
 @pytest.mark.parametrize("use", ["commit", "rollback", "transaction", "close"])
-def test_a_thread_that_waits_for_its_turn_goes_on(store, use):
+def test_a_thread_that_waits_for_the_lock_goes_on(store, use):
     w = store.create_array("w", 3)
     store.commit()
     abandon(store)

@@ -78,7 +78,7 @@ def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, faili
         finished = not interrupted_at(n, run)
         assert not store.in_transaction
         assert w[0] == before + (store.sequence - sequence)  # the commit happened, or it didn't
-        thread, out = in_thread(store.rollback)  # its turn is free for others
+        thread, out = in_thread(store.rollback)  # the transaction lock is free for others
         thread.join(10)
         assert out == [None]
         thread, out = in_thread(lambda: "w" in store)  # and so are the names
@@ -141,7 +141,7 @@ def test_a_transaction_that_dies_inside_is_rolled_back(store, passing):
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, TimeoutError, MemoryError])
 @pytest.mark.parametrize("interrupts", [1, 3, sys.maxsize])
 def test_interrupts_while_it_rolls_back(store, monkeypatch, interrupts, kind, failing):
-    """One after the other: it is rolled back, unless there is no end of them, and its turn is free for others."""
+    """One after the other: it is rolled back, unless interrupts never end. The transaction lock is free for others."""
     w = store.create_array("w", 3)
     store.commit()
     commit, roll_back = pmstore.Store._commit_now, pmstore.Store._rollback_now
@@ -210,8 +210,8 @@ def test_a_doomed_transaction_left_while_it_is_left(store, monkeypatch):
     assert not store.in_transaction and "a" not in store
 
 
-def test_a_turn_is_given_back_once(store, monkeypatch):
-    """Also where the transaction was left while it was left, and another thread has the turn by then."""
+def test_the_transaction_lock_is_released_once(store, monkeypatch):
+    """Also where the transaction was left while it was left, and another thread has the lock by then."""
     inside, go = threading.Event(), threading.Event()
 
     def other():

@@ -151,7 +151,7 @@ def test_what_can_not_be_changed_is_not_watched(store):
     for value in (1, "x", (1, ("x", b"y")), np.float32(1), frozen, (frozen,)):
         store["v"] = value
         store["v"]
-    assert not store._catalog.watch
+    assert not store._catalog.lost_updates
 
 
 @pytest.fixture

@@ -237,7 +237,7 @@ def test_a_forked_child_drops_the_store_in_silence(medium):
 
 
 def test_a_fork_while_another_thread_is_inside_a_transaction(store):
-    """Its turn, in the child, will never come to an end: what was made before the fork doesn't wait for it."""
+    """The transaction never ends in the child. Objects made before the fork do not wait for its lock."""
     transaction = store.transaction()
     inside, forked = threading.Event(), threading.Event()
 

@@ -75,7 +75,7 @@ def test_damage_is_found_or_harmless(medium: Medium, closed: bool) -> None:
 
 
 def test_a_lost_write_is_found(medium: Medium) -> None:
-    """A sector or page that is as it was one life before."""
+    """A sector or page that is as it was one run before."""
     image, older = made(medium.directory / "store.pm", medium.name, True)
     report = explore_damage(image, medium=medium.name, older=older, kinds=["stale"])
     assert report.exhaustive and report.evaluated > 40

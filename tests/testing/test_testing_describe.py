@@ -101,7 +101,7 @@ def test_phases_name_commits(recording: Recording) -> None:
     assert lines[-1].endswith("after commit 3 was acknowledged")
 
 
-def test_a_later_life_has_a_recovery_of_its_own(recording: Recording) -> None:
+def test_a_later_run_has_a_recovery_of_its_own(recording: Recording) -> None:
     twice = changed(recording, lambda events: [*events, *events[:2]])
     assert phase(twice, len(recording) + 1) == "inside the recovery of run 2"
 

@@ -98,8 +98,8 @@ def test_a_check_may_write_and_close(explorer: CrashExplorer) -> None:
     explorer.run(transfer, check=check, budget=60)
 
 
-def test_lives_follow_one_another(explorer: CrashExplorer) -> None:
-    """What the first life did not commit is gone; the second one's recovery is crashed too."""
+def test_runs_follow_one_another(explorer: CrashExplorer) -> None:
+    """What the first run did not commit is gone; the second one's recovery is crashed too."""
     seen = []
 
     def first(store: pmstore.Store) -> None:
@@ -193,9 +193,9 @@ def test_progress_shows_on_a_terminal(
 # ---- what is found
 
 
-def fails(explorer: CrashExplorer, *lives: Any, **options: Any) -> CrashFailure:
+def fails(explorer: CrashExplorer, *runs: Any, **options: Any) -> CrashFailure:
     with pytest.raises(CrashFailure) as caught:
-        explorer.run(*lives, **options)
+        explorer.run(*runs, **options)
     return caught.value
 
 
@@ -304,7 +304,7 @@ def generator(store: pmstore.Store) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("lives", "message"),
+    ("runs", "message"),
     [
         ((), "nothing to run"),
         ((5,), "a run is a function of the open store, not 5"),
@@ -316,9 +316,9 @@ def generator(store: pmstore.Store) -> Iterator[None]:
         ((lambda store: store.close(),), "made no commit"),
     ],
 )
-def test_workloads_are_checked(explorer: CrashExplorer, lives: tuple[Any, ...], message: str) -> None:
+def test_workloads_are_checked(explorer: CrashExplorer, runs: tuple[Any, ...], message: str) -> None:
     with pytest.raises(CrashTestError, match=message):
-        explorer.run(*lives, budget=10)
+        explorer.run(*runs, budget=10)
 
 
 def test_a_workload_that_raises(explorer: CrashExplorer) -> None:
@@ -389,7 +389,7 @@ def test_a_workload_that_is_not_deterministic(explorer: CrashExplorer, change: A
     assert change is raises_later or "seed its random generators, let no threads race" in str(caught.value)
 
 
-def test_a_check_that_is_taken_for_a_life(explorer: CrashExplorer) -> None:
+def test_a_check_that_is_taken_for_a_run(explorer: CrashExplorer) -> None:
     with pytest.raises(CrashTestError, match="conserved changed nothing.*: if it is the check, write check=conserved"):
         explorer.run(careless, conserved)
 

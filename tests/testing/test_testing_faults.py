@@ -81,7 +81,7 @@ def test_arrays_of_a_workload_that_failed_keep_no_space() -> None:
 
 
 @pytest.mark.longer
-def test_I4_faults_in_the_recoveries_of_several_lives(medium: Medium) -> None:
+def test_I4_faults_in_the_recoveries_of_several_runs(medium: Medium) -> None:
     def again(store: pmstore.Store) -> None:
         store["x"] *= 2
         store.commit()
@@ -370,7 +370,7 @@ def test_the_explorer_does_both(tmp_path: Path) -> None:
             explorer.faults(some, media="tape")
 
 
-def test_a_check_in_the_place_of_a_life(tmp_path: Path) -> None:
+def test_a_check_in_the_place_of_a_run(tmp_path: Path) -> None:
     def change(store: pmstore.Store) -> None:
         store["a"] = 1
         store.commit()

@@ -315,7 +315,7 @@ def test_options_are_checked(pytester: pytest.Pytester, option: str, message: st
 
 def test_the_fixture(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        test_lives="""
+        test_runs="""
         import pmstore, pytest
 
         def first(store):
@@ -329,7 +329,7 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
         def check(store):
             assert store.get("n", 0) in (0, 1)
 
-        def test_lives(crash_explorer):
+        def test_runs(crash_explorer):
             crash_explorer.run(first, second, check=lambda store: None, budget=50)
 
         @pytest.mark.parametrize("n", [1, 2], ids=["a/b", "x" * 300])
@@ -346,7 +346,7 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
     result = run(pytester)
     result.assert_outcomes(passed=2, failed=2)
     names = sorted(path.stem for path in (pytester.path / ".pmstore-crash").glob("*.crash"))
-    assert re.fullmatch(r"test_lives\.test_fails-a-b-[0-9a-f]{8}", names[0])
+    assert re.fullmatch(r"test_runs\.test_fails-a-b-[0-9a-f]{8}", names[0])
     assert 90 < len(names[1]) < 110
 
 

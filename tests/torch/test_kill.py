@@ -12,7 +12,7 @@ import pmstore
 from tests.support.template import template
 from tests.torch.training import OPTIMIZING, train
 
-LIVES = 5
+RUNS = 5
 ITERATIONS = 60
 
 
@@ -35,7 +35,7 @@ def main(path: str) -> None:
     print(digest.hexdigest(), flush=True)
 
 
-def life(path: Path, kill_after: int) -> str:
+def trained(path: Path, kill_after: int) -> str:
     """Run until a number of lines, and kill it then: "", or the digest if it came to its end."""
     code = "import sys; from tests.torch.test_kill import main; main(sys.argv[1])"
     process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path)
@@ -52,10 +52,10 @@ def life(path: Path, kill_after: int) -> str:
 
 
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = life(tmp_path / "whole.pm", -1)
+    whole = trained(tmp_path / "whole.pm", -1)
     assert whole
     draws = random.Random(3)
-    lives = 0
-    while not (ended := life(tmp_path / "killed.pm", draws.randrange(4, 20) if lives < LIVES else -1)):
-        lives += 1
-    assert (ended, lives) == (whole, LIVES)
+    runs = 0
+    while not (ended := trained(tmp_path / "killed.pm", draws.randrange(4, 20) if runs < RUNS else -1)):
+        runs += 1
+    assert (ended, runs) == (whole, RUNS)

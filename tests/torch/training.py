@@ -120,7 +120,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def killed_and_resumed(path: Any, optimizer: Make, iterations: int, stops: list[int], **options: Any) -> dict[str, Any]:
-    """`train`, in lives that end at these iterations."""
+    """`train`, in runs that end at these iterations."""
     for stop in stops:
         try:
             with pmstore.open(path) as store:

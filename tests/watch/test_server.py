@@ -95,18 +95,18 @@ def test_an_event_comes_after_a_commit(server: Server, path: Path) -> None:
     answer = asked(server, "events")
     assert answer.status == 200 and answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
 
-    def look() -> dict[str, Any]:
+    def view() -> dict[str, Any]:
         line = next(line for line in iter(answer.readline, b"") if line.startswith(b"data: "))
         return dict(json.loads(line[6:]))
 
-    first = look()
+    first = view()
     assert first["fits"][0]["curve"] == {"x": [1, 2, 3], "y": [512, 256, 128]} and first["fits"][0]["state"] == "closed"
     with pmstore.open(path) as store:
         store["epoch"] = "</script>"
         store.commit()
-        newer = next(one for one in iter(look, None) if one["sequence"] > first["sequence"])
+        newer = next(one for one in iter(view, None) if one["sequence"] > first["sequence"])
         assert "'</script>'" in [value["text"] for value in newer["values"]]
-    assert next(one for one in iter(look, None) if one["writer"] == "closed")["sequence"] == newer["sequence"]
+    assert next(one for one in iter(view, None) if one["writer"] == "closed")["sequence"] == newer["sequence"]
 
 
 def test_names_are_data(server: Server) -> None:

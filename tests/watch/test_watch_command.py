@@ -14,7 +14,7 @@ import pytest
 import pmstore
 from pmstore import _cli
 from pmstore._watch import follow
-from pmstore._watch.follow import Follower, looks
+from pmstore._watch.follow import Follower, views
 from tests.watch.conftest import HOSTILE, Falling
 
 
@@ -31,12 +31,12 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
 
 def test_json(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)  # is not needed
-    look = told(capsys, "watch", path)
-    assert (look["path"], look["sequence"], look["writer"], look["more"]) == (str(path), 5, "closed", 0)
-    [fit] = look["fits"]
+    view = told(capsys, "watch", path)
+    assert (view["path"], view["sequence"], view["writer"], view["more"]) == (str(path), 5, "closed", 0)
+    [fit] = view["fits"]
     assert (fit["name"], fit["state"], fit["iteration"], fit["max_iter"]) == ("fits/fall", "closed", 3, 10)
-    assert (fit["objective"], fit["lives"], fit["left"]) == (128.0, 1, None) and 0 <= look["age"] <= fit["age"] + 1
-    assert {value["name"]: value["text"] for value in look["values"]} == {
+    assert (fit["objective"], fit["lives"], fit["left"]) == (128.0, 1, None) and 0 <= view["age"] <= fit["age"] + 1
+    assert {value["name"]: value["text"] for value in view["values"]} == {
         "epoch": "7",
         "losses": "3 items, the last one 1.0",
         HOSTILE: repr(HOSTILE),
@@ -45,8 +45,8 @@ def test_json(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 def test_it_shows_who_writes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pmstore.open(path) as store:
-        look = told(capsys, "watch", path)
-        assert look["writer"] == "alive" and look["fits"][0]["state"] == "running" and look["fits"][0]["left"] > 0
+        view = told(capsys, "watch", path)
+        assert view["writer"] == "alive" and view["fits"][0]["state"] == "running" and view["fits"][0]["left"] > 0
         Falling().run(store, "fits/fall")
         [fit] = told(capsys, "watch", path)["fits"]
         assert (fit["state"], fit["iteration"], fit["lives"]) == ("finished", 10, 2)
@@ -68,9 +68,9 @@ def test_it_shows_who_writes(path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_names_limit_it(
     path: Path, capsys: pytest.CaptureFixture[str], names: list[str], fits: list[str], values: dict[str, str]
 ) -> None:
-    look = told(capsys, "watch", path, *names)
-    assert [fit["name"] for fit in look["fits"]] == fits
-    assert {value["name"]: value["text"] for value in look["values"]} == values
+    view = told(capsys, "watch", path, *names)
+    assert [fit["name"] for fit in view["fits"]] == fits
+    assert {value["name"]: value["text"] for value in view["values"]} == values
 
 
 def test_a_picture(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,19 +119,19 @@ def test_a_damaged_fit_does_not_hide_the_others(path: Path, capsys: pytest.Captu
 def test_it_follows_commits_and_a_store_that_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "EVERY", 0.0)
     with pmstore.open(path) as store, Follower(path, ["epoch"]) as follower:
-        seen = looks(follower, threading.Event())
+        seen = views(follower, threading.Event())
         first = next(seen)
         for epoch in (8, 9):
             store["epoch"] = epoch
             store.commit()
-            look = next(look for look in seen if look.sequence > first.sequence)
-            assert look.values[0].text == str(epoch) and look.age < 60
-            first = look
+            view = next(view for view in seen if view.sequence > first.sequence)
+            assert view.values[0].text == str(epoch) and view.age < 60
+            first = view
         store.close()
-        assert next(look for look in seen if look.writer == "closed").values[0].text == "9"
+        assert next(view for view in seen if view.writer == "closed").values[0].text == "9"
         with pmstore.open(path, "w") as store:
             store["epoch"] = "new"
-        assert next(look for look in seen if look.values and look.values[0].text == "'new'").sequence == 1
+        assert next(view for view in seen if view.values and view.values[0].text == "'new'").sequence == 1
 
 
 def test_many_fits_and_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +139,8 @@ def test_many_fits_and_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pmstore.open(path) as store:
         Falling().run(store, "a finished one")
     with Follower(path) as follower:
-        look = follower.look()
-    assert [fit.name for fit in look.fits] == ["fits/fall"] and len(look.values) == 1 and look.more == 3
+        view = follower.view()
+    assert [fit.name for fit in view.fits] == ["fits/fall"] and len(view.values) == 1 and view.more == 3
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_values(path: Path, value: Any, text: str) -> None:
         store["value"] = value
         store.create_list("big").extend([1, "text", 10**400, 2.5])
     with Follower(path, ["value", "big"]) as follower:
-        big, shown = follower.look().values
+        big, shown = follower.view().values
     assert shown.text == text and big.curve == ([0, 1, 2, 3], [1.0, None, None, 2.5])
 
 
@@ -170,8 +170,8 @@ def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pmstore.open(path.parent / "written.pm") as store:
         store["epoch"] = 1
         store.commit()
-        look = told(capsys, "top", path.parent)
-    cut, one, written = look["stores"]
+        view = told(capsys, "top", path.parent)
+    cut, one, written = view["stores"]
     assert (cut["name"], cut["size"], cut["sequence"]) == ("cut.pm", 5000, None) and cut["problem"]
     assert (one["name"], one["size"], one["writer"], one["problem"]) == ("run.pm", path.stat().st_size, "closed", "")
     assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3

@@ -12,11 +12,11 @@ from pathlib import Path
 from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._faults.fault import Fault, FaultReport
-from pmstore.testing._faults.runs import Life, Runs
+from pmstore.testing._faults.runs import Run, Runs
 from pmstore.testing._store.check import Check, CheckRunner, require_check
 from pmstore.testing._store.describe import Sandbox
 from pmstore.testing._store.recording import MEDIA
-from pmstore.testing._store.workload import require_lives
+from pmstore.testing._store.workload import require_runs
 
 __all__ = ["explore_faults"]
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 def explore_faults(
-    workload: Life | Sequence[Life],
+    workload: Run | Sequence[Run],
     check: Check | None = None,
     *,
     medium: str,
@@ -74,9 +74,9 @@ def explore_faults(
     CrashTestError
         The workload raises without any fault, is not deterministic, or an argument makes no sense.
     """
-    lives = tuple(workload) if isinstance(workload, Sequence) else (workload,)
+    functions = tuple(workload) if isinstance(workload, Sequence) else (workload,)
     require_check(check)
-    require_lives(lives)
+    require_runs(functions)
     if medium not in MEDIA:
         raise CrashTestError(f'medium is "memory" or "file", not {medium!r}')
     if budget is not None and budget < 1:
@@ -88,7 +88,7 @@ def explore_faults(
     begun = time.perf_counter()
     with Sandbox() as sandbox, Scratch(directory or sandbox.directory) as place:
         runner = None if check is None else CheckRunner(check, medium, sandbox)
-        runs = Runs(lives, medium, Path(place), seed, max_size, runner)
+        runs = Runs(functions, medium, Path(place), seed, max_size, runner)
         cases, commits = runs.learn()
         chosen = _chosen(cases, only, budget, seed)
         outcomes: Counter[str] = Counter()

@@ -25,9 +25,9 @@ from pmstore.testing._store.marks import Marks, beginning_at, first_difference, 
 from pmstore.testing._store.recording import Recorder, Recording
 from pmstore.testing._store.workload import raised, require_change, require_commits
 
-__all__ = ["Life", "Runs"]
+__all__ = ["Run", "Runs"]
 
-Life = Callable[[pmstore.Store], Any]
+Run = Callable[[pmstore.Store], Any]
 
 CRASHES = 24  # crash states that are evaluated after each fault
 PROBE = "pmstore.testing/probe"
@@ -95,7 +95,7 @@ class _End(NamedTuple):
     told: list[type[Exception]]
 
 
-class _Life(NamedTuple):
+class _LastRun(NamedTuple):
     """The end of the last run, which is the one with the fault. store: None if it could not be opened."""
 
     number: int
@@ -109,7 +109,7 @@ class Runs:
 
     def __init__(
         self,
-        lives: Sequence[Life],
+        runs: Sequence[Run],
         medium: str,
         directory: Path,
         seed: int,
@@ -117,8 +117,8 @@ class Runs:
         runner: CheckRunner | None,
     ) -> None:
         # The last run only opens the store, so that the recovery from a kill after the workload runs under faults too.
-        self._lives: tuple[Life, ...] = (*lives, _nothing)
-        self._workload = lives
+        self._runs: tuple[Run, ...] = (*runs, _nothing)
+        self._workload = runs
         self._medium, self._seed, self._max_size = medium, seed, max_size
         self._runner = runner
         self._path = directory / "store.pm"
@@ -160,35 +160,35 @@ class Runs:
         self._path.write_bytes(self._base)
         with Recorder(self._path, self._medium, self._seed) as recorder:
             recorder.trace.fail(operations, 0, 0)
-            for number in range(len(self._lives)):
-                life = self._live(number)
-                if life.error is not None:
-                    raise raised(life.error, self._workload) from life.error
-                assert life.store is not None
+            for number in range(len(self._runs)):
+                run = self._run_one(number)
+                if run.error is not None:
+                    raise raised(run.error, self._workload) from run.error
+                assert run.store is not None
                 sequence = int(_marks(recorder).acknowledged)
-                hash = None if life.store.closed else hooks.core_of(life.store).state_hash()
+                hash = None if run.store.closed else hooks.core_of(run.store).state_hash()
                 if 0 < number < len(self._workload):
-                    require_change(self._workload[number], life.store, self._ends[-1].sequence)
-                self._ends.append(_End(sequence, hash, _kinds(life.told)))
-                hooks.kill(life.store)
+                    require_change(self._workload[number], run.store, self._ends[-1].sequence)
+                self._ends.append(_End(sequence, hash, _kinds(run.told)))
+                hooks.kill(run.store)
             count = recorder.trace.operations()[0]
         return recorder.recording, count
 
-    def _live(self, number: int) -> _Life:
+    def _run_one(self, number: int) -> _LastRun:
         with _told() as told:
             try:
                 store = pmstore.open(self._path, "r+", max_size=self._max_size)
             except pmstore.Error as error:
-                return _Life(number, None, error, told)
+                return _LastRun(number, None, error, told)
             try:
-                self._lives[number](store)
+                self._runs[number](store)
                 if not store.closed:
                     hooks.core_of(store).stats()  # a write-back may be enqueued: the next call does it
             except Exception as error:
                 if not isinstance(error, CrashTestError):
                     # Drop the workload's references to arrays, which would keep their space from later runs.
                     traceback.clear_frames(error.__traceback__)
-                    return _Life(number, store, error, told)
+                    return _LastRun(number, store, error, told)
                 hooks.kill(store)
                 raise
             except SystemExit as error:
@@ -197,7 +197,7 @@ class Runs:
             except BaseException:
                 hooks.kill(store)
                 raise
-        return _Life(number, store, None, told)
+        return _LastRun(number, store, None, told)
 
     # ---- under a fault
 
@@ -205,36 +205,36 @@ class Runs:
         """The outcome of a fault. Raises CrashFailure if it is wrong."""
         before = _descriptors()
         self._path.write_bytes(self._base)
-        life: _Life | None = None
+        run: _LastRun | None = None
         where = ""
         with Recorder(self._path, self._medium, self._seed) as recorder:
             trace = recorder.trace
             code = 0 if fault.error == SHORT else getattr(errno, fault.error)
             trace.fail(OPERATIONS[fault.operation], fault.number, code, fault.lasting)
             try:
-                for number in range(len(self._lives)):
-                    life = self._live(number)
-                    if trace.operations()[1] or life.error is not None or life.store is None:
+                for number in range(len(self._runs)):
+                    run = self._run_one(number)
+                    if trace.operations()[1] or run.error is not None or run.store is None:
                         break
-                    hooks.kill(life.store)
-                assert life is not None
-                where = self._where(life, recorder)
+                    hooks.kill(run.store)
+                assert run is not None
+                where = self._where(run, recorder)
                 if not trace.operations()[1]:
                     raise CrashTestError(
                         f"the workload is not deterministic: {fault}, in a run that did not get that far. It has to do "
                         "the same each time"
                     )
                 trace.fail(0, 0, 0)  # the disk works again
-                outcome = self._evaluate_life(life, fault, recorder)
-                if life.store is not None:
-                    hooks.kill(life.store)
+                outcome = self._evaluate_run(run, fault, recorder)
+                if run.store is not None:
+                    hooks.kill(run.store)
                 # The next run is recorded too: it sees the data that a failed sync left in the page cache only.
                 left = self._evaluate_file(recorder)
             except Wrong as wrong:
-                raise self._failure(fault, where, wrong) from (life.error if life is not None else None)
+                raise self._failure(fault, where, wrong) from (run.error if run is not None else None)
             finally:
-                if life is not None and life.store is not None:
-                    hooks.kill(life.store)
+                if run is not None and run.store is not None:
+                    hooks.kill(run.store)
         try:
             if _descriptors() - before > self._leaked:
                 gc.collect()
@@ -245,14 +245,14 @@ class Runs:
                 raise Wrong(f"after reopening the check said: {said}")
             self._evaluate_crashes(recorder.recording)
         except Wrong as wrong:
-            raise self._failure(fault, where, wrong) from life.error
+            raise self._failure(fault, where, wrong) from run.error
         return outcome
 
-    def _where(self, life: _Life, recorder: Recorder) -> str:
+    def _where(self, run: _LastRun, recorder: Recorder) -> str:
         acknowledged = _marks(recorder).acknowledged
-        if life.store is None:
-            return "while the store was opened" + (f" for run {life.number + 1}" if life.number else "")
-        if _in_commit(life.error):
+        if run.store is None:
+            return "while the store was opened" + (f" for run {run.number + 1}" if run.number else "")
+        if _in_commit(run.error):
             return f"in commit {acknowledged + 1}"
         return f"after commit {acknowledged}" if acknowledged else "before the first commit"
 
@@ -263,12 +263,12 @@ class Runs:
             f"  again: the same call of explore_faults, with {again}"
         )
 
-    def _evaluate_life(self, life: _Life, fault: Fault, recorder: Recorder) -> str:
+    def _evaluate_run(self, run: _LastRun, fault: Fault, recorder: Recorder) -> str:
         """Compare the results that the workload saw with the store's present state."""
-        store, error = life.store, life.error
-        noticed = _kinds(life.told) != self._ends[life.number].told
+        store, error = run.store, run.error
+        noticed = _kinds(run.told) != self._ends[run.number].told
         if noticed and fault.error in (SHORT, "EINTR") and fault.operation != "sync":
-            raise Wrong(f"the store did not handle the failure, although it can: {life.told[-1]}")
+            raise Wrong(f"the store did not handle the failure, although it can: {run.told[-1]}")
         if store is None:
             return "not opened"
         if error is not None and not noticed:
@@ -278,7 +278,7 @@ class Runs:
             )
         if store.closed:
             if error is None and not noticed:
-                self._evaluate_end(life, _marks(recorder).acknowledged, None)
+                self._evaluate_end(run, _marks(recorder).acknowledged, None)
             return "closed"
         core = hooks.core_of(store)
         try:
@@ -289,13 +289,13 @@ class Runs:
         if fault.operation == "sync" and fault.error != "EINTR":  # a sync that was interrupted has dropped nothing
             raise Wrong("the store went on, though after a failed sync nothing is known of what was written (D7)")
         if not noticed:
-            self._evaluate_end(life, core.sequence, core.state_hash())
+            self._evaluate_end(run, core.sequence, core.state_hash())
             return "unnoticed"
-        self._evaluate_going_on(life, store, fault, recorder)
+        self._evaluate_going_on(run, store, fault, recorder)
         return "went on"
 
-    def _evaluate_end(self, life: _Life, sequence: int, hash: int | None) -> None:
-        end = self._ends[life.number]
+    def _evaluate_end(self, run: _LastRun, sequence: int, hash: int | None) -> None:
+        end = self._ends[run.number]
         if (sequence, hash) != (end.sequence, end.hash):
             raise Wrong(
                 f"no error was raised, but the workload ended at commit {sequence}"
@@ -326,12 +326,12 @@ class Runs:
         if not any(hash in marks.hashes.get(k, ()) for k in range(marks.acknowledged, marks.started + 1)):
             raise Wrong(f"a rollback did not take the arrays back to commit {marks.acknowledged} (I11)")
 
-    def _evaluate_going_on(self, life: _Life, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
+    def _evaluate_going_on(self, run: _LastRun, store: pmstore.Store, fault: Fault, recorder: Recorder) -> None:
         core = hooks.core_of(store)
         acknowledged = _marks(recorder).acknowledged
         clean = Marks(self._recording).hashes
         try:
-            if _in_commit(life.error) and fault.number % 2:
+            if _in_commit(run.error) and fault.number % 2:
                 store.commit()  # the pending changes stay pending
                 if core.sequence != acknowledged + 1 or core.state_hash() not in clean.get(acknowledged + 1, ()):
                     raise Wrong(
@@ -341,12 +341,12 @@ class Runs:
             store.rollback()
             if core.state_hash() not in _marks(recorder).hashes.get(acknowledged, ()):
                 raise Wrong(f"a rollback did not take the store back to commit {acknowledged} (I11)")
-            began = self._ends[life.number - 1].sequence if life.number else 0
-            if life.error is not None and acknowledged == began:
+            began = self._ends[run.number - 1].sequence if run.number else 0
+            if run.error is not None and acknowledged == began:
                 hooks.number_lists_anew(store)  # as in the run that this one is compared with
-                self._lives[life.number](store)
+                self._runs[run.number](store)
                 if not store.closed:
-                    self._evaluate_end(life, core.sequence, core.state_hash())
+                    self._evaluate_end(run, core.sequence, core.state_hash())
             else:
                 store[PROBE] = np.ones(2000)
                 store.commit()

@@ -286,7 +286,7 @@ class _Run:
             self.store.reopen()
             self._engine = SimulatedEngine(world, self.store, self._once())
             try:
-                self._live()
+                self._run_coordinator()
             except Killed:
                 outcome = "killed"
             except Broken as broken:
@@ -322,7 +322,7 @@ class _Run:
 
         return once
 
-    def _live(self) -> None:
+    def _run_coordinator(self) -> None:
         """One coordinator: what `MapReduce.run` does, with a store and workers that are simulated."""
         algorithm = self._case.make()
         with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else "", self._copies):

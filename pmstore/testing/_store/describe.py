@@ -156,13 +156,13 @@ def phases(recording: Recording) -> Iterator[str]:
     coming = [(commit.begun, commit.sequence) for commit in commits(recording)]
     word = "fence" if recording.medium == "memory" else "sync"
     begun: int | None = None
-    acknowledged = life = 0
+    acknowledged = run = 0
     fenced = ready = False
     for number in range(len(recording) + 1):
         if number:
             kind, offset = recording.event(number - 1)[:2]
             if kind == OPEN:
-                begun, ready, life = None, False, life + 1
+                begun, ready, run = None, False, run + 1
             elif kind == COMMIT_BEGIN:
                 begun, fenced = offset, False
             elif kind in (COMMIT_END, RECOVERED):
@@ -175,7 +175,7 @@ def phases(recording: Recording) -> Iterator[str]:
             after = f"after the {word} of commit {begun}, before it was acknowledged"
             yield after if fenced else f"after commit {begun} began, before its {word}"
         elif not ready:
-            yield f"inside the recovery of run {life}" if life > 1 else "while the store was being opened"
+            yield f"inside the recovery of run {run}" if run > 1 else "while the store was being opened"
         elif not acknowledged:
             yield f"before commit {coming[0][1]} began" if coming else "before any commit"
         else:

@@ -12,32 +12,32 @@ from pmstore.testing._store import describe
 from pmstore.testing._store.check import callable_text
 from pmstore.testing._store.recording import Recording
 
-__all__ = ["passes", "raised", "require_change", "require_commits", "require_lives"]
+__all__ = ["passes", "raised", "require_change", "require_commits", "require_runs"]
 
 
-def require_lives(lives: Sequence[Any]) -> None:
+def require_runs(runs: Sequence[Any]) -> None:
     __tracebackhide__ = True
-    if not lives:
+    if not runs:
         raise CrashTestError("nothing to run: give a function of the open store")
-    for life in lives:
-        if not callable(life):
-            raise CrashTestError(f"a run is a function of the open store, not {life!r:.80}")
-        if inspect.iscoroutinefunction(life) or inspect.isgeneratorfunction(life) or inspect.isasyncgenfunction(life):
+    for run in runs:
+        if not callable(run):
+            raise CrashTestError(f"a run is a function of the open store, not {run!r:.80}")
+        if inspect.iscoroutinefunction(run) or inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
             raise CrashTestError(
-                f"{callable_text(life)} is async or has a yield: nothing of it would run. Make it a plain function"
+                f"{callable_text(run)} is async or has a yield: nothing of it would run. Make it a plain function"
             )
         try:
-            inspect.signature(life).bind("store")
+            inspect.signature(run).bind("store")
         except TypeError:
             raise CrashTestError(
-                f"{callable_text(life)}{inspect.signature(life)} can't be called with the open store alone: give it "
+                f"{callable_text(run)}{inspect.signature(run)} can't be called with the open store alone: give it "
                 "one parameter; code that opens the store itself goes into `with explorer.recording(check) as path:`"
             ) from None
         except ValueError:  # a builtin has no signature
             pass
 
 
-def require_change(life: Any, store: pmstore.Store, sequence: int) -> None:
+def require_change(run: Any, store: pmstore.Store, sequence: int) -> None:
     """Raises CrashTestError if a run that began at a commit left the store unchanged: its function may be meant as
     the check."""
     if store.closed or store.in_transaction or store.sequence != sequence:
@@ -46,7 +46,7 @@ def require_change(life: Any, store: pmstore.Store, sequence: int) -> None:
     store.rollback()
     committed = describe.contents(store)
     if pending.keys() == committed.keys() and all(describe.equal(pending[name], committed[name]) for name in pending):
-        name = callable_text(life)
+        name = callable_text(run)
         raise CrashTestError(
             f"{name} changed nothing, and each function here is a run of its own, after the one before: if it "
             f"is the check, write check={name}; otherwise leave it out"
@@ -67,8 +67,8 @@ def passes(error: BaseException) -> bool:
     return isinstance(error, CrashTestError) or type(error).__module__.startswith("hypothesis.")
 
 
-def raised(error: BaseException, lives: Sequence[Any]) -> BaseException:
+def raised(error: BaseException, runs: Sequence[Any]) -> BaseException:
     if passes(error):
         return error
-    names = " ".join(["the workload", ", ".join(map(callable_text, lives))]).strip()
+    names = " ".join(["the workload", ", ".join(map(callable_text, runs))]).strip()
     return CrashTestError(f"{names} raised {type(error).__name__}, without any crash: {error}")

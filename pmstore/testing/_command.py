@@ -250,7 +250,7 @@ def _run_program(chosen: argparse.Namespace, program: list[str]) -> int:
                 f"the command did not open the store {chosen.store} for writing: --store takes the path that it opens"
             )
         recording = Recording.load(output)
-    chosen_plan = plan(check=check, media=media, **{"budget": None, "seed": None, **options})
+    chosen_plan = plan("plan", check=check, media=media, **options)
     with CrashExplorer(session.path_name(chosen.store).removesuffix(".pm")) as explorer:
         try:
             report = explorer.explore(recording, chosen_plan)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import pmstore
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashTestError
-from pmstore.testing._explorer import MEDIA, CrashExplorer, plan
-from pmstore.testing._store.check import Check, callable_text, require_check
+from pmstore.testing._explorer import CrashExplorer, CrashOptions, plan, shows_options
+from pmstore.testing._store.check import callable_text, require_check
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["crash_test"]
 
@@ -21,30 +24,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 @overload
 def crash_test(function: Function, /) -> Callable[..., None]: ...
 @overload
-def crash_test(
-    *,
-    check: Check | None = None,
-    budget: int | None = None,
-    seed: int | None = None,
-    media: Sequence[str] | str = MEDIA,
-    depth: int = 1,
-    sector: int = 512,
-    eadr: bool = False,
-    kinds: Iterable[str] | None = None,
-) -> Callable[[Function], Callable[..., None]]: ...
-def crash_test(
-    function: Any = None,
-    /,
-    *,
-    check: Check | None = None,
-    budget: int | None = None,
-    seed: int | None = None,
-    media: Sequence[str] | str = MEDIA,
-    depth: int = 1,
-    sector: int = 512,
-    eadr: bool = False,
-    kinds: Iterable[str] | None = None,
-) -> Any:
+def crash_test(**options: Unpack[CrashOptions]) -> Callable[[Function], Callable[..., None]]: ...
+@shows_options
+def crash_test(function: Any = None, /, **options: Unpack[CrashOptions]) -> Any:
     """A decorator for a function whose first parameter is `store`. The decorated function is called without that
     parameter, and explores the crashes of the function::
 
@@ -67,7 +49,7 @@ def crash_test(
 
     def decorate(function: Any) -> Any:
         method = _require_workload(function)
-        require_check(check)
+        require_check(options.get("check"))
 
         def explore(*arguments: Any, **named: Any) -> None:
             __tracebackhide__ = True
@@ -80,17 +62,7 @@ def crash_test(
             identity = session.test_id()
             name = session.test_name(identity) if identity else session.function_name(function)
             with CrashExplorer(name) as explorer:
-                explorer.run(
-                    workload,
-                    check=check,
-                    budget=budget,
-                    seed=seed,
-                    media=media,
-                    depth=depth,
-                    sector=sector,
-                    eadr=eadr,
-                    kinds=kinds,
-                )
+                explorer.run(workload, **options)
 
         explored: Any = functools.wraps(function)(_in_place_of(function, explore))
         # pytest and hypothesis read the parameters of the function in __wrapped__, if there is one.
@@ -105,7 +77,7 @@ def crash_test(
         if not callable(function):
             raise CrashTestError(f"crash_test takes its arguments by name, as check=…, not {function!r:.60}")
         return decorate(function)
-    plan(check, budget, seed, media, depth, sector, eadr, kinds)  # reports wrong arguments at the decorator's line
+    plan("crash_test", **options)  # reports wrong arguments at the decorator's line
     return decorate
 
 

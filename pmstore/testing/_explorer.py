@@ -7,9 +7,9 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pmstore
 from pmstore._store import hooks
@@ -28,13 +28,16 @@ from pmstore.testing._store.describe import MEMORY, Sandbox
 from pmstore.testing._store.engine import Found, Options, Schedule, Tally, Verdict
 from pmstore.testing._store.failure import SUFFIX, Failure, place_of, save
 from pmstore.testing._store.message import commands, describe
-from pmstore.testing._store.plan import MEDIA, Plan, one_medium, plan
+from pmstore.testing._store.plan import MEDIA, CrashOptions, Plan, StateOptions, one_medium, plan, shows_options
 from pmstore.testing._store.recording import Recorder, Recording
 from pmstore.testing._store.same import require_same
 from pmstore.testing._store.shrink import shrink
 from pmstore.testing._store.workload import passes, raised, require_change, require_commits, require_runs
 
-__all__ = ["MEDIA", "CrashExplorer", "Plan", "plan"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["MEDIA", "CrashExplorer", "CrashOptions", "Plan", "plan", "shows_options"]
 
 Run = Callable[[pmstore.Store], Any]
 ProgressCall = Callable[[int, int], None]
@@ -109,19 +112,8 @@ class CrashExplorer:
 
     # ---- running
 
-    def run(
-        self,
-        *runs: Run,
-        check: Check | None = None,
-        budget: int | None = None,
-        seed: int | None = None,
-        media: Sequence[str] | str = MEDIA,
-        depth: int = 1,
-        sector: int = 512,
-        eadr: bool = False,
-        kinds: Iterable[str] | None = None,
-        progress: ProgressCall | None = None,
-    ) -> CrashReport:
+    @shows_options
+    def run(self, *runs: Run, progress: ProgressCall | None = None, **options: Unpack[CrashOptions]) -> CrashReport:
         """Record the runs of a store, twice, and explore the states that crashes could leave.
 
         Parameters
@@ -166,7 +158,7 @@ class CrashExplorer:
             The test is impossible in this form: the message has a remedy.
         """
         __tracebackhide__ = True  # pytest's traceback ends at the user's code
-        chosen = plan(check, budget, seed, media, depth, sector, eadr, kinds)
+        chosen = plan("CrashExplorer.run", **options)
         require_runs(runs)
         with self._alone():
             tallies: dict[str, Tally] = {}
@@ -176,19 +168,15 @@ class CrashExplorer:
                 count = self._explore(recording, chosen, tallies, progress)
         return self._reported(chosen, tallies, count)
 
+    @shows_options
     def recording(
         self,
         check: Check | None = None,
         *,
         media: Sequence[str] | str | None = None,
         medium: str | None = None,
-        budget: int | None = None,
-        seed: int | None = None,
-        depth: int = 1,
-        sector: int = 512,
-        eadr: bool = False,
-        kinds: Iterable[str] | None = None,
         progress: ProgressCall | None = None,
+        **options: Unpack[StateOptions],
     ) -> contextlib.AbstractContextManager[str]:
         """A with statement for code that opens the store itself. It provides the path to open, records the operations,
         and explores them at the end::
@@ -200,7 +188,7 @@ class CrashExplorer:
         runs once, so that the explorer can't detect whether it is deterministic.
         """
         __tracebackhide__ = True
-        chosen = plan(check, budget, seed, one_medium(media, medium), depth, sector, eadr, kinds)
+        chosen = plan("CrashExplorer.recording", check=check, media=one_medium(media, medium), **options)
         return _Hidden(self._recording(chosen, progress))
 
     @contextlib.contextmanager
@@ -245,7 +233,7 @@ class CrashExplorer:
         a report for each medium. Raises CrashFailure if something is lost, mixed or silently wrong.
         """
         __tracebackhide__ = True
-        chosen = plan(check, None, seed, media, 0, 512, False, None)
+        chosen = plan("CrashExplorer.faults", check=check, seed=seed, media=media)
         reports = {}
         with self._alone():
             for medium in chosen.media:
@@ -277,7 +265,7 @@ class CrashExplorer:
         """
         __tracebackhide__ = True
         medium = one_medium(media, medium)
-        chosen = plan(check, budget, seed, medium, 0, 512, False, None)
+        chosen = plan("CrashExplorer.damage", check=check, budget=budget, seed=seed, media=medium)
         with self._alone(), self._shown(f"damage, {medium}", progress) as shown:
             budget, seed = chosen.options.budget, chosen.options.seed
             report = explore_damage(source, check, medium=medium, budget=budget, seed=seed, older=older, progress=shown)

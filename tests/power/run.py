@@ -85,7 +85,7 @@ def perform(task: Task) -> Tally:
         os.environ["PMSTORE_LIES"] = task.lies
     with scratch() as folder:
         try:
-            recorded = record(BY_NAME[task.system], task.workload, folder / "life", preload=task.preload)
+            recorded = record(BY_NAME[task.system], task.workload, folder / "run", preload=task.preload)
         except WorkloadFailed as error:
             tally.failures.append(f"{task.system}, {task.workload}: the workload stopped without a power cut: {error}")
             return tally
@@ -95,20 +95,20 @@ def perform(task: Task) -> Tally:
         tally.commits = len(recorded.states)
         cuts = plan(recorded.recording, task.cuts, task.seed_of("cuts"))
         inside = cuts[task.seed_of("nested") % len(cuts)] if task.nested and cuts else None
-        _cut(task, tally, recorded, folder / "life", cuts, inside)
+        _cut(task, tally, recorded, folder / "run", cuts, inside)
     return tally
 
 
-def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cut], inside: Cut | None) -> None:
+def _cut(task: Task, tally: Tally, recorded: Recorded, directory: Path, cuts: list[Cut], inside: Cut | None) -> None:
     """inside: the cut after which recovery is recorded, and cut as well."""
-    image, point = life / "cut", life / "left"
+    image, point = directory / "cut", directory / "left"
     point.mkdir()
     disk = Disk(image, recorded, task.honest)
     kept = 0
     for cut in cuts:
         disk.become(cut)
         if cut == inside:
-            _nest(task, tally, recorded, cut, image, life)
+            _nest(task, tally, recorded, cut, image, directory)
             disk.become(cut)
         verdict = evaluate(recorded, cut, image, point)
         tally.cuts += 1
@@ -124,28 +124,28 @@ def _cut(task: Task, tally: Tally, recorded: Recorded, life: Path, cuts: list[Cu
             tally.lost[f"{recorded.workload}: {verdict.failure} ({verdict.lost or verdict.refused})"] += 1
         elif verdict.failure:
             kept += 1
-            tally.failures.append(_failure(task, recorded, cut, verdict.failure, life, kept <= MOST_KEPT))
+            tally.failures.append(_failure(task, recorded, cut, verdict.failure, directory, kept <= MOST_KEPT))
 
 
-def _failure(task: Task, recorded: Recorded, cut: Cut, failure: str, life: Path, keeping: bool) -> str:
+def _failure(task: Task, recorded: Recorded, cut: Cut, failure: str, directory: Path, keeping: bool) -> str:
     """A text with the command that reproduces the failure, from a recording that is kept."""
     text = f"{task.system}, {recorded.workload}, seed {task.seed}, {cut.kind} at {cut.at}: {failure}"
     if not keeping or task.lies or not task.honest:
         return text
     target = KEPT / f"{task.system}-{task.workload}-{recorded.workload}-{task.seed}"
     if not target.exists():
-        keep(life, target)
+        keep(directory, target)
     return f"{text}\n    make power REPLAY={shlex.quote(f'{target.relative_to(ROOT)}:{cut.at}:{cut.kind}:{cut.seed}')}"
 
 
-def _nest(task: Task, tally: Tally, recorded: Recorded, cut: Cut, image: Path, life: Path) -> None:
+def _nest(task: Task, tally: Tally, recorded: Recorded, cut: Cut, image: Path, directory: Path) -> None:
     """Record the recovery of an image, including the kernel's recovery of its journal, and cut it."""
     least, most = recorded.bounds(cut.at)
     system = BY_NAME[task.system]
     if least < 0 or not system.journal:
         return
     before = recorded.states[least : most + 1]
-    nested = life / "nested"
+    nested = directory / "nested"
     try:
         again = record(system, "recover", nested, base=image, before=before)
     except (WorkloadFailed, OSError):

@@ -32,7 +32,7 @@ Life = Callable[[Any], None]
 class Workload(NamedTuple):
     """Runs of a store: each opens it, and ends as by a kill, unless it closes the store."""
 
-    lives: tuple[Life, ...]
+    runs: tuple[Life, ...]
     options: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -200,13 +200,13 @@ def run(workload: Workload, path: Path, say: Callable[[str], None]) -> list[str]
     """Execute all runs; returns digests of the states."""
     states: list[str] = []
     later = workload.options.get("durability") == "async"
-    for life in workload.lives:
+    for run in workload.runs:
         store = pmstore.open(path, **workload.options)
         observer = Observer(store, say, states, later)
         if not states:
             observer._committed(durable=True)
         try:
-            life(observer)
+            run(observer)
         finally:
             if not store.closed:
                 store._drop(discard=True)

@@ -247,7 +247,7 @@ def test_lost_bytes_have_names(recording: Recording, sandbox: Sandbox) -> None:
 
 
 def found_in(recording: Recording, tmp_path: Path, **options: Any) -> str:
-    chosen = plan(None, 1000, 1, recording.medium, 1, 512, False, None)
+    chosen = plan("plan", budget=1000, seed=1, media=recording.medium)
     with CrashExplorer("broken", directory=tmp_path) as explorer, pytest.raises(CrashFailure) as caught:
         explorer.explore(recording, chosen)
     return str(caught.value)

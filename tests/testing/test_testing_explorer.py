@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import inspect
 import itertools
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashReport, CrashTestError, load_failure
+from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashReport, CrashTestError, crash_test, load_failure
 from pmstore.testing import _explorer as module
 from pmstore.testing._base import progress as _progress
 from pmstore.testing._base.progress import terminal
@@ -563,3 +565,17 @@ def test_failures_that_cant_be_written(tmp_path: Path) -> None:
     assert f"  not kept: {tmp_path / 'file'} can't be written: File exists" in text
     assert "replay:" not in text
     assert "look:" not in text
+
+
+def test_signatures_list_all_options(explorer: CrashExplorer) -> None:
+    options = ["check", "budget", "seed", "media", "depth", "sector", "eadr", "kinds"]
+    for function in (CrashExplorer.run, CrashExplorer.recording, crash_test):
+        signature = inspect.signature(function)
+        assert set(options) <= set(signature.parameters) and "options" not in signature.parameters
+        assert signature.parameters["depth"].default == 1 and signature.parameters["depth"].annotation == "int"
+    names = [name for name in inspect.signature(crash_test).parameters if name != "function"]
+    assert names == options
+    calls: list[Callable[..., Any]] = [partial(explorer.run, lambda store: None), explorer.recording, crash_test]
+    for call, name in zip(calls, ("CrashExplorer.run", "CrashExplorer.recording", "crash_test")):
+        with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'budgte'"):
+            call(budgte=3)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashTestError
@@ -11,9 +12,44 @@ from pmstore.testing._store.check import Check, require_check
 from pmstore.testing._store.engine import KINDS, Options
 from pmstore.testing._store.recording import MEDIA
 
-__all__ = ["MEDIA", "Plan", "one_medium", "plan"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["MEDIA", "CrashOptions", "Plan", "StateOptions", "one_medium", "plan", "shows_options"]
 
 SECTORS = (512, 4096)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class StateOptions(TypedDict, total=False):
+    """The options that choose crash states; `CrashExplorer.run` explains them."""
+
+    budget: int | None
+    seed: int | None
+    depth: int
+    sector: int
+    eadr: bool
+    kinds: Iterable[str] | None
+
+
+class CrashOptions(StateOptions, total=False):
+    """All options of an exploration; `CrashExplorer.run` explains them."""
+
+    check: Check | None
+    media: Sequence[str] | str
+
+
+DEFAULTS: CrashOptions = {
+    "check": None,
+    "budget": None,
+    "seed": None,
+    "media": MEDIA,
+    "depth": 1,
+    "sector": 512,
+    "eadr": False,
+    "kinds": None,
+}
 
 
 class Plan(NamedTuple):
@@ -24,23 +60,41 @@ class Plan(NamedTuple):
     options: Options
 
 
-def plan(
-    check: Check | None,
-    budget: int | None,
-    seed: int | None,
-    media: Sequence[str] | str,
-    depth: int,
-    sector: int,
-    eadr: bool,
-    kinds: Iterable[str] | None,
-) -> Plan:
-    """The plan for the arguments of `CrashExplorer.run`. Raises CrashTestError for a wrong argument."""
+def shows_options(function: Function) -> Function:
+    """Make `help` and `inspect.signature` list the options that a function takes as ``**options``, with defaults."""
+    types = {**StateOptions.__annotations__, **CrashOptions.__annotations__}
+    own = inspect.signature(function)
+    kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=getattr(types[name], "__forward_arg__", types[name]),
+        )
+        for name, default in DEFAULTS.items()
+        if name not in own.parameters
+    ]
+    at = sum(p.kind is not p.KEYWORD_ONLY for p in kept)
+    function.__signature__ = own.replace(parameters=[*kept[:at], *options, *kept[at:]])  # type: ignore[attr-defined]
+    return function
+
+
+def plan(caller: str, **options: Unpack[CrashOptions]) -> Plan:
+    """The plan for the options of a function for users. Raises CrashTestError for a wrong value, and TypeError, which
+    names the caller, for an unknown option."""
     __tracebackhide__ = True
+    for name in options:
+        if name not in DEFAULTS:
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+    given: CrashOptions = {**DEFAULTS, **options}
+    check, media, kinds = given["check"], given["media"], given["kinds"]
+    depth, sector = given["depth"], given["sector"]
     require_check(check)
-    budget = session.budget() if budget is None else _whole("budget", budget)
+    budget = session.budget() if given["budget"] is None else _whole("budget", given["budget"])
     if budget < 1:
         raise CrashTestError(f"budget is how many crash states to evaluate on each medium, at least 1, not {budget}")
-    seed = session.seed() if seed is None else _whole("seed", seed)
+    seed = session.seed() if given["seed"] is None else _whole("seed", given["seed"])
     if not 0 <= seed < 1 << 64:
         raise CrashTestError(f"seed is a number from 0 to 2**64 - 1, not {seed}")
     if _whole("depth", depth) < 0:
@@ -56,7 +110,7 @@ def plan(
         unknown = sorted(str(kind) for kind in wanted if kind not in KINDS)
         if unknown or not wanted:
             raise CrashTestError(f"kinds is any of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
-    return Plan(check, chosen, Options(budget, seed, int(depth), sector, bool(eadr), wanted))
+    return Plan(check, chosen, Options(budget, seed, int(depth), sector, bool(given["eadr"]), wanted))
 
 
 def one_medium(media: Sequence[str] | str | None, medium: str | None) -> str:

@@ -13,7 +13,7 @@ BUILDER = Path("csrc") / "build_core.py"
 
 
 class BuildCore(build_ext):
-    """build_ext that says what is missing before the compiler says it in a hundred lines."""
+    """build_ext that names a missing tool before the compiler does so in a hundred lines."""
 
     def run(self) -> None:
         problem = build["missing_tool"]()

@@ -235,7 +235,7 @@ def top_(chosen: argparse.Namespace) -> int:
 
 
 def doctor(chosen: argparse.Namespace) -> int:
-    """Prints what this machine and a directory offer."""
+    """Prints the facilities of this machine and of a directory."""
     from pmstore._doctor import examine, lines
 
     found = examine(chosen.path)
@@ -429,7 +429,7 @@ def compact(chosen: argparse.Namespace) -> int:
 
 
 def salvage(chosen: argparse.Namespace) -> int:
-    """Copies what is sound, and prints what was left out and why."""
+    """Copies the sound parts, and prints the names that were left out and why."""
     try:
         report = pmstore.salvage(chosen.path, chosen.destination)
     except pmstore.CorruptStoreError as error:

@@ -52,7 +52,7 @@ _release = lib.pm_buffer_release  # bound by a partial and called by the garbage
 
 
 class Entry(NamedTuple):
-    """What the catalog holds under a key: an extent (offset 0: none), the caller's kind and flags, and meta bytes."""
+    """The catalog's entry under a key: an extent (offset 0: none), the caller's kind and flags, and meta bytes."""
 
     offset: int
     length: int
@@ -143,7 +143,7 @@ def pointer_at(address: int) -> Any:
 
 
 class Trace:
-    """Records what stores under it do to their durable bytes, makes operations fail, and gives stores ids that are the
+    """Records the operations of stores on their durable bytes, makes operations fail, and gives stores ids that are the
     same in every run (seed; 0: random ones).
     """
 
@@ -181,8 +181,9 @@ class Trace:
         lib.pm_trace_sync_ranges(self.pointer, -1 if how is None else int(how))
 
     def background(self, seed: int, pace: int) -> None:
-        """Stores that are opened from now on do their background work in an order that the seed decides. pace: in 256,
-        how likely some of it is done at each point where it could be; 0: only what is waited for. None may be open.
+        """Make stores that are opened later do their background work in an order that the seed decides. pace: the
+        probability, in 256ths, of a piece of work at each point where it is possible; 0: only work that a thread waits
+        for. No store may be open.
         """
         _require_ok(lib.pm_trace_background(self.pointer, seed, pace))
 
@@ -210,7 +211,7 @@ def _row(buffer: Any, at: int) -> tuple[Row, int]:
 
 
 class Core:
-    """An open pm_store. Methods raise what `error` gives.
+    """An open pm_store. Methods raise the exceptions of `error`.
 
     lock: to be held around calls that belong together; the core locks itself, but not against being closed while
     a call is on its way, so that callers hold it around every call (`scan` does so itself).
@@ -339,7 +340,7 @@ class Core:
         return (out.extent, out.at, out.length) if out.length else None
 
     def mark(self, offset: int, length: int) -> None:
-        """The store itself has changed an extent: the next commit takes it, whatever `only` declares."""
+        """Note that the store itself has changed an extent. The next commit contains it, even if `only` does not."""
         _require_ok(lib.pm_mark(self._store, offset, length))
 
     def mark_dirty(self, address: int, length: int) -> int:
@@ -513,8 +514,8 @@ class Core:
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
 
     def pending(self) -> list[Row]:
-        """What a commit would carry: rows that are not as at the last commit (old ones of deleted keys), then, with the
-        key b"", extents that a program has changed in place.
+        """The changes that a commit would contain: rows that differ from the last commit (old ones of deleted keys),
+        then, with the key b"", extents that a program has changed in place.
         """
         rows, length = ffi.new("uint8_t **"), ffi.new("size_t *")
         _require_ok(lib.pm_pending(self._store, rows, length))

@@ -1,4 +1,4 @@
-"""What this machine and a directory offer to stores, in plain words: for bug reports, and for the choice of a disk."""
+"""The facilities of this machine and of a directory for stores: for bug reports, and for the choice of a disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRACKERS = {
 
 
 def examine(directory: str) -> dict[str, Any]:
-    """What `pmstore doctor --json` prints. A small store is made in the directory, opened again, checked and removed.
+    """The output of `pmstore doctor --json`. A small store is made in the directory, opened again, checked and removed.
 
     Returns
     -------

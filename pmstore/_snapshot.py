@@ -98,7 +98,7 @@ class Snapshot:
         ffi.gc(self._snapshot, None)
 
     def describe(self, statistics: Any) -> None:
-        """Sets what pm_statistics tell of the file."""
+        """Sets the fields of pm_statistics that describe the file."""
         lib.pm_snapshot_describe(self._snapshot, statistics)
 
     def file(self) -> int:
@@ -172,7 +172,7 @@ class Snapshot:
 
     @staticmethod
     def hashes(length: int) -> Any:
-        """Room for what a backup has of an extent: nothing yet."""
+        """Room for the hashes of an extent's blocks in a backup; empty at first."""
         return ffi.new("uint64_t[]", -(-length // BLOCK))
 
     def end_copy(self, fd: int) -> None:

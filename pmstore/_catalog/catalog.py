@@ -262,12 +262,12 @@ class Catalog:
             self._put_long(key, encoded, DERIVED, b"", gone)
 
     def put_note(self, note: bytes) -> None:
-        """Stores what the next commit says of itself."""
+        """Stores the note of the next commit."""
         with self.lock:
             self.put_encoded(_names.NOTE_KEY, (self.core.sequence + 1).to_bytes(8, "little") + note, "")
 
     def note(self) -> bytes | None:
-        """What the last commit said of itself; None if it said nothing."""
+        """The note of the last commit; None if it has none."""
         with self.lock:
             entry = self.core.get(_names.NOTE_KEY)
             found = b"" if entry is None else self.encoded(entry)

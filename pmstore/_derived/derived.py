@@ -357,7 +357,7 @@ class Derived:
         return array
 
     def _put(self, array: Array, stamp: Stamp) -> None:
-        """Store what policy and `verify` require, for the next commit."""
+        """Store the value and the stamp, as policy and `verify` require, for the next commit."""
         catalog = self._catalog
         if catalog.read_only:
             return

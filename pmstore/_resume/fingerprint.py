@@ -67,7 +67,7 @@ def hash_array(array: npt.NDArray[Any]) -> str:
 
 
 def state_of(random_state: np.random.RandomState) -> dict[str, Any]:
-    """The whole state of a generator, whatever its kind."""
+    """The whole state of a generator of any kind."""
     state: Any = random_state.get_state(legacy=False)
     return dict(state)
 

@@ -80,7 +80,7 @@ class _Copying:
         raise StaleSnapshotError
 
     def _round(self) -> int | None:
-        """Copy what is missing of the newest commit. None: later commits have changed some of it."""
+        """Copy the missing parts of the newest commit. None: later commits have changed some of them."""
         snapshot = self.reader.take()
         core = Core.of_snapshot(snapshot)
         try:

@@ -11,9 +11,9 @@ class Companion(Protocol):
     """A store calls it in the thread that holds the transaction lock, and keeps a weak reference only."""
 
     def before_commit(self) -> None:
-        """Put what the commit is to contain into the store. An error is one of the commit: nothing is committed, and
-        all changes stay pending."""
+        """Put the companion's changes into the store, so that the commit contains them. An error is one of the commit:
+        nothing is committed, and all changes stay pending."""
 
     def after_rollback(self) -> None:
-        """Take over what the store has. A transaction that was abandoned is rolled back without this call: the
+        """Take the store's values over. A transaction that was abandoned is rolled back without this call: the
         catalog's `rollbacks` counts all of them."""

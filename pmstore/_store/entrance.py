@@ -132,7 +132,7 @@ def open(
 
 
 def open_for_fit(path: str, mode: Literal["a", "r+"], timeout: float) -> Store:
-    """`open` for a fit that is given a path. A store that this process has open is joined whatever its options are."""
+    """`open` for a fit that is given a path. A store that this process has open is joined with any options."""
     return _open(path, mode, Options(), timeout, any_options=True)
 
 

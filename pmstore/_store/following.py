@@ -1,4 +1,5 @@
-"""What a store does beside a process that writes it: newer commits, copies of the newest one, waits and backups."""
+"""The methods of a store that another process may be writing: newer commits, copies of the newest one, waits and
+backups."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Following(NameMapping):
         return self.sequence
 
     def read(self, *names: str | tuple[str, Any]) -> Any:
-        """Copies of the newest durable commit, whatever commit this store shows.
+        """Copies of the newest durable commit, even if this store shows an older one.
 
         Parameters
         ----------

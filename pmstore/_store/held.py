@@ -60,7 +60,7 @@ _changed = threading.Condition(registry_lock)  # notified when a lock is not bus
 
 
 class Options(NamedTuple):
-    """What `open` is asked for, where a second opening in the process has to agree. max_size 0: no limit."""
+    """The options of `open` in which a second opening in the process has to agree. max_size 0: no limit."""
 
     media: str = "auto"
     durability: str = "sync"
@@ -68,7 +68,7 @@ class Options(NamedTuple):
     max_size: int = 0
 
     def difference(self, asked: Options) -> str:
-        """The first option in which these, of an open store, differ from what is asked for, as text; or ""."""
+        """The first option in which those of an open store differ from those that are asked for, as text; or ""."""
         if asked.media not in ("auto", self.media):
             return f"media {self.media!r}, not {asked.media!r}"
         if asked.durability != self.durability:

@@ -207,7 +207,7 @@ class NameMapping(MutableMapping[str, Any]):
                 self._derived.forget(name)
 
     def copy(self, source: str, destination: str) -> None:
-        """Copy what is under a name, or all names of a group, to another name.
+        """Copy the value of a name, or all names of a group, to another name.
 
         The copy of an array has the same dtype, order and `writeable`, the copy of a list is a list of its own. Pending
         changes are copied, too. Derived arrays are copied with their stored values; in a group, the copies are derived

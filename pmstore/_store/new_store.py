@@ -58,8 +58,8 @@ class NewStore:
 
 
 def refuse_taken(target: str, source: str | int, named: str, why: str) -> None:
-    """Raise StoreExistsError if there is something at the target. source: a path or a descriptor of the store that is
-    copied; named: what the error calls it, if it is there itself."""
+    """Raise StoreExistsError if there is a file at the target. source: a path or a descriptor of the store that is
+    copied; named: the words for that store in the error, if it is the file there."""
     if not os.path.lexists(target):
         return
     itself = False

@@ -12,7 +12,7 @@ __all__ = ["CommitNote", "decoded", "encoded"]
 
 
 class CommitNote(NamedTuple):
-    """What a commit says of itself: what `Store.transaction` was given.
+    """The note of a commit, as `Store.transaction` got it.
 
     message: a str, or None if there is none. attributes: a dict of str to values, which may be empty.
     """
@@ -22,7 +22,7 @@ class CommitNote(NamedTuple):
 
 
 def encoded(message: str | None, attributes: Mapping[str, Any] | None) -> bytes:
-    """A note as bytes. Raises TypeError for what can't be one."""
+    """A note as bytes. Raises TypeError for a wrong type."""
     if message is not None and type(message) is not str:
         raise TypeError(f"a message is a str, not {type(message).__name__}: {message!r:.80}")
     if attributes is not None and not isinstance(attributes, Mapping):

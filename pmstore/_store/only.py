@@ -1,4 +1,4 @@
-"""What a program says of its writes.
+"""The write sets that a program declares.
 
 `Store.transaction(only=...)` declares a write set: of all arrays, only these views have changed.
 `Store.mark_dirty` says that a view may have changed unseen.

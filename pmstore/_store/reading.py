@@ -1,4 +1,4 @@
-"""Snapshots of a store that another process may be changing: what mode "r" opens, and `Store.read`."""
+"""Snapshots of a store that another process may be changing, for mode "r" and for `Store.read`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Selection(NamedTuple):
-    """What `Store.read` copies: the value of a name, or a part of an array."""
+    """An argument of `Store.read`: the value of a name, or a part of an array."""
 
     name: str
     part: Any = None
@@ -71,8 +71,8 @@ def read(reader: Reader, asked: list[Selection], newest: Core | None) -> list[An
 
 
 def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:
-    """The result of a function that looks at one commit of a store. If a later commit has changed what it asks for, the
-    store goes to the newest commit, and the function is called again."""
+    """The result of a function that reads one commit of a store. If a later commit has changed its data, the store goes
+    to the newest commit, and the function is called again."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return look()
@@ -119,7 +119,7 @@ def _copy_array(core: Core, entry: Entry, one: Selection) -> Any:
 
 
 def _rows(part: Any, described: Layout) -> tuple[slice, Any]:
-    """The rows that a part of an array needs, and what to take of them. All rows, unless a slice or a number of the
+    """The rows that a part of an array needs, and the index into them. All rows, unless a slice or a number of the
     first axis of an array in C order says less."""
     parts = part if isinstance(part, tuple) else (part,)
     if not described.shape or described.order == "F" or not parts:

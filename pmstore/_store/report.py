@@ -20,7 +20,7 @@ __all__ = ["CheckReport", "Problem", "Stats", "Waited", "check"]
 
 
 class Waited(NamedTuple):
-    """What `Store.wait` returns: the sequence number of the newest durable commit, and why the wait has ended.
+    """The result of `Store.wait`: the sequence number of the newest durable commit, and why the wait has ended.
 
     event: "commit", there is a newer one; "timeout"; "closed", the process that wrote the store has closed it; "died",
     it ended without.
@@ -133,7 +133,8 @@ class CheckReport(Sequence[Problem]):
 
 
 def check(catalog: Catalog) -> CheckReport:
-    """Let the core verify structures and hashes, then verify what only Python knows: names, layouts, values, lists."""
+    """Let the core verify structures and hashes, then verify names, layouts, values and lists, which the core does not
+    know."""
     with catalog.lock:
         lists: dict[int, str] = {}
         problems = _structure(catalog, lists)

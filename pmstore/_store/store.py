@@ -106,7 +106,7 @@ class Store(Following):
 
     @property
     def recorded(self) -> bool:
-        """Whether a crash test records what is done to the durable bytes, so that a program must do the same in every
+        """Whether a crash test records the operations on the durable bytes. A program must then do the same in every
         run."""
         return self._catalog.core.trace is not None
 
@@ -380,8 +380,8 @@ class Store(Following):
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
-        """The transaction lock, to give an opening back. An interrupt of the wait for it gives back one of several, and
-        what is pending stays with the others."""
+        """The transaction lock, to give an opening back. An interrupt of the wait for it gives back one of several
+        openings, and pending changes stay with the others."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.inner)

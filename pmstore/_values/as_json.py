@@ -1,4 +1,4 @@
-"""Values in JSON's types, for the command line and for what is exported."""
+"""Values in JSON's types, for the command line and for exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows a store that another process writes: what it shows after each commit, without slowing the commits."""
+"""Follows a store that another process writes, and reads it after each commit, without slowing the commits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class View(NamedTuple):
 
 
 class _Commit(NamedTuple):
-    """What is shown of a commit, at any time. A history is None if it can't be read."""
+    """The fits and values of a commit that are shown. A history is None if it can't be read."""
 
     sequence: int
     fits: list[tuple[str, History | None]]
@@ -132,7 +132,7 @@ class Follower:
         self.store.wait(timeout=timeout)
 
     def view(self, now: Callable[[], float] = time.time) -> View:
-        """Go to the newest commit, and read what is shown of it."""
+        """Go to the newest commit, and read its fits and values."""
         with self._lock:
             self._open_again_if_replaced()
             writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
@@ -151,7 +151,7 @@ class Follower:
             self._quiet.clear()
 
     def _commit(self, store: Store) -> _Commit:
-        """What is to be shown of the commit that the store shows."""
+        """The fits and values of the commit that the store shows."""
         every = fits_of(store)
         fits = [name for name in every if self._wanted(name)]
         at_work = {name for name in fits if store.get(f"{name}/finished") is False}
@@ -185,7 +185,7 @@ class Follower:
         return not self._names or any(name == one or name.startswith(one + "/") for one in self._names)
 
     def _is_value(self, row: Row, fits: set[str]) -> bool:
-        """Whether a row is to be shown as a value. What a fit keeps of itself is not, and without names, no array."""
+        """Whether a row is shown as a value. Values of a fit's own are not, and arrays only if they are named."""
         name, kind = row[:2]
         if name in self._names:
             return True

@@ -37,7 +37,7 @@ def names(store: Store) -> dict[str, Any]:
 
 
 def inside(store: Store, name: str) -> dict[str, Any]:
-    """What is to be drawn of a value.
+    """The data for the picture of a value.
 
     Of an array of numbers that is large, some evenly spaced rows are read. ``line`` (one dimension) or ``heat`` (levels
     from 0 to LEVELS of rows of columns, None for what is not finite), and ``histogram`` of what was read. Of other

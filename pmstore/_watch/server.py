@@ -1,4 +1,4 @@
-"""The page of ``pmstore watch --web``: one page on the loopback interface, and what it asks for.
+"""The page of ``pmstore watch --web``: one page on the loopback interface, and the data that it asks for.
 
 The address holds a random token: other users of the machine can reach the port, but do not know it. Requests whose Host
 is no loopback address are refused, because a foreign page could have its own name lead to this server (DNS rebinding).
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30.0  # seconds, for a client that sends or reads nothing
 
     def do_GET(self) -> None:
-        """The page; the views, as server-sent events; the names; what is in one of them."""
+        """The page; the views, as server-sent events; the names; the data of one of them."""
         path, _, query = self.path.partition("?")
         _, token, *rest = path.split("/", 2) if path.startswith("/") else ["", ""]
         if not secrets.compare_digest(token.encode(), self.server.token.encode()) or not self._from_here():

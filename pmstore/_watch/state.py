@@ -1,4 +1,4 @@
-"""What there is to tell about a fit, as a function of its history, of the time and of the process that writes it."""
+"""The state of a fit, as a function of its history, of the time and of the process that writes it."""
 
 from __future__ import annotations
 

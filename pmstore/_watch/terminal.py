@@ -1,4 +1,4 @@
-"""What watch and top show in a terminal, drawn with rich."""
+"""The views of watch and top in a terminal, drawn with rich."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def aggregate(
 
 
 class _Failed(NamedTuple):
-    """What kept a process from doing its part, as the others are told."""
+    """The failure of a process, as the other processes learn it."""
 
     rank: int
     kind: str
@@ -234,7 +234,7 @@ class _Work:
         return [_unpack(one) for one in self._group.allgather(_pack(message))]
 
     def _all(self, work: Callable[[], Any]) -> list[Any]:
-        """The results of all processes. Raises in all what one of them raises."""
+        """The results of all processes. If one process raises an error, all raise it."""
         known = self._exchanged(self._tried(work))
         for failure, _ in known:
             self._raise(failure)
@@ -257,7 +257,7 @@ class _Work:
         keep: int | None,
         replace: bool,
     ) -> list[Any]:
-        """Check all that one process can check. Gives what the others need to find their places."""
+        """Check all that one process can check. Returns the data that the others need to find their places."""
         self._sequence = checked_sequence(sequence)
         self._part_size = part_size
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):

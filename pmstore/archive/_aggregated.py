@@ -134,7 +134,7 @@ class Aggregate:
         return True
 
     def _read(self, shards: Iterable[Shard]) -> Iterator[tuple[Shard, Any]]:
-        """The values of shards. What lies one after the other in a part is read at once, up to a limit."""
+        """The values of shards. Values that follow one another in a part are read at once, up to a limit."""
         some: list[Shard] = []
         size = 0
         for shard in shards:

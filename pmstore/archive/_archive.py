@@ -254,7 +254,7 @@ class Archive(Mapping[int, Version]):
     # ---- tags
 
     def tag(self, name: str, version: int | None = None) -> None:
-        """Name a version, by default the newest. A tagged version stays, whatever a drain keeps.
+        """Name a version, by default the newest. A tagged version stays, even if a drain would remove it.
 
         Raises ValueError for a name that isn't letters, digits and ``._-``, ArchiveConflictError if the name is taken
         by another version, UnknownVersionError.

@@ -1,4 +1,4 @@
-"""`Store.drain`: checks what it is asked for, and begins a drain."""
+"""`Store.drain`: checks the arguments, and begins a drain."""
 
 from __future__ import annotations
 

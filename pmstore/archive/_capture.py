@@ -1,4 +1,4 @@
-"""What a commit changed: the difference between two snapshots of a store.
+"""The changes of a commit: the difference between two snapshots of a store.
 
     snapshot ──scan──▶ entries: new, gone, or with another place       (the catalog)
              ──digest, hashes──▶ blocks of contents that changed       (tables of hashes; no contents are scanned)
@@ -36,15 +36,15 @@ Runs = list[tuple[int, int]]  # offset and length of each, in order
 
 
 class Approximation(NamedTuple):
-    """What the last version has instead of the commit's contents. since: lossy versions since the last one that was
-    written without loss."""
+    """The approximation that the last version has instead of the commit's contents. since: lossy versions since the
+    last one that was written without loss."""
 
     since: int
     loss: Loss
 
 
 class Known(NamedTuple):
-    """What the last version has of an entry."""
+    """An entry as the last version has it."""
 
     entry: Entry
     digest: int  # of the table of hashes; 0 for small contents
@@ -140,7 +140,7 @@ class Changes(NamedTuple):
 
 
 class Seen:
-    """What is known of the last version. It changes only when a capture has succeeded as a whole."""
+    """The entries of the last version. They change only when a capture has succeeded as a whole."""
 
     def __init__(self, room: int, lossy: Callable[[bytes, Any], bool] | None = None) -> None:
         """room: bytes of replicas, at most. lossy: whether an array, with its key and dtype, may be approximated."""
@@ -158,7 +158,7 @@ class Seen:
 
 
 def capture(reader: Reader, seen: Seen, write: Any) -> Any:
-    """What `write` makes of the changes since the last capture, for the newest commit.
+    """The result of `write` for the changes since the last capture, up to the newest commit.
 
     write: called with Changes while the snapshot is open, perhaps several times; the last call counts. Raises
     StaleSnapshotError if commits change contents as quickly as they can be copied.

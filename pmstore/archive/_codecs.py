@@ -72,8 +72,8 @@ def _made(config: Mapping[str, Any]) -> Any:
 
 
 class Codecs:
-    """The codecs of a drain, by pattern; the first one that matches an array's name counts. What is no array with a
-    name has the last one."""
+    """The codecs of a drain, by pattern; the first one that matches an array's name counts. Contents without a
+    name, and those of other values, have the last one."""
 
     def __init__(self, rules: Sequence[tuple[str, Configs | LCDelta]], rest: Configs) -> None:
         """A rule: a pattern of fnmatch, and configurations, None for the default, or a lossy codec."""
@@ -122,7 +122,7 @@ def _is_lossy(codec: Any) -> bool:
 
 
 def chosen(codec: Any) -> Codecs:
-    """What `Store.drain` is given as codec.
+    """The codecs for the argument `codec` of `Store.drain`.
 
     Raises TypeError, ValueError; ArchiveError if numcodecs is not installed.
     """
@@ -219,7 +219,7 @@ class Chain(NamedTuple):
         return memoryview(data).cast("B")
 
     def decode(self, stored: Any, count: int, before: Bytes | None, out: Bytes | None = None) -> Bytes:
-        """So many bytes of contents. Raises ArchiveDamagedError if that is not what was stored.
+        """`count` bytes of contents. Raises ArchiveDamagedError if these are not the stored contents.
 
         out: a place for them, which may be `before`; it has anything after an error.
         """

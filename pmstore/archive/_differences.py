@@ -1,4 +1,4 @@
-"""What differs between two versions."""
+"""The differences between two versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Difference", "difference"]
 
 
 class Difference(NamedTuple):
-    """What differs of one name.
+    """The difference of one name.
 
     Attributes
     ----------

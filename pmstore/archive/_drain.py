@@ -62,7 +62,7 @@ _TURN = 0.25  # seconds between two looks for anything else
 
 
 class Options(NamedTuple):
-    """What `Store.drain` is asked for, checked."""
+    """The arguments of `Store.drain`, checked."""
 
     every: int
     keep: Keep
@@ -98,7 +98,7 @@ class Progress(NamedTuple):
 
 
 class Steps:
-    """What the threads of a drain do, each function in a thread of its own."""
+    """The steps of a drain, each function in a thread of its own."""
 
     def __init__(self, fd: int, places: Sequence[Place], about: dict[str, Any], options: Options) -> None:
         """fd: of the store's file, open for reading; it becomes the drain's. about: the archive object, if there is
@@ -202,7 +202,7 @@ class Steps:
         self._writing.flush()
 
     def write(self) -> bool:
-        """Writes what was handed over to the first place. False if there is nothing."""
+        """Writes the oldest of the waiting flushes to the first place. False if there is none."""
         if not self.jobs:
             return False
         begun = time.monotonic()
@@ -244,7 +244,7 @@ class Steps:
 
 
 class Trouble:
-    """What is known of outages, told by `Retrying`. stop: no retries any more. raises: no warnings."""
+    """The outages that `Retrying` reported. stop: no retries any more. raises: no warnings."""
 
     def __init__(self, raises: bool) -> None:
         self.stop = threading.Event()

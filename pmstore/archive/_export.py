@@ -68,7 +68,7 @@ class _Described(NamedTuple):
 
 
 class _Source:
-    """What is exported: the arrays, described without reading them where the mapping can do so, and the values."""
+    """The source of an export: the values, and the arrays, described without reading them where that is possible."""
 
     def __init__(self, mapping: Mapping[str, Any], progress: Progress | None) -> None:
         self._mapping = mapping
@@ -241,7 +241,7 @@ def _made(temporary: str, directory: bool) -> int:
 
 
 def _sweep(parent: str) -> None:
-    """Delete what exports left that were killed: its lock is free."""
+    """Delete the leftovers of exports that were killed: their locks are free."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             if not name.startswith(_TEMPORARY):
@@ -311,7 +311,7 @@ class _Npz(_Format):
 
 
 class _Told:
-    """A file that tells the source what was written."""
+    """A file that tells the source how much was written."""
 
     def __init__(self, file: Any, source: _Source) -> None:
         self._file, self._source = file, source

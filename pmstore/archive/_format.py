@@ -1,4 +1,4 @@
-"""The bytes of an archive's objects, and the checks of what is read back. docs/archive.md describes them.
+"""The bytes of an archive's objects, and the checks when they are read. docs/archive.md describes them.
 
 Nothing that is read is trusted: every object but a part has an envelope with its kind, format and hash; a piece of a
 part is checked against the hash that an index or a directory has for it. Sizes are checked before memory is asked for.
@@ -190,7 +190,7 @@ class Loss(NamedTuple):
 
 
 def tell_losses(path: str, version: int, losses: Iterable[Loss], stacklevel: int) -> None:
-    """Warns that what was made of a version is not what was committed."""
+    """Warns that a copy of a version is an approximation of its commit."""
     found = list(losses)
     worst = Loss.worst(found)
     if worst is not None:
@@ -261,7 +261,7 @@ class Items(Mapping[bytes, Item]):
 
 
 class Directory(NamedTuple):
-    """What a version changes: entries by catalog key, keys that are gone, and the codecs of its frames.
+    """The changes of a version: entries by catalog key, keys that are gone, and the codecs of its frames.
 
     Of a base: all entries, and each has all of its contents. A codec: whether its input is the difference to the
     version before, the bytes of an element, and configurations for numcodecs, in the order of encoding.
@@ -329,7 +329,7 @@ class Row(NamedTuple):
 
     @property
     def noted(self) -> CommitNote:
-        """What the commit says of itself."""
+        """The note of the commit."""
         try:
             return CommitNote(None, {}) if self.note is None else decoded(self.note)
         except CorruptStoreError as error:

@@ -234,7 +234,7 @@ class _Communicator(Group):
 
 
 def group_of(group: Any) -> Group:
-    """A Group of what a caller gives: None, a Group, or a communicator of mpi4py."""
+    """The Group for a caller's argument: None, a Group, or a communicator of mpi4py."""
     if group is None:
         return Alone()
     if isinstance(group, Group):

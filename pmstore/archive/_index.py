@@ -223,7 +223,7 @@ class IndexWriter:
 
     @staticmethod
     def token(place: Place, about: dict[str, Any]) -> int:
-        """Makes the newest token, which ends what any other writer of the place does."""
+        """Makes the newest token, which ends the work of any other writer of the place."""
         for _ in range(_ATTEMPTS):
             number = _newest_token(place) + 1
             try:
@@ -268,7 +268,7 @@ class IndexWriter:
             segments = self.index.segments
 
     def change(self, changed: Callable[[Row], Row | None]) -> None:
-        """Replaces rows by what the function returns, None: removes them. Objects without a change stay.
+        """Replaces rows by those that the function returns; None removes a row. Objects without a change stay.
 
         The newest object comes first: after a crash, no version is listed that needs one that is gone (I26).
         """

@@ -220,7 +220,7 @@ class LocalPlace(Place):
             _sync_folder(folder)  # durable: the name → then: the caller relies on it
 
     def _prepare(self, folder: str) -> None:
-        """The folder exists and is durable, and is free of what dead writers left."""
+        """Make the folder exist durably, without the leftovers of dead writers."""
         if self._identity is not None and _identity(self._root) != self._identity:
             raise OSError(errno.ENOENT, "the folder has gone, or another one has taken its place")
         if folder in self._ready:

@@ -145,7 +145,7 @@ def part_hash(pieces: Iterable[Piece]) -> int:
 
 
 class Written(NamedTuple):
-    """What one process has written, as it tells the leader. Columns of uint64 are bytes.
+    """The list of the parts that one process has written, as it tells the leader. Columns of uint64 are bytes.
 
     In `pieces`, the number of a part k that it shares with others is 2 * k, and that of a part with its shard number k
     alone is 2 * k + 1.
@@ -164,7 +164,7 @@ def column(numbers: Iterable[int]) -> bytes:
 
 
 def join(sequence: int, found: list[Written], name_of: Callable[[int, int], str]) -> tuple[bytes, list[Part], int]:
-    """The manifest of what all processes have written; its parts; how many shards there are.
+    """The manifest of the parts of all processes; these parts; the number of shards.
 
     name_of(rank, number) is the name of a part. Raises ValueError if rows of several processes do not fit together.
     """

@@ -1,4 +1,4 @@
-"""What every place of objects has: its methods, the names of objects, and how refusals become errors.
+"""The interface of every place of objects: its methods, the names of objects, and how refusals become errors.
 
 An object is there whole or not at all, and durable when the call that wrote it returns. Names are relative to the
 place: parts of letters, digits and ``._-``, separated by single ``/``. No part begins with a dot.
@@ -136,7 +136,7 @@ class Place(ABC):
         """
 
     def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
-        """Fill writeable buffers, one after the other, from byte `at` of an object on. Raises what `get` does."""
+        """Fill writeable buffers, one after the other, from byte `at` of an object on. Raises the errors of `get`."""
         data = memoryview(self.get(name, at, sum(map(len, buffers))))
         for buffer in buffers:
             buffer[:], data = data[: len(buffer)], data[len(buffer) :]

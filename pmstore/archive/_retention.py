@@ -36,7 +36,7 @@ class Keep(NamedTuple):
 
     @classmethod
     def of(cls, given: Any) -> Keep:
-        """What `Store.drain` is given as keep. Raises TypeError, ValueError."""
+        """The rules for the argument `keep` of `Store.drain`. Raises TypeError, ValueError."""
         if given is None:
             return cls()
         if isinstance(given, dict):
@@ -64,7 +64,7 @@ class Keep(NamedTuple):
 
 
 def retain(writer: IndexWriter, place: Place, keep: Keep, tagged: Iterable[int], now: float, until: int) -> None:
-    """Removes what does not stay. until: versions above it stay, as another place lacks them."""
+    """Removes versions by the rules of `keep`. until: versions above it stay, as another place lacks them."""
     if keep == Keep():
         return
     kept = writer.index.kept()
@@ -78,7 +78,7 @@ def retain(writer: IndexWriter, place: Place, keep: Keep, tagged: Iterable[int],
 
 
 def forget(writer: IndexWriter, place: Place, going: set[int]) -> None:
-    """Versions are not listed any more. What nothing needs then is deleted."""
+    """Remove versions from the list, and delete the parts that no other version needs."""
     if not going:
         return
     index = writer.index

@@ -1,4 +1,4 @@
-"""A place whose calls survive outages: what fails for a while is tried again, ever more rarely."""
+"""A place whose calls survive outages: calls that fail for a while are tried again, ever more rarely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class RecoveredError(Exception):
-    """No failure: what `Retrying` tells when the target answers again.
+    """No failure: the target answers again. `Retrying` reports it.
 
     Attributes
     ----------

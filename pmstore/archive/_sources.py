@@ -44,7 +44,7 @@ class Sources:
         return sorted(names)
 
     def read(self, name: str, check: Callable[[bytes], T], at: int = 0, count: int | None = None) -> T:
-        """What `check` makes of an object, or of a part of it; it raises ArchiveDamagedError if the bytes are wrong.
+        """The result of `check` for an object, or a part of it. `check` raises ArchiveDamagedError for wrong bytes.
 
         Raises MissingObjectError if no place has the object, else the error of the first place that lacks it whole.
         """

@@ -183,6 +183,6 @@ class Target:
             retain(self._writer, self.place, keep, tagged, time.time(), until)
 
     def forget(self, going: set[int]) -> None:
-        """Removes versions, except what others need of them."""
+        """Removes versions, except for parts that other versions need."""
         self._parts = None
         forget(self._writer, self.place, going)

@@ -47,7 +47,7 @@ class Costs(NamedTuple):
     write_seconds: float = 0.0
 
     def checked(self) -> Costs:
-        """The same, as floats. Raises ValueError for what can't be costs."""
+        """The same, as floats. Raises ValueError for numbers that can't be costs."""
         found = Costs(*map(float, self))
         for name, value in found._asdict().items():
             least = name in ("bandwidth", "mtbf", "iteration_seconds")
@@ -57,7 +57,7 @@ class Costs(NamedTuple):
 
     @property
     def beyond(self) -> float:
-        """Seconds to write what a base has beyond a differential."""
+        """Seconds to write the bytes that a base has beyond a differential."""
         return max(self.base - self.differential, 0.0) / self.bandwidth
 
 
@@ -240,8 +240,8 @@ class Tuner:
             self._merge.add(seconds / batches)
 
     def costs(self) -> Costs | None:
-        """What is known; None before the first commit, base and object. Before the first merge, a batch is taken to be
-        merged in the time in which an object with one differential is written.
+        """The measured costs; None before the first commit, base and object. Before the first merge, a batch is taken
+        to be merged in the time in which an object with one differential is written.
         """
         line = self._objects.fitted()
         each, differential, base = self._iteration.value, self._differential.value, self._base.value

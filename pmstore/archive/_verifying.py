@@ -18,7 +18,7 @@ __all__ = ["Problem", "VerifyReport", "verify"]
 
 
 class Problem(NamedTuple):
-    """url: the place; versions: that are not whole there; text: what is wrong."""
+    """A damaged place. url: the place; versions: those that are not whole there; text: the damage."""
 
     url: str
     versions: tuple[int, ...]
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 
 class VerifyReport(Sequence[Problem]):
-    """The result of `Archive.verify`. `versions` and `bytes` count what was checked in all places. `lossy` counts the
+    """The result of `Archive.verify`. `versions` and `bytes` count the checked ones of all places. `lossy` counts the
     versions that have approximations of a lossy codec, which is not a problem."""
 
     def __init__(self, problems: list[Problem], versions: int, count: int, lossy: int) -> None:
@@ -115,7 +115,7 @@ class _Checked:
         self._problems.extend(Problem(self._place.url, tuple(found), text) for text, found in by_text.items())
 
     def _row(self, library: Library, row: Row) -> str | None:
-        """What is wrong with what the row itself names."""
+        """The damage of the objects that the row itself names; None if there is none."""
         text = self._piece(row.directory)
         if text is not None:
             return text

@@ -82,7 +82,7 @@ class Library:
             self._windows.popitem(last=False)
 
     def directory(self, row: Row) -> Directory:
-        """What a version changes."""
+        """The changes of a version."""
         found = self._directories.get(row.directory)
         if found is None:
             data = self.piece(row.directory, _AHEAD)
@@ -219,7 +219,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def after(cls, before: Contents | None, item: Item, directory: Directory) -> Contents:
-        """What a directory makes of an entry."""
+        """The contents of an entry after a directory."""
         loss = item.loss
         if item.frames is None:
             if item.length and (before is None or before.length != item.length):
@@ -238,7 +238,7 @@ class Contents(NamedTuple):
 
 
 class _Change:
-    """What a directory makes of an entry. before: what the versions before made of it."""
+    """The contents of an entry after a directory. before: its contents in the version before."""
 
     __slots__ = ("before", "directory", "made")
 
@@ -248,7 +248,7 @@ class _Change:
         self.made: Contents | None = None
 
     def contents(self, key: bytes) -> Contents:
-        """It is put together once, with what it needs. Raises ArchiveDamagedError."""
+        """The contents. They are put together once, with those that they need. Raises ArchiveDamagedError."""
         needed = [self]
         while (last := needed[-1]).made is None and last.before is not None:
             needed.append(last.before)
@@ -296,7 +296,7 @@ def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
 
 
 class VersionCore(Core):
-    """What a catalog reads of a core, from a version. The offset of an entry is its number."""
+    """A core that reads a version of an archive, for a catalog. The offset of an entry is its number."""
 
     __slots__ = ("_entries", "_keys", "_library", "_sequence")
 

@@ -42,8 +42,8 @@ Stored = tuple[Frame, Chain]
 
 
 class Flush(NamedTuple):
-    """What goes to a place in one step. parts: name and bytes; rows: of the versions that are whole then; nbytes:
-    of the parts."""
+    """The data that one step writes to a place. parts: name and bytes; rows: of the versions that are whole then;
+    nbytes: of the parts."""
 
     parts: list[tuple[str, list[Any]]]
     rows: list[Row]
@@ -266,7 +266,7 @@ class Writing:
         return found[1].kind(dtype)
 
     def _lossy(self, key: bytes, change: Change, changes: Changes, buckets: Buckets) -> Iterator[Stored]:
-        """The frames of an array. From then on, the version has what they decode to."""
+        """The frames of an array. From then on, the version has their decoded values."""
         from pmstore.codecs._passes import Coder, Errors, plain
 
         found, kind = self._codecs.lossy(key), self._kind(key, changes)

@@ -1,4 +1,4 @@
-"""k-means over shards: what each epoch asks, and what its total becomes.
+"""k-means over shards: the question of each epoch, and the use of its total.
 
 The state names the phase, and each epoch ends with the phase of the next one::
 
@@ -76,7 +76,7 @@ class Clustering(Starts):
             self.begin_start(state, random_state)
 
     def shared(self, state: State) -> Mapping[str, Any]:
-        """What the workers need for the next epoch."""
+        """The arrays and numbers that the workers need for the next epoch."""
         told: dict[str, Any] = {"phase": state.phase, "mean": state.mean}
         if state.phase in (Phase.LLOYD, Phase.RELOCATE):
             told["centers"] = self.centers(state, state.lloyd)
@@ -106,7 +106,7 @@ class Clustering(Starts):
         return self.combine_start(phase, left, right)
 
     def update(self, state: State, total: Result, random_state: np.random.RandomState) -> Mapping[str, float]:
-        """What the total of an epoch becomes. Returns figures for the history."""
+        """Update the state with the total of an epoch. Returns figures for the history."""
         phase, rows = state.phase, sum(self.rows)
         if phase == Phase.MEAN:
             state.mean = np.true_divide(total["sums"], rows)
@@ -306,7 +306,7 @@ def _relocate(sums: Array, weights: Array, total: Result) -> bool:
 
 
 def _average(sums: Array, weights: Array) -> None:
-    """Make means of sums. A cluster that is still empty gets what the largest one has at that moment."""
+    """Make means of sums. A cluster that is still empty gets the values that the largest one has at that moment."""
     largest = np.argmax(weights)
     for j, weight in enumerate(weights):
         sums[j] = sums[j] * (sums.dtype.type(1) / weight) if weight > 0 else sums[largest]

@@ -45,7 +45,7 @@ DISTANCES = 1 << 20  # distances that are in memory at a time
 
 
 class Phase(IntEnum):
-    """What the next epoch computes."""
+    """The computation of the next epoch."""
 
     MEAN = 0
     SPREAD = 1
@@ -80,7 +80,7 @@ class Starts:
         self.clusters, self.init = clusters, init
 
     def take(self, fit: ShardedFit) -> None:
-        """Take over what is known of the shards. Raises ValueError if they are too few or of another width."""
+        """Take over the description of the shards. Raises ValueError if they are too few or of another width."""
         self.rows, self.features, self.dtype, self.alone = fit.rows, fit.features, fit.dtype, fit.alone
         if sum(self.rows) < self.clusters:
             raise ValueError(f"n_samples={sum(self.rows)} should be >= n_clusters={self.clusters}.")
@@ -118,7 +118,7 @@ class Starts:
             state.phase = Phase.SAMPLE
 
     def shared_for_start(self, state: State) -> Mapping[str, Any]:
-        """What the workers need for the next epoch of the start."""
+        """The arrays and numbers that the workers need for the next epoch of the start."""
         told: dict[str, Any] = {"draw": state.draw}
         for name in ("rows", "found", "ends", "tried"):
             if state[name] is not None:
@@ -140,7 +140,7 @@ class Starts:
         return sums(left, right)
 
     def update_start(self, state: State, total: Result, random_state: np.random.RandomState) -> Array | None:
-        """What the total of an epoch of the start becomes. Returns the centres if they are all there."""
+        """Update the state with the total of an epoch of the start. Returns the centres if they are all there."""
         phase, k = state.phase, self.clusters
         if phase == Phase.ROWS:
             return total["drawn"]

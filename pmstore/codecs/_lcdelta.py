@@ -1,4 +1,4 @@
-"""`LCDelta`: the lossy difference as a codec of numcodecs, and what `Store.drain` asks for."""
+"""`LCDelta`: the lossy difference as a codec of numcodecs, and the methods that `Store.drain` calls."""
 
 from __future__ import annotations
 

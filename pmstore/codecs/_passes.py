@@ -68,7 +68,7 @@ def _pointer(data: Any) -> Any:
 
 
 class Errors:
-    """How far results are from what they should be: `absolute`, the largest difference; `relative`, the root of the
+    """The errors of results: `absolute`, the largest difference; `relative`, the root of the
     mean square of the differences, divided by that of the elements, or inf if a double can't tell it. Elements that are
     not finite are exact."""
 
@@ -253,7 +253,7 @@ def _decoded(
 
 
 def _body(stored: Bytes, count: int) -> Bytes:
-    """So many bytes of what was compressed."""
+    """`count` bytes that were compressed."""
     out = np.zeros(count + 1, np.uint8)
     try:
         Zstd().decode(stored, out=out)

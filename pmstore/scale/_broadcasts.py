@@ -1,4 +1,4 @@
-"""The log of broadcasts, and what it is for: the local state of a shard, computed again.
+"""The log of broadcasts, and its use: computing the local state of a shard again.
 
 The coordinator's store has the log: what each epoch broadcast, committed with the decision of that epoch. From it, any
 process that can load a shard computes the shard's local state of any epoch.
@@ -27,7 +27,7 @@ from pmstore.scale._work import Work, parted
 
 
 class Log:
-    """What was broadcast in each epoch. A Keeper of `pmstore._resume.state`."""
+    """The broadcasts of the epochs. A Keeper of `pmstore._resume.state`."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first  # earlier epochs are not in the log any more
@@ -36,7 +36,7 @@ class Log:
         self._captured = first  # the beginning of the log in the store
 
     def add(self, epoch: int, shared: Mapping[str, Array]) -> None:
-        """Note what an epoch broadcast. The next commit of the store has it."""
+        """Add the broadcast of an epoch. The next commit of the store contains it."""
         self._new[epoch] = dict(shared)
 
     def cut(self, first: int) -> None:
@@ -46,7 +46,7 @@ class Log:
             self._new = {epoch: arrays for epoch, arrays in self._new.items() if epoch >= first}
 
     def since(self, first: int, epoch: int) -> dict[str, Array] | None:
-        """What was broadcast from the epoch `first` to that before `epoch`, as it travels: by ``/<epoch>/<name>``.
+        """The broadcasts from the epoch `first` to that before `epoch`, by ``/<epoch>/<name>``, as workers get them.
         None: the log does not go back so far."""
         if first < self.first:
             return None

@@ -163,7 +163,7 @@ class _Place:
         return self._open
 
     def ask(self, batch: _Batch) -> None:
-        """Ask the actor when it has answered what it was asked before."""
+        """Ask the actor when it has answered its earlier questions."""
         self._open += len(batch[0])
         self._inbox.put(batch)
 
@@ -254,7 +254,7 @@ class _Place:
 
 
 class _Actor:
-    """What a worker of the cluster has: a holder, and its shards."""
+    """The part of a worker of the cluster: a holder, and its shards."""
 
     def __init__(self, threads: int, memory: int | None) -> None:
         from distributed import get_worker

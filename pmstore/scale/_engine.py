@@ -1,4 +1,4 @@
-"""What an engine is: five methods that carry questions to workers, and replies back."""
+"""The interface of an engine: five methods that carry questions to workers, and replies back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Engine(ABC):
 
     @abstractmethod
     def completed(self, timeout: float | None) -> Sequence[Reply | Lost]:
-        """What arrived: at least one message, or none after `timeout` seconds (None: no limit).
+        """The messages that arrived: at least one, or none after `timeout` seconds (None: no limit).
 
         Raises
         ------

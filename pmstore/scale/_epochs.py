@@ -46,7 +46,7 @@ LOADS = 2  # times that a loader may fail before that counts as its answer
 
 
 class _Question:
-    """What an epoch asks about one shard."""
+    """The question of an epoch about one shard."""
 
     __slots__ = ("digest", "late_after", "loads", "log_from", "losses", "shared")
 
@@ -240,7 +240,7 @@ class Epochs:
             self._next_late = min(self._next_late, UNKNOWN * self._slowest + 1)
 
     def _lose(self, i: int, worker: str, reason: str) -> None:
-        """Ask again for what was lost. Raises ShardError after LOSSES times."""
+        """Ask a lost question again. Raises ShardError after LOSSES times."""
         question = self._questions[i]
         question.losses += 1
         self.lost += 1

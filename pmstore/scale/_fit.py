@@ -120,13 +120,13 @@ class ShardedFit(MapReduce):
             self.state.seed = self._drawn
 
     def step(self) -> Mapping[str, float]:
-        """One epoch. What the coordinator computes is computed in one thread, too."""
+        """One epoch. The coordinator computes in one thread, too."""
         with common.one_blas_thread():
             return super().step()
 
 
 class Matrix:
-    """What a worker holds of a shard: the numbers as the kernels need them, and what follows from them.
+    """The data that a worker holds of a shard: the numbers as the kernels need them, and values computed from them.
 
     Everything that it remembers can be computed again, with the same bits.
 
@@ -154,7 +154,7 @@ class Matrix:
         self.nbytes = given.shape[0] * (given.shape[1] + 4) * dtype.itemsize
 
     def numbers(self) -> Array:
-        """The data as they were given. Raises TypeError or ValueError for what scikit-learn refuses."""
+        """The data as they were given. Raises TypeError or ValueError for data that scikit-learn refuses."""
         if self._centred is not None:
             raise RuntimeError("this question belongs to an earlier epoch")
         if not isinstance(self._given, np.ndarray):

@@ -18,14 +18,14 @@ def send(connection: socket.socket, message: Any) -> None:
 
 
 class Incoming:
-    """Reads messages. What was read of one that is not there as a whole is kept, and nobody waits for the rest."""
+    """Reads messages. The beginning of an incomplete message is kept, and `read` does not wait for the rest."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._file = connection.fileno()
         self._buffer = bytearray()
 
     def read(self) -> bool:
-        """Read what is there, or wait for something; whether the other end is still there."""
+        """Read the bytes that have arrived, or wait for the first one. Returns whether the other end is still there."""
         try:
             data = os.read(self._file, PIECE)
         except OSError:

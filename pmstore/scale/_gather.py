@@ -54,7 +54,7 @@ class Gathering:
             self._sums.put(reply.shard, [reply])
 
     def take(self) -> list[Reply]:
-        """What is to be sent now."""
+        """The replies that are to be sent now."""
         replies = [*self._apart, *(_hashed(reply) for node in self._sums.nodes() for reply in node)]
         self._clear()
         return replies
@@ -99,7 +99,7 @@ def _hashed(reply: Reply) -> Reply:
 
 
 def _layouts(result: Result) -> list[tuple[Any, ...]]:
-    """What must be the same in two contributions."""
+    """The names, dtypes and shapes, which must be the same in two contributions."""
     return [(name, _dtype_of_sum(array), array.shape) for name, array in result.items()]
 
 

@@ -26,13 +26,13 @@ from pmstore.scale._shards import Shard
 
 
 class Function(Protocol):
-    """What a worker does with a shard. It travels to the worker as a pickle."""
+    """A worker's work on a shard. It travels to the worker as a pickle."""
 
     def expected(self, i: int) -> str | None:
         """The contents that the shard must have, as `contents_of` returns them; None: any."""
 
     def prepare(self, data: Any) -> Any:
-        """What the holder keeps of a loaded shard."""
+        """The data that the holder keeps of a loaded shard."""
 
     def adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether results are combined by sums. Then a `Gathering` adds them on the worker."""
@@ -116,7 +116,7 @@ class Holder:
 
 
 class Describe:
-    """The first question of a run: what is in a shard, and where the worker computes."""
+    """The first question of a run: the contents of a shard, and the environment of the worker."""
 
     def expected(self, i: int) -> str | None:
         return None
@@ -139,7 +139,7 @@ class Describe:
 
 
 def contents_of(data: Any) -> str:
-    """A hash of what a loader returned: an array, or a tuple, list or dict of arrays and plain values."""
+    """A hash of a loader's result: an array, or a tuple, list or dict of arrays and plain values."""
     if isinstance(data, np.ndarray) and data.dtype != object:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
@@ -162,7 +162,7 @@ def read_only(data: Any) -> Any:
 
 @functools.cache
 def environment(threads: int) -> str:
-    """What the bits of a result depend on, beside data and code, as JSON: versions, BLAS with its kernel, threads."""
+    """The environment that the bits of a result depend on, as JSON: versions, BLAS with its kernel, threads."""
     try:
         import scipy.linalg  # noqa: F401 (so that its BLAS is loaded on every worker, or on none)
         from threadpoolctl import threadpool_info

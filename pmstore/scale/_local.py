@@ -143,7 +143,7 @@ class Slots:
         return noted
 
     def hash(self, epoch: int) -> bytes:
-        """The hash of what is in the slot of an epoch, if it is the state of that epoch."""
+        """The hash of the arrays in the slot of an epoch, if they are the state of that epoch."""
         return bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), self.arrays(epoch)))
 
     def bring(
@@ -285,7 +285,7 @@ class Disk:
         return slots
 
     def _slots_in(self, store: Any, path: str, tag: Tag, shard: int, fields: Iterable[Field]) -> Slots:
-        """The slots in a store. One whose names are damaged is made anew, as what was in it is computed again."""
+        """The slots in a store. A store with damaged names is made anew: its states are computed again."""
         try:
             return Slots(store, tag.run, shard, fields)
         except CorruptStoreError:
@@ -350,7 +350,7 @@ class Disk:
 
     @contextlib.contextmanager
     def look(self, path: str) -> Iterator[Mapping[str, Any]]:
-        """What a store has that another process may be writing; nothing if it can't be read."""
+        """The names of a store that another process may be writing; none if it can't be read."""
         try:
             store = stores.open(path, "r")
         except Error:
@@ -366,7 +366,7 @@ def behind(epoch: int) -> dict[str, Any]:
 
 
 def checked_fields(fields: Iterable[Field], shard: int) -> tuple[Field, ...]:
-    """The local fields of a shard. Raises TypeError for what is no array."""
+    """The local fields of a shard. Raises TypeError for a field that is no array."""
     fields = tuple(fields)
     for field in fields:
         if not isinstance(field, Field) or not field.is_array or field.role != "result":

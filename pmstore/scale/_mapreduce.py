@@ -148,7 +148,7 @@ class MapReduce(Resumable):
         """
 
     def prepare(self, shard: Any) -> Any:
-        """What a worker keeps of a shard after loading it, such as centred data. Called on the worker, as `map` is."""
+        """The data that a worker keeps of a loaded shard, such as centred data. Called on the worker, as `map` is."""
         return shard
 
     def local_fields(self, i: int) -> Iterable[Field]:
@@ -166,8 +166,8 @@ class MapReduce(Resumable):
         """
 
     def shared(self) -> Mapping[str, Any]:
-        """What all workers need of the state, as arrays and numbers. By default, all fields that are stored until the
-        fit is finished, but for generators and Python values."""
+        """The part of the state that all workers need, as arrays and numbers. By default, all fields that are stored
+        until the fit is finished, but for generators and Python values."""
         fields = [field for field in self.fields() if field.role in ("result", "working")]
         return {field.name: self.state[field.name] for field in fields if field.is_array or field.is_scalar}
 
@@ -319,7 +319,7 @@ class MapReduce(Resumable):
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
     def _cut(self, log: Log) -> None:
-        """Forget what no shard needs any more of the log, as its states are copied."""
+        """Forget the part of the log that no shard needs any more, because its states are copied."""
         state, copies, run = self.state, self._copies, self._asking.run
         if copies is not None and state.epoch and state.epoch % copies.every == 0:
             copies.forget(run, state.log_from)
@@ -411,7 +411,7 @@ class MapReduce(Resumable):
 
     def _adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether contributions to this epoch are combined by sums, as `combine` does if it is not overridden. Workers
-        then add what they have. They call this, too."""
+        then add their contributions. They call this, too."""
         return getattr(self.combine, "__func__", None) is MapReduce.combine
 
     def _table(self) -> Iterable[Field]:
@@ -478,7 +478,7 @@ class _Asking:
 
 
 def _sendable(shared: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies that can't be written to. Raises TypeError for what is no array of numbers."""
+    """Copies that can't be written to. Raises TypeError for values that are no arrays of numbers."""
     sent = {name: np.array(value, order="C") for name, value in shared.items()}
     for name, array in sent.items():
         if array.dtype.hasobject:
@@ -493,6 +493,6 @@ def _apart(result: Result) -> tuple[Array, Result]:
 
 
 def _described(epochs: Epochs, count: int, run: str) -> list[dict[str, Any]]:
-    """What the workers tell of each shard."""
+    """The workers' descriptions of the shards."""
     told: dict[str, Array] = epochs.run(Describe(), {}, Tag(run, 0, -1), lambda left, right: {**left, **right})
     return [json.loads(told[str(i)].tobytes()) for i in range(count)]

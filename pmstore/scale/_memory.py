@@ -15,7 +15,7 @@ _FILES = (  # of the two versions of cgroups: the limit, what is used, and the c
 
 
 def available() -> int:
-    """The bytes of memory that this process could take: what is free, within the limits of its cgroups."""
+    """The bytes of memory that this process could take: the free ones, within the limits of its cgroups."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return min([free, *(left for folder in _cgroups() for left in _left(folder))])
@@ -38,7 +38,7 @@ def _cgroups() -> list[Path]:
 
 
 def _left(folder: Path) -> list[int]:
-    """What a cgroup leaves; nothing if it has no limit."""
+    """The bytes that a cgroup leaves; nothing if it has no limit."""
     for limit, used, cache in _FILES:
         try:
             most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())

@@ -1,4 +1,4 @@
-"""What a coordinator and its workers tell each other. An engine carries it, and looks at nothing but the numbers."""
+"""The messages of a coordinator and its workers. An engine carries them, and reads nothing but the numbers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ The log of an earlier epoch is in ``/<epoch>/<name>``."""
 
 
 def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[str, ...] = ()) -> str:
-    """A hash of a result and of what it answers. Two replies to one request have the same one."""
+    """A hash of a result and of its question. Two replies to one question have the same hash."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
     small = sum(array.nbytes for array in result.values()) <= _SMALL  # then one hash of a copy is quicker than several
     parts = [array.tobytes() if small else hash_array(array).encode() for array in result.values()]

@@ -212,7 +212,7 @@ class _Place:
             self._outbox.put((*news, [question for question, _, _ in asked]))
 
     def received(self) -> Sequence[Reply | Lost]:
-        """The replies that are there as a whole, or what is lost because the process ended."""
+        """The replies that have arrived as a whole, or the questions that are lost because the process ended."""
         if not self._incoming.read():
             return self.replace()
         replies = []
@@ -231,8 +231,8 @@ class _Place:
         self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
 
     def replace(self) -> list[Lost]:
-        """Start another process; returns the questions that the last one had. What one had that never came so far as
-        to take questions, the next one gets."""
+        """Start another process; returns the questions that the last one had. If the last one never took a question,
+        the next one gets its questions."""
         had, self._has = self._has, {}
         name, status = self.name, self.end()
         if not self._is_there:

@@ -1,4 +1,4 @@
-"""How shards and algorithms get into other processes: as pickles, also of what a notebook or a script defines."""
+"""Shards and algorithms as pickles for other processes, also those that a notebook or a script defines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker does in an epoch: it calls the map of an algorithm, and brings the local state of the shard there."""
+"""A worker's work in an epoch: it calls the map of an algorithm, and brings the local state of the shard there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pmstore.scale._messages import HASH, HASHES, Array, Result, Tag
 
 
 class Work:
-    """What a worker does in an epoch, with a copy of a `MapReduce`.
+    """A worker's work in an epoch, with a copy of a `MapReduce`.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Work:
 
 
 def parted(shared: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
-    """What a question broadcasts, and the log that came with it."""
+    """The broadcast of a question, and the log that came with it."""
     own: dict[str, Array] = {}
     log: dict[int, dict[str, Array]] = {}
     for name, array in shared.items():

@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _read(read: Callable[[Any], Any], given: Any) -> Any:
-    """What the coordinator sent, or why it can't be read here."""
+    """The object that the coordinator sent, or why it can't be read here."""
     try:
         return read(given)
     except Exception as error:
@@ -91,7 +91,7 @@ def _read(read: Callable[[Any], Any], given: Any) -> Any:
 
 
 def _receive(connection: socket.socket, inbox: queue.SimpleQueue[Any]) -> None:
-    """Read at once what arrives: the coordinator's messages may be larger than the socket's buffer."""
+    """Read messages as soon as they arrive: they may be larger than the socket's buffer."""
     incoming = Incoming(connection)
     while incoming.read():
         for message in incoming.messages():

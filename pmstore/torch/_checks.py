@@ -1,4 +1,4 @@
-"""What a gradient log can be of: its checks, and the fingerprint of a training."""
+"""The checks of a gradient log's arguments, and the fingerprint of a training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def skips(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor]) -> None:
-    """Do what a gradient scaler has left to a fused optimizer, so that the gradients are those that it steps with."""
+    """Unscale gradients, which a gradient scaler leaves to a fused optimizer. They are then those of its step."""
     scale: torch.Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         for gradient in gradients:
@@ -70,7 +70,7 @@ def unscale(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor])
 
 
 def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
-    """All objects whose state is kept. Raises TypeError or ValueError for what can't be."""
+    """All objects whose state is kept. Raises TypeError or ValueError for objects that can't be kept."""
     taken = [key for key in keep if key in own]
     if taken:
         raise ValueError(f"keep has {taken[0]!r}, which is a parameter of GradLog: give the object another name")
@@ -100,7 +100,7 @@ def fingerprint_of(
     mode: str,
     ratio: float,
 ) -> dict[str, Any]:
-    """What a log is of, as plain values."""
+    """The parameters, optimizer, settings and kept objects of a log, as plain values."""
     numbers = {(one.group, one.key) for one in settings}
     tensors = {f"parameter {name}": one for name, one in names.parameters.items()}
     tensors |= {f"buffer {name}": one for name, one in names.buffers.items()}

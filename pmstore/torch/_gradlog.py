@@ -455,7 +455,7 @@ class GradLog:
         self._before = time.perf_counter()
 
     def _write(self, *, full: bool = False) -> None:
-        """Commit what is not durable yet."""
+        """Commit the iterations that are not durable yet."""
         if self._changes.found() or self._changes.found_of_others():
             self._lose()
         states = self._ranks.gather(generators())

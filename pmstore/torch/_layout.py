@@ -1,4 +1,4 @@
-"""What a gradient log holds of one iteration: a row of bytes, and where each part of the iteration is in it.
+"""The row of bytes that a gradient log has for one iteration, and the places of the iteration's parts in it.
 
 A row has four parts::
 

@@ -103,7 +103,7 @@ class ModuleTensors:
     # ---- to and from the store
 
     def record(self) -> Any:
-        """What the store keeps beside the arrays."""
+        """The value that the store keeps beside the arrays."""
         return {"format": FORMAT, "arrays": self.arrays}
 
     def put(self, mapping: NameMapping) -> None:

@@ -69,7 +69,7 @@ class OptimizerTensors:
     # ---- to the store
 
     def take(self) -> None:
-        """Store what the store does not have yet. Raises TypeError for a state that a store can't keep."""
+        """Store the state that the store does not have yet. Raises TypeError for a state that a store can't keep."""
         optimizer = self.optimizer
         if optimizer is None:
             return

@@ -1,4 +1,4 @@
-"""A module and its optimizer in a store: their tensors lie in the store's memory, and what changes them in place is a
+"""A module and its optimizer in a store: their tensors lie in the store's memory, and a change of them in place is a
 change of the store.
 
                  persist                        close
@@ -145,7 +145,7 @@ class Persisted:
                 self._encoded[name] = encoded
 
     def _give(self) -> None:
-        """Let the optimizer, and what else is kept, have the store's state."""
+        """Give the store's state to the optimizer and to the other kept objects."""
         if self._optimizer is not None and self._optimizer.held():
             self._optimizer.give()
         for name, one in self._also.items():
@@ -173,7 +173,7 @@ class Persisted:
         self._after_rollback()
 
     def before_step(self, *_: Any) -> None:
-        """Raises ClosedStoreError or DetachedError if the step would change what is not in the store."""
+        """Raises ClosedStoreError or DetachedError if the step would change memory that is not in the store."""
         if self.store.closed:
             raise ClosedStoreError(
                 f"the store {self.store.path!r} was closed, and changes would not be stored: open it and call persist "

@@ -87,7 +87,7 @@ def _made(described: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, An
 
 
 class Follower:
-    """What a rank has instead of a `Log`: the count of iterations, and a row that nobody keeps."""
+    """The substitute of a `Log` in a rank that has none: the count of iterations, and a row that is not stored."""
 
     def __init__(self, layout: Layout) -> None:
         self._rows = layout.rows(np.zeros((1, layout.row_bytes), np.uint8))

@@ -1,5 +1,5 @@
-"""What training consists of beside parameters, buffers and the optimizer's state: generators, and all objects that have
-state_dict() and load_state_dict(), such as schedulers, gradient scalers and samplers. As values that a store takes."""
+"""The state of training besides parameters, buffers and the optimizer's, as values that a store takes: generators, and
+all objects that have state_dict() and load_state_dict(), such as schedulers, gradient scalers and samplers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def restore(value: Any, like: Any = None) -> Any:
-    """What `plain` was given. Mappings, lists and tuples get the type of those at the same place in `like`."""
+    """The inverse of `plain`. Mappings, lists and tuples get the type of those at the same place in `like`."""
     if not isinstance(value, list):
         return value
     kind, *parts = value

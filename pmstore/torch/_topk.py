@@ -1,4 +1,4 @@
-"""Top-k compression of gradients with error feedback: what an iteration leaves out is added to the next gradient.
+"""Top-k compression of gradients with error feedback: elements that are left out are added to the next gradient.
 
 The optimizer gets the kept elements only, so that the log, which holds no others, leads to the same parameters. This
 changes training, as it does where gradients are compressed for communication.
@@ -18,7 +18,7 @@ _SMALL = 8192  # elements; below, all are candidates
 
 
 class Compression:
-    """What was left out of the gradients of some parameters so far.
+    """The residuals: the sums of the elements that were left out of the gradients of some parameters so far.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Compression:
             self._put(number, gradient, chosen, kept)
 
     def replay(self, number: int, gradient: torch.Tensor, chosen: torch.Tensor, kept: torch.Tensor) -> None:
-        """Make a gradient what `compress` has left of it. Nothing of these elements is left for later."""
+        """Turn a gradient into the result of `compress`. The residuals of these elements are 0."""
         self._put(number, gradient, chosen, kept)
         in_memory_order(self.residuals[number])[chosen] = 0
 

@@ -150,7 +150,7 @@ class GradLogCallback(Callback):
         self.gradlog.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Stop logging. What was not committed is trained again."""
+        """Stop logging. Iterations that were not committed are trained again."""
         self._abandon()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -164,7 +164,7 @@ class GradLogCallback(Callback):
 
 
 def _check(trainer: Any, module: Any) -> None:
-    """Raises ValueError for what would not go on with the same bits."""
+    """Raises ValueError for settings with which training would not resume with the same bits."""
     averaging = [type(one).__name__ for one in trainer.callbacks if type(one).__name__ in _AVERAGING]
     for wrong, text in (
         (not module.automatic_optimization, "manual optimization: use pmstore.torch.GradLog in training_step"),

@@ -26,7 +26,7 @@ __all__ = ["GradLogCallback"]
 
 
 class _Order:
-    """What the Trainer's order of the data depends on. The position in it is the number of iterations."""
+    """The settings that the Trainer's order of the data depends on. The position in it is the number of iterations."""
 
     def __init__(self, args: Any, batches: int) -> None:
         self._order = {
@@ -165,7 +165,7 @@ class GradLogCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Stop logging, as after an exception in ``train``. What was not committed is trained again."""
+        """Stop logging, as after an exception in ``train``. Iterations that were not committed are trained again."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -174,7 +174,7 @@ class GradLogCallback(TrainerCallback):
 
 
 def _check(args: Any, scheduler: Any) -> None:
-    """Raises ValueError for what would not go on with the same bits."""
+    """Raises ValueError for settings with which training would not resume with the same bits."""
     kind = type(scheduler).__name__
     for wrong, text in (
         (args.fp16, "fp16=True: use bf16"),

@@ -112,7 +112,7 @@ class SimulatedDisk(Disk):
         yield snapshot.group(GROUP)
 
     def crash(self) -> None:
-        """The process ends: its locks are free, and what it had not committed is lost."""
+        """The process ends: its locks are free, and its uncommitted changes are lost."""
         self._slots.clear()
         for store in self._machine.stores.values():
             if store.holder is self:

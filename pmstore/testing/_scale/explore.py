@@ -160,7 +160,7 @@ def _explore(
 
 
 class _Case:
-    """A fit, and what is known of it."""
+    """A fit, its undisturbed run, and the counts of its schedules."""
 
     def __init__(self, make: Callable[[], MapReduce], workers: int) -> None:
         self.make, self.workers = make, workers
@@ -194,13 +194,13 @@ class _Case:
         return run.world.points
 
     def load(self, i: int, changed: bool = False) -> Any:
-        """What is in a shard."""
+        """The contents of a shard."""
         if (i, changed) not in self._loaded:
             self._loaded[i, changed] = altered(self.load(i)) if changed else self.shards[i]()
         return self._loaded[i, changed]
 
     def run(self, one: Schedule, whole: bool) -> str | None:
-        """Run one schedule; returns what went wrong."""
+        """Run one schedule. Returns the failure, or None."""
         run = _Run(self, one, whole)
         what = run.to_its_end()
         self._accidents.update(run.world.tally)
@@ -209,7 +209,7 @@ class _Case:
 
     @property
     def tally(self) -> Tally:
-        """What the schedules add to."""
+        """The counters that the schedules add to."""
         return self._accidents, self.outcomes, self.again
 
     def fail(self, one: Schedule, whole: bool, report: MapReduceReport) -> None:
@@ -239,7 +239,7 @@ class _Case:
         raise CrashFailure("\n".join(message), report=report) from self._last.error
 
     def report(self, seed: int, done: int, seconds: float) -> MapReduceReport:
-        """What was done until now."""
+        """The report of the schedules until now."""
         counts = len(self.shards), self.workers, len(self.history["iteration"]) // 8
         return MapReduceReport(
             done,
@@ -278,7 +278,7 @@ class _Run:
         self._place = -1  # the commit of the undisturbed run that this one has reached
 
     def to_its_end(self) -> str | None:
-        """Run coordinators until one of them ends by itself; returns what went wrong."""
+        """Run coordinators until one of them ends by itself. Returns the failure, or None."""
         world = self.world
         while True:
             world.coordinator += 1
@@ -308,7 +308,7 @@ class _Run:
             world.pass_by(10 ** world.between(-3, 0.7))
 
     def _once(self) -> Callable[[Any], Any]:
-        """What stands for a function on workers."""
+        """A decorator of the functions that go to workers."""
         if self._whole:
             return lambda function: function
         if self._case.local:
@@ -323,7 +323,7 @@ class _Run:
         return once
 
     def _run_coordinator(self) -> None:
-        """One coordinator: what `MapReduce.run` does, with a store and workers that are simulated."""
+        """One coordinator: `MapReduce.run` with a simulated store and simulated workers."""
         algorithm = self._case.make()
         with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else "", self._copies):
             fingerprint = algorithm._whole_fingerprint()
@@ -366,7 +366,7 @@ class _Run:
         return int(progress["log_from"]) if self._copies is not None and progress is not None else 0
 
     def _same(self, found: Any, wanted: Any) -> bool:
-        """Whether two commits have the same bits, but for what was cut off the log."""
+        """Whether two commits have the same bits, except for the part that was cut off the log."""
         if self._copies is None:
             return bool(found == wanted)
         first = self._log_from()
@@ -382,7 +382,7 @@ class _Run:
                 raise Broken(f"the log is cut off below epoch {first}, and shard {i} has no copy that is as new")
 
     def _compare(self) -> str | None:
-        """What the last coordinator left, beside what the undisturbed run left."""
+        """How the results of the last coordinator differ from those of the undisturbed run; None if they do not."""
         history = history_of(self.store.group(GROUP))
         self.history = {name: column.tobytes() for name, column in history.items() if name not in _APART}
         states = self._case.states

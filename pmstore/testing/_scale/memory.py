@@ -1,4 +1,4 @@
-"""A store in plain memory, as far as a fit uses one: what a transaction leaves is durable at once and as a whole."""
+"""A store in plain memory, as far as a fit uses one: the changes of a transaction are durable at once, as a whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryStore:
         self.on_commit: Callable[[], None] = lambda: None
 
     def reopen(self) -> None:
-        """What a process that opens the store after a kill finds."""
+        """Go to the state that a process finds if it opens the store after a kill."""
         self.live = _copies(self.committed)
 
     @contextmanager

@@ -31,7 +31,7 @@ RARE = ("impure", "changed")
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a seed decides.
+    """The accidents that a seed decides.
 
     Attributes
     ----------

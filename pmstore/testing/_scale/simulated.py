@@ -79,7 +79,7 @@ class SimulatedEngine(Engine):
         self._world.notice = lambda worker, reason: None
 
     def _notice(self, worker: Worker, reason: str) -> None:
-        """Tell the coordinator what a worker will not answer."""
+        """Tell the coordinator which questions a worker will not answer."""
         for (i, tag), asked in self._asked.items():
             if worker in asked and (i, tag) not in self._seen:
                 self._world.inbox.append(Lost(i, tag, worker.name, reason))
@@ -98,7 +98,7 @@ class SimulatedEngine(Engine):
         self._world.this_attempt = tag.attempt
 
     def _watch(self, message: Reply | Lost) -> None:
-        """Note what the coordinator is told."""
+        """Note a message to the coordinator."""
         shards = message.shards
         if shards.start < 0 or shards.stop > self._count:
             return  # damaged, and it does not tell what it answers
@@ -125,7 +125,7 @@ class SimulatedEngine(Engine):
 
 
 class Watched:
-    """Stands for what a MapReduce asks with, and checks the origin of what is combined."""
+    """Stands for the object with which a MapReduce asks, and checks the origin of the results that are combined."""
 
     def __init__(self, asking: Any, count: int, again: Counter[str]) -> None:
         self.epochs, self.run = asking.epochs, asking.run

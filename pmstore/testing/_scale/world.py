@@ -45,7 +45,7 @@ class WorkerKilled(BaseException):
 
 
 class Broken(Stopped):
-    """The protocol, or the algorithm, did what it must not do."""
+    """The protocol, or the algorithm, broke a rule."""
 
 
 class Part(dict[str, Any]):
@@ -76,7 +76,7 @@ class Worker:
         self.stopped_until = 0.0
 
     def begin(self, memory: int | None, step: Callable[[str], None]) -> None:
-        """A new process, which holds nothing but what is on the disk."""
+        """Begin a new process, which has only the contents of the disk."""
         self.generation += 1
         self.name = f"worker {self.number}" + (f", process {self.generation + 1}" if self.generation else "")
         self.holder = Holder(self.name, memory)
@@ -228,7 +228,7 @@ class World:
         self.at(delay, self._deliver, _sent(reply, True))
 
     def asked_for(self, tag: Tag) -> None:
-        """The coordinator asks the first question of an epoch: what was held back arrives before its answers."""
+        """The coordinator asks the first question of an epoch: held-back replies arrive before its answers."""
         held, self._held_back = self._held_back, []
         for reply in held:
             if reply.tag == tag or tag.epoch < 0:
@@ -347,7 +347,7 @@ class World:
             raise WorkerKilled
 
     def load(self, i: int) -> Any:
-        """What a worker loads."""
+        """The shard that a worker loads."""
         if self._load_fails:
             self._load_fails = False
             raise OSError("simulated: the file server does not answer")

@@ -1,4 +1,4 @@
-"""The crash explorer over a recording: a thin face of csrc/explore/crash.h, which says what the fields mean."""
+"""The crash explorer over a recording: a thin layer over csrc/explore/crash.h, which explains the fields."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Progress = Callable[[int, int], None]
 
 
 class Cell(NamedTuple):
-    """What a crash keeps of one line or sector: of the `of` writes on their way to it the first `kept`, and of the next
-    one the 8-byte pieces in the mask `torn`. offset: in the file; SIZE_CELL for the file's size.
+    """The writes to one line or sector that a crash keeps: the first `kept` of the `of` writes on their way to it, and
+    the 8-byte pieces in the mask `torn` of the next one. offset: in the file; SIZE_CELL for the file's size.
     """
 
     offset: int
@@ -68,7 +68,7 @@ class Schedule(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Any) -> Schedule:
-        """What to_json gave; ValueError, TypeError or KeyError if it is something else."""
+        """The inverse of `to_json`. Raises ValueError, TypeError or KeyError for anything else."""
         then = value.get("then")
         return cls(
             int(value["event"]),
@@ -100,7 +100,7 @@ class Options(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is wrong with a state. problem: one of PROBLEMS. text: the core's words, or the check's. The bounds are
+    """The failure of a state. problem: one of PROBLEMS. text: the core's words, or the check's. The bounds are
     those of the last crash.
     """
 
@@ -112,7 +112,7 @@ class Verdict(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A state that is wrong, and what is wrong with it."""
+    """A state that fails, and its failure."""
 
     schedule: Schedule
     verdict: Verdict
@@ -148,7 +148,7 @@ def _raise(status: int) -> None:
 
 
 class _Native(NamedTuple):
-    """The C structs of a recording and of options, and what keeps their memory."""
+    """The C structs of a recording and of options, and the objects that own their memory."""
 
     recording: Any
     options: Any
@@ -204,7 +204,7 @@ def _native(recording: Recording, options: Options, *, worker: int = 0, raw: boo
 
 
 class _Calls:
-    """The callbacks of one exploration; what they raise is raised when it is over."""
+    """The callbacks of one exploration. Their exceptions are raised when it is over."""
 
     def __init__(self, check: Check | None, progress: Progress | None) -> None:
         self.refused: str | None = None
@@ -260,7 +260,7 @@ def _found(result: Any, calls: _Calls) -> Found | None:
 
 
 class _Part(NamedTuple):
-    """What one worker has to say."""
+    """The results of one worker."""
 
     points: int
     evaluated: int

@@ -228,7 +228,7 @@ def split(raw: Raw) -> Any:
 
 
 def recovery(raw: Raw) -> Any:
-    """Over the size of the log, over the size of the store, and opening."""
+    """Draw recovery over the size of the log and over that of the store, and opening."""
     known = raw["recovery"]
     media = [medium for medium in MEDIA_TITLES if any(cell["medium"] == medium for cell in known["recoveries"])]
     figure, axes = plt.subplots(len(media), 3, figsize=(13, 3.2 * len(media) + 0.4), squeeze=False)

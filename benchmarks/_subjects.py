@@ -98,7 +98,7 @@ class PmstoreOnly(PmstoreWith):
 
 
 class PmstoreWithBackToBack(PmstoreWith):
-    """Without a pause between two transactions: the second may have to wait for the write-back of the first."""
+    """The same without a pause between two transactions: the second may wait for the write-back of the first."""
 
     name, back_to_back = "pmstore, with, back to back", True
 
@@ -108,7 +108,7 @@ class PmstoreOnlyBackToBack(PmstoreOnly):
 
 
 class PmstoreInProcess(Pmstore):
-    """On tmpfs as it is: a commit survives a kill, and nothing is flushed."""
+    """The same on tmpfs as it is: a commit survives a kill, and nothing is flushed."""
 
     name, domain, media = "pmstore, domain process", "process", ("memory",)
 

@@ -81,7 +81,7 @@ RATIOS = [
 
 
 def of_tmpfs(raw: Raw) -> Iterator[Target]:
-    """Where no program flushes anything."""
+    """The targets on tmpfs, where no program flushes anything."""
     for workload in ("62,720 B", "1 MiB", "49 MB"):
         yield ahead(raw, "memory", workload, WHOLE + PROCESS, "LMDB, writemap")
     yield ahead(raw, "memory", "8 B", ROWS + PROCESS, "LMDB, writemap")

@@ -137,7 +137,7 @@ def workloads(kind: type[Competitor], medium: str, quick: bool) -> Iterator[tupl
         yield from SIZES.items()
     if kind.rows:
         for name, changed in CHANGED.items():
-            if kind.partial or changed == 1 or not quick:  # who writes all of it takes as long for one row
+            if kind.partial or changed == 1 or not quick:  # a subject that writes all of it takes as long for one row
                 yield name, changed
 
 

@@ -72,7 +72,7 @@ def write_file(path: Path, source: np.ndarray[Any, Any]) -> float:
 
 
 def baselines(medium: str, directory: Path, source: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Into space that was written before, and into space that is new."""
+    """Baselines into space that was written before, and into space that is new."""
     path = directory / "baseline"
     if medium == "file":
         new = write_file(path, source)
@@ -153,7 +153,7 @@ store.close()
 
 
 def limited(directory: Path, size: int) -> dict[str, float]:
-    """In a memory cgroup: a store of three times its size walked through, and one array of 0.6 of it changed whole."""
+    """Measure in a memory cgroup: a store of three times its size is read, one array of 0.6 of it changed whole."""
     out: dict[str, float] = {"limit, MiB": size / MIB}
     for root, limit, peak in (
         ("/sys/fs/cgroup", "memory.max", "memory.peak"),

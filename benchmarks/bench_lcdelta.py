@@ -114,7 +114,7 @@ def nbytes(weights: Weights) -> int:
 
 
 def archived(folder: Path, versions: list[Weights], codec: Any) -> tuple[Weights, list[int]]:
-    """By a drain, with all that a version takes."""
+    """The bytes in an archive of a drain, with all that a version takes."""
     with pmstore.open(folder / "store.pm", "w") as store, store.drain(folder / "archive", codec=codec) as drain:
         for weights in versions:
             for number, one in enumerate(weights):

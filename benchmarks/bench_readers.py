@@ -275,8 +275,8 @@ def starving(
 
 
 def wakes(processes: Workers, directory: Path, medium: str, options: argparse.Namespace) -> dict[str, Any]:
-    """From the call of a commit, and from its return, until a process that waits for it goes on, which may be before
-    that return; and the processor time of waiting."""
+    """Seconds from the call of a commit, and from its return, until a process that waits for it goes on, which may be
+    before that return; and the processor time of waiting."""
     count = max(10, int((50 if options.quick else 400) * options.scale))
     idle = 0.5 if options.quick else 3.0
     pauses = np.random.default_rng(1).uniform(0.002, 0.015, count).tolist()

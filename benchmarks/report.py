@@ -86,7 +86,7 @@ def times_baseline(value: float) -> str:
 
 
 def subjects(raw: Raw, medium: str) -> list[str]:
-    """In the order in which they were measured, pmstore and then libpmemobj first."""
+    """The subjects in the order in which they were measured, pmstore and then libpmemobj first."""
     names = dict.fromkeys(cell["who"] for cell in raw["commit"]["cells"] if cell["medium"] == medium)
     return sorted(names, key=lambda name: (not name.startswith("pmstore"), not name.startswith("libpmemobj")))
 
@@ -417,7 +417,7 @@ def archive_reading(raw: Raw) -> str:
 
 
 def summary(raw: Raw) -> str:
-    """For the README: pmstore and the cheapest competitor with the same guarantees."""
+    """The table of the README: pmstore and the cheapest competitor with the same guarantees."""
     rows = []
     for workload in ("8 B", "62,720 B", "1 MiB", "49 MB", "1 row"):
         cells = [

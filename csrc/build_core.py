@@ -88,7 +88,7 @@ def flags() -> list[str]:
 
 
 def python_headers() -> list[str]:
-    """Where Python.h is."""
+    """The directory of Python.h."""
     paths = sysconfig.get_paths()
     return [f"-I{paths['include']}", f"-I{paths['platinclude']}"]
 

@@ -41,7 +41,7 @@ def digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def outputs(weights: Weights, images: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Of both layers."""
+    """The outputs of both layers."""
     hidden = np.maximum(images @ weights["w0"] + weights["b0"], 0)
     return [hidden, hidden @ weights["w1"] + weights["b1"]]
 

@@ -5,5 +5,5 @@
 
 import os
 
-# OpenMP's threads wait by spinning, which takes the processor from whoever syncs.
+# OpenMP's threads wait by spinning, which takes the processor from the process that syncs.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

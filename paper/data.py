@@ -33,14 +33,14 @@ class Data(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Where MNIST is to come from."""
+    """Add the options that say where MNIST comes from."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--mnist", type=Path, metavar="FILE", help="MNIST's images: .npz, or IDX, gzipped or not")
     source.add_argument("--openml", action="store_true", help="fetch MNIST from openml.org")
 
 
 def mnist(options: argparse.Namespace, rows: int) -> Data:
-    """At most so many images, from 0 to 1."""
+    """The first images, at most `rows` of them, with values from 0 to 1."""
     if options.mnist or options.openml:
         X = fetch_mnist() if options.openml else read_mnist(options.mnist)
         source = "openml.org" if options.openml else options.mnist.name

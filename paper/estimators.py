@@ -54,7 +54,7 @@ class Model:
     options: Kept
 
     def parameters(self, clusters: int, iterations: int) -> Kept:
-        """Of a fit of exactly so many iterations."""
+        """The parameters of a fit of exactly so many iterations."""
         number = "n_clusters" if "init" in self.options else "n_components"
         return {**self.options, number: clusters, "max_iter": iterations, "tol": 0.0, "n_init": 1, "random_state": 0}
 
@@ -116,12 +116,12 @@ class Commits:
 
     @property
     def seconds(self) -> list[float]:
-        """Of each commit."""
+        """The seconds of each commit."""
         return [seconds for _, seconds in self.commits]
 
     @property
     def apart(self) -> list[float]:
-        """From the end of one commit to the start of the next: an iteration each, but for the baselines."""
+        """The seconds from the end of one commit to the start of the next: an iteration each, but for the baselines."""
         ends = [start + seconds for start, seconds in self.commits]
         baselines = self.baselines or [0.0] * len(ends)
         between = [baselines[i] + baselines[i + 1] if i % 2 else 0.0 for i in range(len(ends) - 1)]

@@ -48,7 +48,7 @@ def cost(fit: Raw, who: str, medium: str, copying: bool = False, back_to_back: b
 
 
 def share(fit: Raw, seconds: float) -> float:
-    """Of a fit that takes so much time after every iteration."""
+    """The share of a fit that takes so much time after every iteration."""
     return seconds / (seconds + statistics.median(fit["iterations"]))
 
 

@@ -36,7 +36,7 @@ RESULTS = BUILD / "results" / "paper"
 
 
 def machine(raw: Raw) -> str:
-    """Where and how it was measured."""
+    """The machine, and how it was measured."""
     lines = []
     for name, kept in raw.items():
         form = "quick form: not to be quoted" if kept.get("quick") else "full form"
@@ -82,7 +82,7 @@ def line(ends: list[Raw], who: str, name: str = "", copying: bool = False) -> li
 
 
 def speed_ups(raw: Raw) -> str:
-    """For every k, as in the paper's figures."""
+    """The speed-ups for every k, as in the paper's figures."""
     parts = []
     for model in MODELS:
         rows = []

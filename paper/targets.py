@@ -45,7 +45,7 @@ def share_at_most(medium: str, what: str, value: float | None, limit: float) -> 
 
 
 def clusters(found: list[Raw]) -> str:
-    """For which numbers of clusters something was measured."""
+    """The numbers of clusters for which something was measured."""
     known = sorted(int(fit["clusters"]) for fit in found)
     if known == list(range(known[0], known[-1] + 1)) and len(known) > 2:
         return f"k = {known[0]}…{known[-1]}"

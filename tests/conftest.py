@@ -103,7 +103,7 @@ def store(open_store: Callable[..., pmstore.Store]) -> pmstore.Store:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """For tests of the file medium with many syncs, in which only the calls matter: in memory, if possible."""
+    """A directory in memory, if possible, for tests of the file medium with many syncs that check only the calls."""
     if not MEMORY.is_dir():
         yield tmp_path
         return
@@ -144,7 +144,7 @@ def fault_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tracing() -> None:
-    """For tests that record the calls of other programs."""
+    """A fixture for tests that record the calls of other programs."""
     refused = tracing_refused()
     if refused:
         pytest.skip(refused)

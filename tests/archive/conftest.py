@@ -35,7 +35,7 @@ class Server:
         system.call_s3("create_bucket", Bucket="bucket")
 
     def options(self, port: int | None = None) -> dict[str, Any]:
-        """For another port: a server that stands before this one."""
+        """The options for another port: a server that stands before this one."""
         return {
             "endpoint_url": f"http://{self.host}:{port or self.port}",
             "key": "user",

@@ -86,7 +86,7 @@ def test_drain_from_outside(place: str, tmp_path: Path, capsys: pytest.CaptureFi
 def test_drain_with_codecs(
     place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By patterns, as Store.drain takes them."""
+    """Codecs are chosen by patterns, as in Store.drain."""
     given: list[Any] = []
     drain = pmstore.Store.drain
 

@@ -65,7 +65,7 @@ def npz(path: Path) -> tuple[dict[str, Any], Any]:
 
 
 def safetensors(path: Path) -> tuple[dict[str, Any], Any]:
-    """By the specification of the format, and by its library if that is installed."""
+    """Read a file by the specification of the format, and by its library if that is installed."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     head = json.loads(raw[8 : 8 + size])

@@ -107,7 +107,7 @@ def test_lossy_versions_are_small(store: pmstore.Store) -> None:
 
 
 def test_I27_errors_do_not_add_up(store: pmstore.Store) -> None:
-    """Beside differences to the true version before, whose sum goes astray."""
+    """Differences to the true version before would add up to a growing error."""
     place, rng = Memory(), np.random.default_rng(0)
     codec = LCDelta(2, rebase_every=1000)
     with stepping(store, place, codec={"w": codec}) as steps:

@@ -557,7 +557,7 @@ def test_s3_without_its_bucket(s3: Server) -> None:
 
 
 def test_s3_objects_of_several_requests(s3: Server) -> None:
-    """From 100 MiB on, s3fs uploads pieces."""
+    """s3fs uploads objects of 100 MiB and more in pieces."""
     place = s3.target().place()
     data = np.random.default_rng(0).bytes(101 << 20)
     place.create("large", [data[: 1 << 20], memoryview(data)[1 << 20 :]])

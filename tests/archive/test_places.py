@@ -129,7 +129,7 @@ def test_places_of_different_stores(tmp_path: Path) -> None:
 
 
 class Merging(Memory):
-    """While its index is listed, its writer merges: the list has some of the old objects, and not the new one."""
+    """A place whose writer merges while its index is listed: the list has some old objects, and not the new one."""
 
     def list(self, folder: str) -> list[str]:
         found = super().list(folder)

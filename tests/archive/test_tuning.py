@@ -24,7 +24,7 @@ def chosen(costs: Costs, **limits: int) -> Choice:
 @pytest.mark.parametrize("mtbf", [600.0, 3600.0, 86_400.0])
 @pytest.mark.parametrize("merge", [0.05, 0.5, 3.0])
 def test_the_closed_formulas(mtbf: float, merge: float) -> None:
-    """With the iteration as the unit of time: f* = cbrt(R W^2 / (4 S^2 M^2)), b* = cbrt(2 S R M / W)."""
+    """The unit of time is the iteration: f* = cbrt(R W^2 / (4 S^2 M^2)), b* = cbrt(2 S R M / W)."""
     costs = Costs(200e6, 1e6, 4e9, merge, mtbf, 1.0)
     batch = (2 * (4e9 - 1e6) / 200e6 * merge * mtbf) ** (1 / 3)
     interval = (4 * (4e9 - 1e6) ** 2 * mtbf**2 / (merge * 200e6**2)) ** (1 / 3)
@@ -183,7 +183,7 @@ def test_simulated_runs_lose_and_spend_at_most_5_percent_more_than_with_the_best
 
 @pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="benchmarks/ isn't here")
 def test_the_simulation_and_the_formula_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where failures are rare beside a cycle, lost plus spent time is what the formula expects."""
+    """The formula gives lost plus spent time, if failures are rare compared with cycles."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import bench_tuning
 

@@ -57,7 +57,7 @@ def test_each_bit_comes_back(size: int, seed: int, count: int, kind: str, differ
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("differs", [False, True])
 def test_planes_have_the_bytes_of_one_place(size: int, differs: bool) -> None:
-    """For each number of elements around the blocks of the C functions."""
+    """All numbers of elements around the blocks of the C functions."""
     for count in range(70):
         data, before = some(count, size, count, "random"), some(99, size, count, "random")
         planes = np.full(len(data) + 16, 170, np.uint8)

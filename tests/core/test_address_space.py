@@ -141,7 +141,7 @@ with pmstore.open(path, media=medium) as store:
 
 @pytest.mark.no_sanitizer
 def test_where_the_addresses_behind_are_taken_the_error_says_so(medium: Medium) -> None:
-    """In a process without threads: their memory may lie beside what a store keeps, and look like a part of it."""
+    """The process has no threads: their memory may lie beside a store's, and look like a part of it."""
     done = python("-c", TAKEN, medium.directory / "s", medium.name)
     assert "open it again" in done.stdout and done.stdout.endswith("2\n"), done.stdout + done.stderr
 

@@ -50,7 +50,7 @@ KILLS = int(os.environ.get("PMSTORE_KILLS", "64"))
 
 
 def wait_until_durable(store: pmstore.Store) -> None:
-    """Until the thread has done it."""
+    """Wait until the thread has made the commits durable."""
     while store.stats().durable_sequence < store.sequence:
         os.sched_yield()
 
@@ -104,7 +104,7 @@ def test_I14_persistent_memory_recovers_what_a_disk_left(tmpfs: Path, workload: 
 @pytest.mark.longer
 @pytest.mark.parametrize("workload, pace", paced([*WORKLOADS, *LATE]))
 def test_I14_every_crash_leaves_a_whole_commit(tmp_path: Path, workload: Workload, pace: int) -> None:
-    """Of what loses something, not older than the last sync; of what loses nothing, the last that was acknowledged."""
+    """A crash that loses writes leaves the commit of the last sync or a later one; any other the last acknowledged."""
     options = OPTIONS.get(workload, {})
     recording = record(tmp_path / "s.pm", "file", workload, pace=pace, **ASYNC, **options)
     depth = 2 if LONGER > 1 else {0: 0, PACE: 2}.get(pace, 1)  # a crash in the recovery of a recovery is the dearest

@@ -55,7 +55,7 @@ def events_of(store: pmstore.Store) -> list[Event]:
 
 
 def test_one_ordering_point_for_a_commit_that_fits_the_log(medium: Medium, open_store: OpenStore) -> None:
-    """On disks: one synchronous write of one range. (Every second record of a trace leaves in parts: not this one.)"""
+    """It is one synchronous write of one range on disks. (Every second record of a trace leaves in parts: not this.)"""
     store = open_store(media=f"trace:{medium.name}")
     array = store.create_array("x", (100, 64))
     store["n"] = 0

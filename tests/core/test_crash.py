@@ -96,8 +96,8 @@ def test_I1_over_several_runs(medium: Medium, workload: Workload) -> None:
 
 @pytest.mark.parametrize("workload", [arrays, names], ids=lambda workload: workload.__name__)
 def test_I4_crashes_of_recoveries_again_and_again(medium: Medium, workload: Workload) -> None:
-    """In and after the recovery of a crash in and after a recovery. Each of these runs has background work, in an
-    order that its seed decides, and some have commits that become durable later (I14).
+    """Crashes in and after the recovery of a crash in and after a recovery. Each of these runs has background work, in
+    an order that its seed decides, and some have commits that become durable later (I14).
     """
     recording = record(medium.directory / "store.pm", medium.name, workload)
     for seed in range(SEED, SEED + (24 if BUDGET > 1000 else 2)):
@@ -277,7 +277,7 @@ def test_I4_recovery_does_not_touch_the_only_sound_header_first(medium: Medium, 
 
 
 def test_a_trace_may_go_before_its_store(medium: Medium) -> None:
-    """As garbage collectors let go of both in any order. It was used after it was freed."""
+    """Garbage collectors free both in any order. The trace was used after it was freed."""
     path = medium.directory / "store.pm"
     with Recorder(path, medium.name) as recorder:
         store = pmstore.open(path)

@@ -297,7 +297,7 @@ def test_I18_where_the_parent_is_killed_and_the_store_recovered(open_store, medi
         pending = store.create_array("pending", 5000, fill_value=2.0, writeable=False)
         kept.append((store, pending))
         if not os.fork():
-            os.close(ask)  # so that it ends with whoever asks
+            os.close(ask)  # so that it ends with the process that asks
             os.write(saying, b"forked")
             if os.read(asked, 1):
                 os.write(saying, str(np.unique(pending)).encode())

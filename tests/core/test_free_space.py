@@ -21,7 +21,7 @@ def test_I2_free_space_is_no_committed_image(medium: Medium) -> None:
 
 
 def test_an_extent_that_nobody_took_is_freed_by_the_commit(open_store):
-    """As an interrupt leaves it, between the core's allocation and the entry that was to own it."""
+    """An interrupt leaves it, between the core's allocation and the entry that was to own it."""
     store = open_store()
     store["a"] = np.arange(3000.0)
     store.commit()

@@ -169,7 +169,7 @@ def found_corrupt(path: Path) -> None:
 
 @case
 def overlapping_cells(path: Path) -> None:
-    """A cell inside the meta of another: whoever changes that meta would change its lengths."""
+    """A cell inside the meta of another: a change of that meta would change its lengths."""
     image = image_of(path)
     inner = CELL.pack(2, len(ONE), INLINE, 0, 0, 0, 0) + b"nb" + ONE
     inner += bytes(-len(inner) % 8)

@@ -1,4 +1,4 @@
-"""What kernels and containers refuse, what else programs do with the memory of arrays, and who else writes to it.
+"""Refusals of kernels and containers, other uses of the memory of arrays, and other writers of it.
 
 Each combination works, or is a clear error. None loses a write: a commit has what the array shows.
 """
@@ -59,7 +59,7 @@ def work(store: pmstore.Store, w: Array) -> None:
 
 
 def restricted(path: Path, media: Any, restrict: Callable[[], None], expected: set[str], late: bool) -> None:
-    """In a fork. late: the restriction comes when the array is already watched."""
+    """Run in a fork that is restricted. late: the restriction comes when the array is already watched."""
     if not late:
         restrict()
     with pmstore.open(path, media=media) as store:
@@ -102,7 +102,7 @@ def test_what_containers_refuse(medium: Medium, what: str, late: bool) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 @pytest.mark.parametrize("started", [False, True], ids=["dropped-privileges", "started-as-nobody"])
 def test_an_unprivileged_user(medium: Medium, started: bool) -> None:
-    """With vm.unprivileged_userfaultfd=0 pages may be watched for the program's own faults only.
+    """The kernel lets such a user watch pages for the program's own faults only (vm.unprivileged_userfaultfd=0).
 
     A program that has dropped privileges since it started may not open its own /proc/self/pagemap.
     """
@@ -141,7 +141,7 @@ def test_somebody_else_watches_the_array(open_store: Open) -> None:
     work(store, w)
 
 
-# ---- who writes
+# ---- writers
 
 
 @pytest.mark.usefixtures("tracker")

@@ -46,7 +46,7 @@ while True:
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("kind", CLASSES)
 def test_I1_a_kill_loses_nothing_that_was_acknowledged(medium: Medium, fault_library: Path, kind: str) -> None:
-    """In every call to the system, and at any time between them."""
+    """Kills come in every call to the system, and at any time between them."""
     kills = -(-KILLS // (2 * len(CLASSES)))
     said = shim.run(
         fault_library, "-m", "tests.support.kills", "worker", str(medium.directory), medium.name, kind, str(kills), "1"

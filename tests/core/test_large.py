@@ -193,7 +193,7 @@ def test_storing_and_committing_take_no_memory(store):
 
 
 def test_a_value_assigned_again_shows_in_every_array_and_view(store):
-    """Without any, it is written to another place."""
+    """A value without arrays and views is written to another place."""
     x = np.arange(MIB, dtype="u1")
     store["x"] = x
     store.commit()
@@ -426,7 +426,7 @@ def test_the_file_grows_while_arrays_are_in_use(open_store):
 
 @pytest.mark.parametrize("what", ["commit", "store", "fill", "release", "check"])
 def test_other_threads_compute_meanwhile(store, what):
-    """With an interval that never ends, only a call that lets go of the GIL lets them."""
+    """The interval never ends: only a call that releases the GIL lets them compute."""
     size = 8 * MIB
     other = store.create_array("other", 1000, fill_value=1)
     array = store.create_array("array", size // 8)

@@ -181,7 +181,7 @@ def test_several_older_pages_are_found_too(medium: Medium) -> None:
 
 
 def digest(image: Image) -> tuple[int, int]:
-    """As docs/format.md has it, of a closed store."""
+    """The digest of a closed store, computed as docs/format.md says."""
     total = moment = 0
 
     def add(place: int, value: int) -> None:
@@ -281,7 +281,7 @@ class RandomRun:
             del self.store[name]
 
     def unowned(self) -> None:
-        """As if an interrupt had come between an allocation and its name."""
+        """Allocate without a name, as if an interrupt had come before it."""
         core = self.store._catalog.core
         core.alloc(self.rng.choice((8, 900, 5000, 70000)))
 
@@ -407,7 +407,7 @@ def test_threads_that_write_meanwhile(store: pmstore.Store) -> None:
 
 @pytest.mark.parametrize("table", [False, True])
 def test_what_was_damaged_can_be_deleted(medium: Medium, table: bool) -> None:
-    """Without a word about the digest if its hashes were right; otherwise nobody can know which bytes were."""
+    """check() is silent about the digest if the hashes were right; otherwise the right bytes are unknown."""
     path = medium.directory / "damaged.pm"
     with pmstore.open(path, media=medium.name) as store:
         for i in range(3):

@@ -81,7 +81,7 @@ class Writer:
 
 @contextlib.contextmanager
 def beside(writer: Writer, dice: random.Random, most: int) -> Iterator[None]:
-    """Before each of the reader's reads, the writer takes some steps: often none, seldom many."""
+    """The writer takes some steps before each of the reader's reads: often none, seldom many."""
 
     def run(_: Any) -> None:
         for _ in range(dice.choice([0, 0, 1, 1, 2, dice.randrange(most + 1)])):

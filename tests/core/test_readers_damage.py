@@ -181,7 +181,7 @@ def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pms
 
 
 def read_between_stops(path: Path) -> None:
-    """In another process, under the shim: while a reader is stopped for long, processes write the store and die."""
+    """Run in another process, under the shim: while a reader is stopped for long, processes write the store and die."""
 
     def live(n: int) -> None:
         if os.fork() == 0:

@@ -166,8 +166,8 @@ def test_an_extent_that_can_not_be_there_is_an_error(tmp_path: Path, offset: int
 
 
 def assert_hashes_are_of_a_commit(recording: Any, path: Path, seed: int, most: int) -> int:
-    """Of a played run: hashes are of the contents, or stale; and what has the same digest as before is the same. The
-    result: how many contents had the digest of an earlier snapshot."""
+    """Check a run: hashes are of the contents, or stale, and contents with an earlier digest are the earlier ones.
+    Returns how many contents had the digest of an earlier snapshot."""
     dice = random.Random(seed)
     writer = Writer(recording, path, dice)
     writer.until_it_is_a_store()

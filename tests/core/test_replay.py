@@ -98,7 +98,7 @@ def test_pages_that_end_with_their_extent(tmp_path: Path, durability: str) -> No
 
 
 def test_lines_at_the_beginning_of_pages_are_no_ends(medium: Medium) -> None:
-    """As the log of a memory store has them: on a disk, what follows them stays."""
+    """The log of a memory store has such lines; on a disk, the bytes after them stay."""
     path = medium.directory / "store.pm"
     store = pmstore.open(path, "x", media=medium.name)
     w = store.create_array("w", 2 * PAGE // 8)

@@ -121,7 +121,7 @@ def test_lives_after_a_crash_have_background_work_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, 0], ids=["EIO", "ENOSPC", "short"])
 def test_a_part_that_is_not_written_is_written_again(tmp_path: Path, error: int) -> None:
-    """Through the page cache, as if it had not begun."""
+    """It is written through the page cache, as if its first write had not begun."""
     path = tmp_path / "s.pm"
     for number in range(1, 30):
         with Recorder(path, "file", seed=number, pace=0) as recorder:

@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 def copy(path: Path) -> None:
-    """As `cp` does from coreutils 9 on; on btrfs it can't, for the store is written in place there."""
+    """Copy a file as `cp` of coreutils 9 does. On btrfs that fails, because the store is written in place there."""
     subprocess.run(["cp", "--reflink=auto", path, path.with_suffix(".copy")], check=True)
 
 
@@ -73,7 +73,7 @@ def create(path: Path, **options: str) -> pmstore.Store:
 
 
 def change(store: pmstore.Store, step: int) -> None:
-    """From a page or two to more than the log takes."""
+    """A change of one or two pages, up to one that is larger than the log."""
     store["small"][:] = step
     store["large"][step :: (100_000, 5000, 1000)[step % 3]] = step
 
@@ -204,7 +204,7 @@ class Lacking(NamedTuple):
 
 @contextlib.contextmanager
 def lacking(path: Path, number: int) -> Iterator[Lacking]:
-    """From write `number` on."""
+    """Make writes fail for want of space from write `number` on."""
     path.unlink(missing_ok=True)
     with pmstore.open(path, "x", media="file") as store:
         store["a"] = np.zeros(700)
@@ -263,7 +263,7 @@ def flipped(store: pmstore.Store) -> None:
 @pytest.mark.parametrize("number", range(1, 6))
 @pytest.mark.parametrize("then", ["rollback", "check", "kill"])
 def test_I13_a_slot_is_not_written_while_a_run_waits_for_it(tmp_path: Path, number: int, then: str) -> None:
-    """Of commits that are durable, and could not be applied to the committed image for want of space."""
+    """The commits are durable, and could not be applied to the committed image for want of space."""
     path = tmp_path / "store.pm"
     new = np.arange(150_000.0)
     with Recorder(path, "file", pace=0) as recorder:

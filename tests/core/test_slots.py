@@ -207,7 +207,7 @@ def test_a_deleted_one_keeps_its_bytes_and_gives_both_slots_back(store):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_it_cools_down(store, commits):
-    """From either slot: what is in the second one goes to the first before that is all there is."""
+    """It does so from either slot: contents in the second slot go to the first before only that one is left."""
     x = make_dense(store, commits=commits)
     used = store.stats().region_used
     for i in range(40):

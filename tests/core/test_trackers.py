@@ -1,4 +1,4 @@
-"""One contract for every way of finding changes: nothing that was written is lost, whoever writes it, and when.
+"""One contract for every way of finding changes: no write is lost, by any writer at any time.
 
 What could lose a write, and the test that would notice:
 
@@ -132,7 +132,7 @@ def test_a_store_that_can_not_be_opened_leaves_no_descriptor(medium: Medium, tra
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# ---- who writes
+# ---- writers
 
 
 def test_every_kind_of_write_is_seen(open_store: Open, tracker: str, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_I10_what_a_failed_commit_found_is_found_again(open_store: Open, tracker
 
 
 def test_I10_what_was_found_is_not_forgotten_when_the_store_grows(open_store: Open, tracker: str) -> None:
-    """To look what is pending finds changes, and the notes about them move when the file grows."""
+    """Asking for pending changes finds them, and the notes about them move when the file grows."""
     store = open_store()
     w = tracked(store)
     w[17] = w[200] = -5
@@ -337,7 +337,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
 
 
 def test_space_is_used_again(open_store: Open, tracker: str) -> None:
-    """Where an array was watched, another one of the same size, or several, live later (I9)."""
+    """The space of an array that was watched is used by another one of the same size, or by several (I9)."""
     store = open_store()
     for k in range(6):
         w = tracked(store, f"w{k}", (300, 512))
@@ -403,7 +403,7 @@ def test_a_fork_changes_nothing(open_store: Open, tracker: str) -> None:
 
 
 def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
-    """If anything maps the file anew where an armed array is, the kernel watches it no longer: the store notices."""
+    """The kernel stops watching an armed array if anything maps the file over it. The store notices."""
     store = open_store()
     w = tracked(store)
     (offset,) = (row.entry.offset for row in store._catalog.core.scan(b"") if row.entry.length == w.nbytes)
@@ -426,7 +426,7 @@ def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
 
 
 def on_an_older_kernel(path: Path) -> None:
-    """In another process, under the shim."""
+    """Run in another process, under the shim."""
     variable("fault_no_scan").value = 1
     os.environ["PMSTORE_TRACKER"] = "uffd"
     with pytest.raises(pmstore.StoreIOError, match="PMSTORE_TRACKER=uffd is not supported here"):

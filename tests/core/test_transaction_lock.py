@@ -84,7 +84,7 @@ class Other:
         self.arrived.wait()
 
     def stay(self):
-        """Where the other thread wants to be."""
+        """Keep the thread at this place until the test lets it go on."""
         self.arrived.set()
         self.go.wait()
 

@@ -293,7 +293,7 @@ def test_recovery_gives_up_nothing_for_a_bad_block(disk: BadDisk, part: str, mod
 
 
 def test_an_image_that_the_log_covers_is_written_anew(disk: BadDisk) -> None:
-    """What a crash left of a page that was being written need not be read, but by who may not write it."""
+    """A page that a crash left half written must only be readable for a process that may not write it."""
     pages = crashed(disk.behind / "store.pm")
     disk.spoil("store.pm", pages["a"])
     path = disk.mount / "store.pm"
@@ -312,7 +312,7 @@ def test_what_a_commit_compares_by_itself_is_read_before(disk: BadDisk) -> None:
 
     def use() -> None:
         with pmstore.open(path, "r", media="file", exclusive=True) as store:
-            assert store["middle"][0] == 0  # who can't write commits nothing
+            assert store["middle"][0] == 0  # a process that can't write commits nothing
         with pmstore.open(path, "r+", media="file") as store:
             refused(lambda: store["middle"], "'middle'", "contents")
             store["middle"] = np.ones(MIDDLE // 8)  # another place
@@ -418,7 +418,7 @@ def test_a_file_cut_short_while_it_is_open(tmp_path: Path) -> None:
 
 
 def by_an_older_kernel(directory: str) -> None:
-    """In a child with the shim: madvise knows nothing of reading beforehand, and pread does it."""
+    """Run in a child with the shim: madvise knows nothing of reading beforehand, and pread does it."""
     path = Path(directory) / "store.pm"
     pages = make(path)
     shim.variable("fault_old_madvise").value = 1

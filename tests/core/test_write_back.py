@@ -168,7 +168,7 @@ def test_threads_beside_it(open_store: Opener) -> None:
 
 
 def failing(directory: str, how: str) -> None:
-    """In another process, under the shim: the committed image can't be written behind a commit."""
+    """Run in another process, under the shim: the committed image can't be written after a commit."""
     path = Path(directory) / "store.pm"
     store = pmstore.open(path, "x", media="file")
     w = sparse(store)
@@ -220,7 +220,7 @@ class Teller(NamedTuple):
 
 
 def failed_sync_behind(path: Path, commits: int, number: int, seed: int, expected: list[Array]) -> Teller | None:
-    """Who tells of sync `number`, which fails; None: there are not so many."""
+    """The call that reports sync `number`, which fails; None: there are not so many."""
     error: pmstore.Error | None = None
     acknowledged = 0
     with Recorder(path, "file", seed) as recorder:

@@ -1,4 +1,4 @@
-"""In the guest: mounts file systems, and runs tests on each.
+"""The program in the guest: mounts file systems, and runs tests on each.
 
     python -m tests.dax.inside DOMAIN PHASES
 

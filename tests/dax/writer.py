@@ -1,4 +1,4 @@
-"""In the guest: recovers two stores, verifies them, and commits to them until the power is cut.
+"""The writer in the guest: recovers two stores, verifies them, and commits to them until the power is cut.
 
     python -m tests.dax.writer DOMAIN FIRST [early|check]
 

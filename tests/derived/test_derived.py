@@ -512,7 +512,7 @@ def test_threads(store, gates, calls):
 
 @one_medium
 def test_forks(store, gates):
-    """In a child, the value is that of the last commit."""
+    """The value in a child is that of the last commit."""
     x = table(store)
     y = store.derive("y", waits, "x")
     z = store.derive("z", doubled, "x")

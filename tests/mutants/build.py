@@ -214,7 +214,7 @@ def fill(file: Path, begin: str, end: str, text: str) -> None:
 
 
 def _small_files() -> None:
-    """For a process that is about to run a mutant: one that grows a store without end must not fill the memory."""
+    """Limit the files of a process that runs a mutant: one that grows a store without end must not fill the memory."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))
 
 

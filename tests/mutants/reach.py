@@ -327,7 +327,7 @@ def ordered(units: set[int], found: Sequence[Test], quickly: frozenset[int]) -> 
 
 
 def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
-    """For each file and function: the tests, in order, and the lines that none of them reaches."""
+    """The tests of each file and function, in order, and the lines that none of them reaches."""
     out: dict[str, Any] = {}
     functions: dict[tuple[str, str], set[int]] = {}
     for number, mark in enumerate(marks):

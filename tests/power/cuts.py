@@ -65,7 +65,7 @@ def state(recording: Recording, at: int, honest: bool = True) -> State:
 
 
 def choose(recording: Recording, now: State, cut: Cut) -> dict[int, np.ndarray]:
-    """For each write that is not durable, the sectors that are kept, as booleans."""
+    """The sectors that are kept of each write that is not durable, as booleans."""
     rng = random.Random(cut.seed)
     requests = recording.requests
     share = rng.choice((0.1, 0.5, 0.9))

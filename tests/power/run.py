@@ -188,7 +188,7 @@ CONTROLS = {
 
 
 def control_tasks(name: str, cuts: int, seed: int, liar: str, brief: bool) -> list[Task]:
-    """On the two main file systems of pmstore, workloads whose commits use all ways. brief: one workload."""
+    """Tasks on the two main file systems of pmstore, with workloads whose commits use all ways. brief: one workload."""
     how = CONTROLS[name]
     preload = liar if "lies" in how else ""
     return [

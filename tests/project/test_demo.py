@@ -70,7 +70,7 @@ def test_too_few_kills_are_a_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [0, 2])
 def test_kills_come_before_the_last_runs(late: int, demo: ModuleType) -> None:
-    """Where a child runs on before it is killed, too: kills that missed made this file fail by chance."""
+    """This holds if a child runs on before it is killed, too. Kills that missed made this file fail by chance."""
     for seed in range(200):
         lives: list[Any] = []
         fate = demo.Fate(kills=5, runs=100, seconds=1.0, dice=random.Random(seed))

@@ -50,7 +50,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

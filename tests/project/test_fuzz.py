@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.no_sanitizer]
 
 @pytest.fixture(scope="module", autouse=True)
 def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without them there is nothing to test."""
+    """Skip the tests if there are no sanitizers."""
     program = tmp_path_factory.mktemp("link") / "a.out"
     command = [CC, "-fsanitize=address,undefined", "-x", "c", "-", "-o", str(program)]
     if subprocess.run(command, input=b"int main(void) { return 0; }", capture_output=True, check=False).returncode:

@@ -464,6 +464,26 @@ def test_public_names_have_docstrings(module: str) -> None:
     assert not missing
 
 
+FRAGMENT = re.compile(
+    r"(?:About|After|As|At|Before|Behind|Beside|Besides|Between|Beyond|By|For|From|If|In|Inside|Into|Like|Of|On|Over"
+    r"|Per|Since|Through|To|Until|When|Where|While|Who|Whoever|With|Within|Without)\b"
+)
+WHO = re.compile(
+    r"^who\b|[.:;,(]\s+who(?:ever)?\b|\bwhoever\b|\b(?:and|but|by|or|to|tells?|than|from|for)\s+who\b", re.I
+)
+
+
+@each([path for path in TEXTS if path.suffix in {".py", ".pyi"}])
+def test_docstrings_begin_with_their_subject(path: Path) -> None:
+    """No fragment such as "Of a version.", and no "who" for a process, a thread or a reader."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            assert not FRAGMENT.match(text), f"{text[:60]!r} does not begin with its subject or verb"
+            who = WHO.search(text)
+            assert not who, f"{text[max(0, who.start() - 20) : who.end() + 20]!r} hides its subject"
+
+
 def test_the_package_is_typed() -> None:
     assert (ROOT / "pmstore" / "py.typed").is_file()
 

@@ -12,7 +12,7 @@ from tests.support.resuming import in_memory
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """Of a store, which does not exist yet."""
+    """The path of a store that does not exist yet."""
     with in_memory(tmp_path) as directory:
         yield directory / "fit.pm"
 

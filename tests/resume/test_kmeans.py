@@ -332,7 +332,7 @@ def test_another_fit_has_no_place_in_a_named_slot(
 
 
 def test_one_weight_or_one_index_makes_another_fit(path: Path) -> None:
-    """Of a sparse matrix, columns, rows and values each count."""
+    """Columns, rows and values of a sparse matrix each count."""
     data, columns, ends = np.arange(1.0, 61), np.arange(60) % 4, np.arange(61)
     weights = np.ones(60)
 

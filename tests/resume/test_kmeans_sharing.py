@@ -1,4 +1,4 @@
-"""One store for many fits: threads share it, processes take turns, and nobody waits for who waits for them."""
+"""One store for many fits: threads share it, processes take turns, and no two wait for each other."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_who_has_it_open_for_something_else_is_warned_of(
 
 
 def test_a_path_that_this_process_has_open(path: Path) -> None:
-    """As in a notebook. Whoever waits for a fit in another process is not told so for longer than the fit takes."""
+    """This happens in a notebook. A thread that waits for a fit of another process waits as long as the fit takes."""
     with pmstore.open(path, durability="async", max_size=1 << 24) as store:
         store["mine"] = 1
         fit = KMeans(3, random_state=0, store=path, name="fit").fit(BLOBS)

@@ -201,7 +201,7 @@ def test_it_warns_as_scikit_learn_does(path: Path) -> None:
 
 @pytest.fixture
 def copies(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Of the file at `path`, taken after each commit of this process: what a kill at that moment leaves."""
+    """Copies of the file at `path`, taken after each commit of this process, as a kill at that moment leaves it."""
     commit, taken = Core.commit, []
 
     def commit_and_copy(core: Core) -> None:
@@ -457,7 +457,7 @@ def test_bad_parameters_leave_no_trace(parameters: dict[str, Any], message: str,
 
 
 def test_a_fit_that_breaks_off_keeps_its_last_iteration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a component that collapses, or a disk that fills up."""
+    """A component may collapse, or a disk fill up."""
     reference, fit = pair("GaussianMixture", {"n_components": 3, "random_state": 0, "max_iter": 6}, path)
     reference.fit(X)
 

@@ -55,7 +55,7 @@ def weighted(batch: tuple[Any, Any]) -> tuple[Any, Any, Any]:
 
 
 def named(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """With classes that have names, as objects."""
+    """Targets with classes that have names, as objects."""
     return batch[0], NAMES.astype(object)[batch[1]]
 
 
@@ -221,7 +221,7 @@ class Noted(list[Any]):
 
 
 class Stops(Exception):
-    """As an interrupt."""
+    """An exception that stops a fit as an interrupt does."""
 
 
 def stopping(batches: Any, after: int) -> Iterator[Any]:

@@ -96,14 +96,14 @@ def result(state: pmstore.State) -> tuple[Any, ...]:
 
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """In memory, if there is such a file system: hundreds of commits that sync a disk take long."""
+    """A directory in memory, if there is such a file system: hundreds of commits that sync a disk take long."""
     with in_memory(tmp_path) as directory:
         yield directory
 
 
 @pytest.fixture
 def reference() -> tuple[Any, ...]:
-    """Without a store."""
+    """The result without a store."""
     return result(Climb(PEAK).run())
 
 
@@ -254,7 +254,7 @@ def test_a_damaged_state_is_not_gone_on_with(tmp_path: Path, reference: Any) -> 
 def test_a_full_disk_leaves_the_last_commit(
     given: str, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a disk that fills up in mid-fit, and is then made space on."""
+    """The disk fills up during the fit, and then has space again."""
     path, commit, left = tmp_path / "x.pm", Core.commit, 4
 
     def fails(core: Core) -> None:

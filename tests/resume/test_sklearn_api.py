@@ -81,7 +81,7 @@ def test_copies_and_hashes_beside_an_open_store(kind: Any, tmp_path: Path) -> No
 
 
 def estimator_prefix(estimator: Any) -> str:
-    """Of the parameters of the KMeans in it."""
+    """The prefix of the parameters of the KMeans in it."""
     return next(name for name in estimator.get_params() if name.endswith("n_clusters")).removesuffix("n_clusters")
 
 

@@ -1,4 +1,4 @@
-"""The engine on a dask cluster of two processes: the same bits as one process, whoever dies."""
+"""The engine on a dask cluster of two processes: the same bits as one process, whichever process dies."""
 
 from __future__ import annotations
 

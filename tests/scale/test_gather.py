@@ -105,7 +105,7 @@ def test_combine_can_be_replaced() -> None:
 
 
 def test_combine_can_be_an_attribute() -> None:
-    """Of the object, not of its class."""
+    """The attribute is one of the object, not of its class."""
 
     def largest(left: Any, right: Any) -> Any:
         return {name: np.maximum(left[name], right[name]) for name in left}
@@ -119,7 +119,7 @@ def test_combine_can_be_an_attribute() -> None:
 
 
 class Waits:
-    """In a map: waits until somebody writes into a pipe."""
+    """A map that waits until a test writes into a pipe."""
 
     def __init__(self, pipe: Path, shard: Any) -> None:
         self.pipe, self.shard = pipe, shard

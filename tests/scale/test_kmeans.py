@@ -1,4 +1,4 @@
-"""pmstore.cluster.KMeans over shards: the same bits on every engine, whoever dies."""
+"""pmstore.cluster.KMeans over shards: the same bits on every engine, whichever process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local states of shards: the same bits whoever dies and whatever is lost, and errors in words."""
+"""Local states of shards: the same bits after deaths and losses of any kind, and errors in words."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def copies(archive: Path, shard: int) -> list[int]:
 
 
 def log(path: Path) -> tuple[int, set[str]]:
-    """Where the log begins, and the epochs that are in it."""
+    """The first epoch of the log, and the epochs that are in it."""
     with pmstore.open(path, "r") as store:
         return int(store["f/progress"]["log_from"]), {name.split("/")[2] for name in store if "/broadcasts/" in name}
 

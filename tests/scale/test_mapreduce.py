@@ -167,7 +167,7 @@ def test_a_node_takes_the_place_of_its_leaves() -> None:
 
 
 class Later:
-    """In a map: stops its process once times are known, the first time that any process does so."""
+    """A map that stops its process once times are known, the first time that any process does so."""
 
     def __init__(self, marker: Path, calls: int) -> None:
         self.once, self.calls, self.after = Once(marker, "stop"), 0, calls

@@ -115,7 +115,7 @@ def test_the_engine_does_not_matter(start: str) -> None:
 
 
 def test_data_far_from_the_origin() -> None:
-    """Where sums of squares around it would have no digits left."""
+    """Sums of squares around the origin would have no digits left there."""
     near = GaussianMixture(K, random_state=0, engine=Serial()).fit(parts())
     far = GaussianMixture(K, random_state=0, engine=Serial()).fit([part + 1e7 for part in parts()])
     np.testing.assert_allclose(far.covariances_, near.covariances_, rtol=1e-4, atol=1e-4)

@@ -104,7 +104,7 @@ def test_I22_a_backup_is_a_commit_whatever_happens_meanwhile(medium: Medium, wor
 
 
 def test_contents_that_come_back(open_store: Open) -> None:
-    """In three rounds: contents, others in their place, and the first ones again."""
+    """Three rounds: contents, others in their place, and the first ones again."""
     store = open_store()
     arrays = {name: store.create_array(name, 40_000) for name in ("a", "m1", "m2")}
     store["z"] = np.ones(200_000)

@@ -276,7 +276,7 @@ def test_npy_never_replaces_the_store(kind: str, path: Path) -> None:
 
 
 def test_npy_is_written_whole_or_not_at_all(path: Path, tmp_path: Path) -> None:
-    """A limit on the size of files is a full disk to whoever writes."""
+    """A limit on the size of files is a full disk for a writer."""
     with pmstore.open(path) as store:
         store["big"] = np.arange(100_000.0)
     (tmp_path / "big.npy").write_bytes(b"old")

@@ -1,4 +1,4 @@
-"""Stores that nobody closes: whether something is lost with them, how much, and who is told."""
+"""Stores that are never closed: whether changes are lost with them, how many, and where a warning appears."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_array_with_two_slots(open_store):
 
 @one_medium
 def test_names_of_any_program(open_store):
-    """Beside a dict, which does the same."""
+    """A dict does the same beside the store."""
     rng = random.Random(5)
     store = open_store()
     now, committed = {}, {}

@@ -110,7 +110,7 @@ def test_nothing_of_python_runs_after_a_transaction_was_left(store):
 
 @pytest.mark.parametrize("passing", [False, True])
 def test_a_transaction_that_dies_inside_is_rolled_back(store, passing):
-    """As when what entered it, an ExitStack, was interrupted before it knew. What passes, goes on."""
+    """An ExitStack that entered it may have been interrupted before it knew. passing: the interrupt is caught."""
     w = store.create_array("w", 3)
     store.commit()
 
@@ -190,7 +190,7 @@ def test_an_alarm_as_the_block_fails(store, request):
 
 
 def test_a_doomed_transaction_left_while_it_is_left(store, monkeypatch):
-    """As a signal handler might do it."""
+    """A signal handler might do that."""
     transaction = store.transaction()
     transaction.__enter__()
     with contextlib.suppress(Stop), store.transaction():
@@ -281,7 +281,7 @@ def test_sigint_in_the_last_call_of_the_block(store, request):
 
 
 def test_a_storm_of_timers_interrupts_nothing(open_store):
-    """As profilers set them. What the system then says to calls that it interrupts is in test_faults.py."""
+    """Profilers set such timers. test_faults.py tests the errors of calls that the system interrupts."""
     store = open_store()
     rang = []
     before = (
@@ -305,7 +305,7 @@ def test_a_storm_of_timers_interrupts_nothing(open_store):
 
 
 def signalled_at(event_number, function):
-    """Like interrupted_at, by a signal, whose handler pmstore may put off. False if it came too late to matter."""
+    """The same as interrupted_at, by a signal, whose handler pmstore may put off. False if it came too late."""
     seen = 0
     directory = pmstore.__path__[0]
 
@@ -327,7 +327,7 @@ def signalled_at(event_number, function):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("joined", [False, True])
 def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
-    """Of opening and closing. What one opening holds goes with it, and an open store stays open."""
+    """The interrupts come in opening and closing. The locks of an opening go with it, and an open store stays open."""
     store = open_store()
     path = store.path
 

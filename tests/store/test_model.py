@@ -125,7 +125,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(name=NAMES, dtype=DTYPES, shape=SHAPES, order=st.sampled_from("CF"), bits=st.integers(0, 1))
     def assign_other(self, name, dtype, shape, order, bits):
-        """Of any dtype, in any order, with any bytes that are values of it."""
+        """Assign an array of any dtype, in any order, with any bytes that are values of it."""
         value = np.zeros(shape, dtype, order=order)
         if value.dtype.kind != "U":
             value[...] = np.frombuffer(bytes([bits]) * value.itemsize, value.dtype)[0]

@@ -274,7 +274,7 @@ def test_a_note_without_space_leaves_what_is_pending(open_store: Open) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"\1", bytes(8), (3).to_bytes(8, "little") + b"\xc1"])
 def test_damaged_notes(open_store: Open, damage: bytes) -> None:
-    """Of a manipulated file: bytes that no transaction wrote."""
+    """A manipulated file has bytes that no transaction wrote."""
     with open_store() as store:
         catalog = store._catalog
         catalog.core.put(NOTE_KEY, pmstore._core.Entry(0, 0, 2, 0, damage))

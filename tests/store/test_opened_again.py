@@ -179,7 +179,7 @@ def test_what_is_recorded_is_opened_again_as_without_a_recorder(path: Path, medi
 
 
 def test_threads_work_in_one_store(path: Path) -> None:
-    """Whoever comes while another one opens or closes the store waits for that."""
+    """A thread that comes while another one opens or closes the store waits for that."""
     start = threading.Barrier(4)
 
     def work() -> None:

@@ -272,8 +272,8 @@ def test_the_copy_of_an_unknown_kind_is_refused(open_store: Open) -> None:
 
 
 def test_derived_arrays(open_store: Open) -> None:
-    """In a group they follow the inputs of the group, with their stored values; otherwise they name an input that is
-    gone (I15)."""
+    """They follow the inputs of their group, with their stored values; otherwise they name an input that is gone
+    (I15)."""
     store = open_store()
     CALLS.clear()
     store["g/x"] = np.ones((3, 4))

@@ -1,4 +1,4 @@
-"""Transactions: what is kept, what is taken back, and who waits for whom. Interrupts: see test_interrupts.py."""
+"""Transactions: kept changes, rollbacks, and waits for each other. Interrupts: see test_interrupts.py."""
 
 from __future__ import annotations
 

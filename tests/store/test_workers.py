@@ -35,7 +35,7 @@ def worker(rows: Rows, numbers: list[int], out: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["a", "r"])
 def test_forked_workers_read_the_dataset(open_store: Open, mode: str) -> None:
-    """As torch's DataLoader starts its workers."""
+    """torch's DataLoader starts its workers in this way."""
     writer = open_store()
     rows = fill(writer)
     if mode == "r":

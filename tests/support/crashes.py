@@ -134,7 +134,7 @@ def assert_survives(recording: Recording, **options: Any) -> None:
 
 
 def arrays(store: pmstore.Store) -> None:
-    """In-place changes, dense and sparse, small and over several pages, and rollbacks between them."""
+    """Changes in place, dense and sparse, small and over several pages, and rollbacks between them."""
     rng = np.random.default_rng(SEED)
     small = store.create_array("small", 5, "f8")
     large = store.create_array("large", (40, 100), "f8")

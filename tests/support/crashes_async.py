@@ -12,7 +12,7 @@ ASYNC: dict[str, Any] = {"durability": "async"}
 
 
 def lazily(store: pmstore.Store) -> None:
-    """Between syncs, contents that went directly to their place are changed there, deleted, and taken back by
+    """Changes between syncs: contents that went directly to their place are changed there, deleted, and taken back by
     rollbacks. Space is freed that the durable state uses, or does not use (I7, I13, I14).
     """
     n = 3000

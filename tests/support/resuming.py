@@ -1,4 +1,4 @@
-"""For tests of fits that resume: every commit is a place where the process could have been killed."""
+"""The support of tests of fits that resume: every commit is a place where the process could have been killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of fits over shards: an algorithm, and accidents that happen to workers, each of them once."""
+"""The support of tests of fits over shards: an algorithm, and accidents of workers, each of them once."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Always:
 
 
 class At:
-    """In an update: does something in one epoch only."""
+    """An algorithm that calls a function in the update of one epoch."""
 
     def __init__(self, epoch: int, once: Once) -> None:
         self.epoch, self.once = epoch, once

@@ -137,7 +137,7 @@ class Template:
         return self
 
     def start(self, *arguments: Any, directory: str | os.PathLike[str] = ".") -> Process:
-        """Like Python with these arguments: -c CODE …, -m MODULE … or SCRIPT …, in this working directory."""
+        """Start Python with these arguments: -c CODE …, -m MODULE … or SCRIPT …, in this working directory."""
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the process has it)
         stdin, stdout, status = os.pipe(), os.pipe(), os.pipe()
         self._request(arguments, directory, {0: stdin[0], 1: stdout[1], 2: stderr.fileno()}, status[1])
@@ -180,7 +180,7 @@ class Template:
     def run(
         self, *arguments: Any, directory: str | os.PathLike[str] = ".", text: str = "", timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
-        """Like subprocess.run of Python with these arguments. text: its input."""
+        """The same as subprocess.run of Python with these arguments. text: its input."""
         process = self.start(*arguments, directory=directory)
         process.stdin.write(text)
         out, error = process.communicate(timeout)
@@ -220,7 +220,8 @@ def close_templates() -> None:
 
 
 def modules_for(code: str) -> tuple[str, ...]:
-    """Of a template for this program. One with exit handlers imports itself: they run in the order of imports."""
+    """The modules of a template for this program. One with exit handlers imports itself: they run in the order of
+    imports."""
     if "atexit" in code:
         return ()
     return WITH_ESTIMATORS if re.search(r"sklearn|pmstore\.(cluster|decomposition|mixture)", code) else MODULES

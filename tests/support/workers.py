@@ -32,7 +32,7 @@ class Forking:
 
 
 def forking() -> Forking:
-    """For a process that has computed with several threads: its template is a new process."""
+    """The workers of a process that has computed with several threads: its template is a new process."""
 
     def template_for(env: dict[str, str]) -> Template:
         return template(MODULES, **{name: env[name] for name in env if name.endswith("_NUM_THREADS")})
@@ -41,6 +41,6 @@ def forking() -> Forking:
 
 
 def fork_workers() -> None:
-    """For a process that has one thread and all modules: from now on its workers are forks of what it is now."""
+    """Make the workers of this process forks of it, as it is now: it has one thread and all modules."""
     own = Template.here()
     _processes.subprocess = Forking(lambda env: own)  # type: ignore[assignment]

@@ -81,7 +81,7 @@ class Machine:
                 self.storing.add(number)
 
     def make_durable(self, number: int) -> None:
-        """Of one cell, what is sure becomes durable."""
+        """Make the sure writes of one cell durable."""
         left = self.cells.pop(number, [])
         while left and left[0].sure:
             write = left.pop(0)

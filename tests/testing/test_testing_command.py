@@ -339,7 +339,7 @@ def test_what_is_no_failure_file(failure: Path, tmp_path: Path) -> None:
 
 
 def test_a_flipped_byte_is_noticed(failure: Path) -> None:
-    """By the zip's checksums; what they don't cover changes nothing."""
+    """The zip's checksums show it. Bytes that they don't cover change nothing."""
     whole = failure.read_bytes()
     want = load_failure(failure)
     for at in range(0, len(whole), max(1, len(whole) // 97)):

@@ -28,7 +28,7 @@ BUDGET = None if CASES == "all" else int(CASES)
 
 @pytest.fixture(autouse=True)
 def failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where damaged files go that were passed over."""
+    """The directory for damaged files that were passed over."""
     monkeypatch.setattr(session, "directory", lambda: tmp_path / "failures")
     return tmp_path / "failures"
 

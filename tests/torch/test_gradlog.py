@@ -123,7 +123,7 @@ def test_topk_without_replay_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_topk_lets_nothing_be_lost_but_by_delay(tmp_path: Path) -> None:
-    """With plain SGD and constant gradients, error feedback has given the optimizer each gradient, or has it left."""
+    """Error feedback has given plain SGD each of the constant gradients, or has it left."""
     with pmstore.open(tmp_path / "topk.pm") as store:
         parameter = nn.Parameter(torch.zeros(100))
         optimizer = OPTIM.SGD([parameter], lr=1.0)

@@ -24,7 +24,7 @@ STEPS = 12
 
 
 def train(store: pmstore.Store, until: int, told: int | None = None) -> Any:
-    """As in docs/training.md: all that the next step depends on is in the store. told: gets a byte for each commit."""
+    """Train as in docs/training.md: the store has all that a step depends on. told: gets a byte for each commit."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))

@@ -209,7 +209,7 @@ def test_without_torch_the_extra_is_named() -> None:
 
 @pytest.fixture(params=["snapshot", "constant", "constant in a snapshot"])
 def read_only(open_store: Open, request: pytest.FixtureRequest) -> torch.Tensor:
-    """Of elements 0 … 11, shape (3, 4)."""
+    """A tensor of elements 0 … 11, shape (3, 4)."""
     store = open_store()
     contents = np.arange(12, dtype=np.float32).reshape(3, 4)
     store.create_array("x", (3, 4), "f4", fill_value=contents, writeable=request.param == "snapshot")
@@ -343,7 +343,7 @@ def test_an_archive_or_a_copy_of_the_store_has_the_dtype(open_store: Open, mediu
 
 
 class Rows(torch.utils.data.Dataset[Any]):
-    """Of a store that it holds."""
+    """The rows of a store that it holds."""
 
     def __init__(self, store: pmstore.Store) -> None:
         self.store = store

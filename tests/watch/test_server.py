@@ -1,4 +1,4 @@
-"""The page of watch --web: who gets it, and what it says."""
+"""The page of watch --web: its readers and its contents."""
 
 from __future__ import annotations
 

@@ -343,7 +343,6 @@ static PyType_Slot transaction_slots[] = {
     {Py_tp_traverse, transaction_traverse},
     {Py_tp_methods, (PyMethodDef[]){{"__enter__", enter, METH_NOARGS, NULL},
                                     {"__exit__", (PyCFunction)(void (*)(void))leave_with, METH_FASTCALL, NULL},
-                                    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
                                     {NULL, NULL, 0, NULL}}},
     {0, NULL},
 };

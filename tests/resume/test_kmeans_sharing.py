@@ -362,7 +362,7 @@ def test_a_slot_that_somebody_changed(case: str, finished: bool, path: Path, mon
             store[f"mine/{part}"] = value
     with pytest.raises(pmstore.FingerprintMismatchError, match=rf"the fit 'mine' in .*'{part}'.*reset\(\)") as caught:
         estimator.fit(BLOBS)
-    assert ("nothing" in str(caught.value)) == (value is None)
+    assert ("is missing" in str(caught.value)) == (value is None)
     assert estimator.reset().fit(BLOBS).resumed_from_iter_ == 0
 
 

@@ -64,8 +64,8 @@ from pmstore._resume.history import History, history
 from pmstore._resume.loop import Resumable
 from pmstore._resume.partial_fit import partial_fit
 from pmstore._resume.state import Field, State
-from pmstore._store import following as _following
 from pmstore._shelf import Shelf, shelf
+from pmstore._store import following as _following
 from pmstore._store.compacting import compact
 from pmstore._store.entrance import open
 from pmstore._store.mapping import Group

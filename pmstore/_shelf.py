@@ -18,7 +18,7 @@ class Shelf:
     """A store whose values are attributes: ``s.x = array``, ``s.x += 1``, ``del s.x``. Made by `shelf`.
 
     The verbs are those of PyMM (HPEC 2022). Leaving a with statement commits and closes, or rolls back and closes if an
-    exception is passing. ``s.store[name]`` also has names that begin with an underscore, or are attributes of this class.
+    exception is passing. ``s.store[name]`` also has the names that are attributes of this class, or begin with ``_``.
 
     Attributes
     ----------

@@ -72,10 +72,10 @@ def test_tests_that_are_named_exist(path: Path) -> None:
         assert (ROOT / file).is_file(), file
         assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
     for name in re.findall(r"`(test_\w+)`", text):
-        assert name in tests_of_the_project(), name
+        assert name in names_in_tests(), name
 
 
 @functools.cache
-def tests_of_the_project() -> frozenset[str]:
+def names_in_tests() -> frozenset[str]:
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")]
     return frozenset(name for source in sources for name in re.findall(r"^(?:def |class )(\w+)", source, re.MULTILINE))

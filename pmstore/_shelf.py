@@ -27,7 +27,7 @@ class Shelf:
     """
 
     store: Store
-    _transactions: list[Transaction]
+    _transactions: list[Transaction[Store]]
 
     def __init__(self, store: Store) -> None:
         vars(self).update(store=store, _transactions=[])
@@ -71,7 +71,7 @@ class Shelf:
         """Make all changes since the last commit durable together. Raises the errors of `Store.commit`."""
         self.store.commit()
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> Transaction[Store]:
         """A transaction for a with statement: it commits, or rolls back if an exception leaves it."""
         return self.store.transaction()
 

@@ -34,6 +34,7 @@ from pmstore._errors import (
 from pmstore._values.array import Array, Layout, chunks, layout, live_array, order_of, read_layout
 from pmstore._values.dtypes import require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
+from pmstore._values.types import is_text
 from pmstore._values.values import PLAIN, decode, encode, has_containers, type_name
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class Catalog:
     def set(self, name: str, value: Any) -> None:
         """Copies the value into the store: into the existing array if shape, dtype and order are the same."""
         key = key_of(name)
-        if type(value) is np.ndarray or type(value) is np.memmap:
+        if (type(value) is np.ndarray or type(value) is np.memmap) and not is_text(value.dtype):
             with self.lock:
                 self._set_array(key, name, value)
             return

@@ -12,6 +12,7 @@ Therefore they are kept as a graph. Each object is one *node*, a list whose firs
     ["parameter", name]                         the value of that parameter of the estimator
     ["list", items], ["tuple", items], ["dict", [[key, item], ...]], ["objects", shape, items]
     ["object", class, items]                    an instance of one of `OBJECTS`, whose __dict__ the items are
+    ["set", "set" or "frozenset", values]       of plain values
     ["made", class, arguments]                  an instance of one of `MADE`, which has no __dict__
 
 An item is a plain value, or a list of one int: the number of a node. Two tables in this module map names to classes, so
@@ -30,7 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._resume.fingerprint import state_of
-from pmstore._resume.state import RANDOM_STATE, random_state_record, set_generator_state, set_random_state
+from pmstore._resume.state import RANDOM_STATE, random_state_record, set_random_state
+from pmstore._values.generators import BIT_GENERATORS, set_generator_state
+from pmstore._values.types import small_of
+from pmstore._values.values import encode
 
 __all__ = ["Graph", "decode", "graph_of", "root_of", "view_of", "where"]
 
@@ -152,7 +156,7 @@ class _Walk:
 
     def _item(self, value: Any, path: str, owner: Any = None, key: Any = None) -> Any:
         """A plain value, or a list with the number of the value's node."""
-        if type(value) in _ATOMS or isinstance(value, np.generic):
+        if _is_atom(value):
             return value
         number = self._numbers.get(id(value))
         if number is None:
@@ -187,6 +191,8 @@ class _Walk:
             return ["list", self._items(value, path, value)]
         if kind is tuple:
             return ["tuple", self._items(value, path, None)]
+        if kind in (set, frozenset) and all(map(_is_atom, value)):
+            return ["set", kind.__name__, sorted(value, key=encode)]
         if kind is np.random.RandomState and state_of(value)["bit_generator"] == "MT19937":
             self.graph.arrays[path] = np.array(random_state_record(value), RANDOM_STATE)
             return ["generator", "MT19937", path]
@@ -209,7 +215,7 @@ class _Walk:
     def _pairs(self, values: dict[Any, Any], path: str) -> list[Any]:
         pairs = []
         for i, (key, value) in enumerate(values.items()):
-            if type(key) not in _ATOMS and not isinstance(key, np.generic):
+            if not _is_atom(key):
                 raise TypeError(_cannot(key, path, "has a key that"))
             step = key if type(key) is str and key.isidentifier() else str(i)
             pairs.append([key, self._item(value, f"{path}/{step}" if path else step, values, key)])
@@ -260,11 +266,20 @@ class _Walk:
             self.graph.nodes[number] = node
 
 
+def _is_atom(value: Any) -> bool:
+    """Whether it is a value that an item can be: it can't be changed, and refers to nothing."""
+    kind = type(value)
+    if kind in _ATOMS or isinstance(value, np.generic):
+        return True
+    small = small_of(kind)
+    return small is not None and not small.mutable and not small.holds
+
+
 def _cannot(value: Any, path: str, what: str = "is or holds something that") -> str:
     kind = type(value)
     return (
         f"the attribute {_readable(path)} {what} can't be kept in a store, a {kind.__module__}.{kind.__qualname__}: "
-        "attributes may be made of numpy arrays and scalars, plain Python values, tuples, lists and dicts, random "
+        "attributes may be made of numpy arrays and scalars, plain Python values, tuples, lists, dicts, sets, random "
         "generators, and some classes of scikit-learn's own. Train this estimator without a store, or make it "
         "resumable with pmstore.Resumable"
     )
@@ -388,23 +403,20 @@ class _Builder:
 
     def _make_generator(self, kind: str, state: Any) -> Any:
         if type(state) is not str:
-            classes = {one.__name__: one for one in _BIT_GENERATORS}
-            generator = np.random.Generator(classes[kind](0))
+            generator = np.random.Generator(BIT_GENERATORS[kind](0))
             set_generator_state(generator, state)
             return generator
         random_state = np.random.RandomState(0)
         set_random_state(random_state, self._arrays[state])
         return random_state
 
+    def _make_set(self, kind: str, items: list[Any]) -> Any:
+        return {"set": set, "frozenset": frozenset}[kind](items)
+
     def _make_made(self, name: str, arguments: list[Any]) -> Any:
         if not all(type(one) in _ATOMS for one in arguments):
             raise ValueError(f"a {name} is made of plain values")
         return _class(MADE, name)(*arguments)
-
-
-_BIT_GENERATORS = (
-    np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64,
-)  # fmt: skip
 
 
 def _is_in(table: Mapping[str, str], kind: type) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._values.array import chunks, order_of
+from pmstore._values.types import is_text, small_of
 
 Fingerprint = dict[str, Any]
 
@@ -136,12 +137,20 @@ def describe(value: Any) -> Any:
         return f"RandomState {_hash_state(state_of(value))}"
     if isinstance(value, np.random.Generator):
         return f"Generator {_hash_state(value.bit_generator.state)}"
+    if isinstance(value, np.ndarray) and is_text(value.dtype):
+        return [f"{value.dtype!r} array", list(value.shape), describe(value.ravel().tolist())]
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [type(value).__name__, *sorted((describe(item) for item in value), key=json.dumps)]
+    if isinstance(value, slice):
+        return ["slice", describe(value.start), describe(value.stop), describe(value.step)]
+    if small_of(type(value)) is not None:  # dates, Decimal, paths, ...: their repr says all
+        return f"{type(value).__name__} {value!r}"
     if callable(value):
         return _describe_callable(value)
     if hasattr(value, "tocsr"):

@@ -32,11 +32,11 @@ from pmstore._resume.state import (
     State,
     check_random_state_kind,
     random_state_record,
-    set_generator_state,
     set_random_state,
 )
 from pmstore._store.mapping import Group
 from pmstore._values.array import order_of
+from pmstore._values.generators import set_generator_state
 from pmstore._values.values import encode
 
 __all__ = ["partial_fit"]

@@ -13,7 +13,7 @@ Derived fields are in the process's own memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,9 +25,10 @@ from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
 from pmstore._values.array import order_of
+from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.values import encode
 
-__all__ = ["Field", "State"]
+__all__ = ["Field", "State", "check_generator_state"]
 
 Array = npt.NDArray[Any]
 
@@ -158,35 +159,6 @@ def set_random_state(random_state: np.random.RandomState, record: Array) -> None
             "gauss": float(record["gauss"]),
         }
     )
-
-
-def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if the state of a bit generator points outside of its buffer: numpy doesn't check that, and
-    would read there."""
-    if kind in _BUFFERS:
-        size, *path = _BUFFERS[kind]
-        at: Any = state
-        for key in path:
-            at = at.get(key) if isinstance(at, Mapping) else None
-        if type(at) is not int or not 0 <= at <= size:
-            raise ValueError(f"a state of a {kind} is at a number from 0 to {size} of its buffer, not at {at!r:.40}")
-
-
-_BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
-"""numpy's bit generators with a buffer: its size, and the keys of the state that tell how much of it is used."""
-
-
-def set_generator_state(generator: np.random.Generator, state: Any) -> None:
-    """Set a generator to a state from a file, which isn't trusted. Raises ValueError if it is no state of that kind
-    of generator."""
-    kind = type(generator.bit_generator).__name__
-    if not isinstance(state, Mapping) or state.get("bit_generator") != kind:
-        raise ValueError(f"it is to be the state of a {kind}")
-    check_generator_state(kind, state)
-    try:
-        generator.bit_generator.state = state
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"it is no state of a {kind}: {error}") from error
 
 
 class State:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from pmstore._values.types import small_of
 
 __all__ = ["to_json"]
 
@@ -15,10 +19,12 @@ __all__ = ["to_json"]
 def to_json(value: Any) -> Any:
     """A value in JSON's types.
 
-    Arrays become nested lists, structured elements become objects, tuples become lists. Bytes become
-    ``{"bytes": base64}``, complex numbers ``{"complex": [real, imaginary]}``, and dicts with keys that aren't str
-    ``{"items": [[key, value], …]}``. Times and durations become ISO 8601 text (``"NaT"`` for a missing one; durations
-    without a unit become numbers), and floats that aren't finite ``"nan"``, ``"inf"`` and ``"-inf"``.
+    Arrays become nested lists, structured elements become objects, tuples and sets become lists (those of sets are
+    sorted by their form in JSON). Bytes become ``{"bytes": base64}``, complex numbers ``{"complex": [real,
+    imaginary]}``, and dicts with keys that aren't str ``{"items": [[key, value], …]}``. Dates, times and durations
+    become ISO 8601 text (``"NaT"`` for a missing one; durations without a unit become numbers), and floats that aren't
+    finite ``"nan"``, ``"inf"`` and ``"-inf"``. Decimal, Fraction, UUID and paths become text, slices and ranges
+    ``{"slice": [start, stop, step]}``, and a random generator ``{"generator": its state}``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -44,6 +50,18 @@ def to_json(value: Any) -> Any:
         if all(isinstance(key, str) for key in value):
             return {key: to_json(item) for key, item in value.items()}
         return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
+    if isinstance(value, set | frozenset):
+        return sorted(map(to_json, value), key=json.dumps)
+    if isinstance(value, slice | range):
+        return {type(value).__name__: [to_json(value.start), to_json(value.stop), to_json(value.step)]}
+    if isinstance(value, datetime.timedelta):
+        return _iso(value // datetime.timedelta(microseconds=1), "us")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, np.random.Generator):
+        return {"generator": to_json(dict(value.bit_generator.state))}
+    if small_of(type(value)) is not None:
+        return str(value)
     if isinstance(value, Sequence):
         return [to_json(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no form in JSON")
@@ -61,6 +79,10 @@ def _duration(value: np.timedelta64) -> int | str:
     count = int(value.astype(np.int64)) * step
     if unit == "generic":
         return count
+    return _iso(count, unit)
+
+
+def _iso(count: int, unit: str) -> str:
     sign, count = ("-" if count < 0 else ""), abs(count)
     if unit in _LONG_UNITS:
         return sign + _LONG_UNITS[unit].format(count)

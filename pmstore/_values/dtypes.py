@@ -31,7 +31,7 @@ def storable_dtype(dtype: Any) -> np.dtype[Any]:
     if made.hasobject:
         raise TypeError(
             f"dtype {made} holds references to Python objects, which a store can't keep: use a numeric dtype, "
-            "a fixed-width string dtype such as 'U20', or a list"
+            "a fixed-width string dtype such as 'U20', a list, or np.dtypes.StringDType() for a whole value"
         )
     descriptor_of(made)
     return made

@@ -1,6 +1,6 @@
 """Python values as bytes: msgpack, with extension types for the types that it lacks. Nothing is pickled.
 
-A value is read back with exactly the same type. Subclasses (IntEnum, namedtuple, OrderedDict, ...) raise TypeError.
+A value is read back with exactly the same type. Subclasses (IntEnum, namedtuple, defaultdict, ...) raise TypeError.
 
 ====  ================  ========================================================================================
 code  type              payload
@@ -10,6 +10,7 @@ code  type              payload
 3     tuple             an array of the elements, encoded
 4     numpy scalar      [dtype descriptor, bytes, writeable]; ["U", str] for np.str_; ["S", bytes] for np.bytes_
 5     ndarray           [dtype descriptor, shape, order "C" or "F", bytes]
+6-20  others            see types.py
 ====  ================  ========================================================================================
 """
 
@@ -26,6 +27,7 @@ import numpy as np
 from pmstore._errors import CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.tensors import is_tensor
+from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
 __all__ = ["DEPTH", "PLAIN", "decode", "encode", "has_containers", "type_name"]
 
@@ -81,6 +83,8 @@ def has_containers(value: Any) -> bool:
         return False
     if kind is tuple:
         return any(map(has_containers, value))
+    if (small := small_of(kind)) is not None:
+        return small.mutable or (small.holds and any(map(has_containers, small.parts(value))))
     return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
 
 
@@ -101,12 +105,20 @@ def _check(value: Any, depth: int) -> None:
             _check_parts(value.keys(), depth)
             value = value.values()
         _check_parts(value, depth)
+    elif (small := _small(kind, value)) is not None:
+        _check(small.parts(value), depth)
     elif kind is np.ndarray:
         storable_dtype(value.dtype)
     elif isinstance(value, np.generic) and kind is value.dtype.type and not value.dtype.hasobject:
         descriptor_of(value.dtype)
     else:
         raise TypeError(_hint(value))
+
+
+def _small(kind: type, value: Any) -> Small | None:
+    if kind is np.ndarray:
+        return TEXT if is_text(value.dtype) else None
+    return small_of(kind)
 
 
 def _check_parts(parts: Any, depth: int) -> None:
@@ -130,22 +142,21 @@ def _hint(value: Any) -> str:
             f"{text} {how} value: store.group(name).update(a_dict) stores each tensor of a dict under a name of its "
             "own, and pmstore.torch.state_dict(store.group(name)) reads them"
         )
-    for base in (bool, int, float, complex, str, bytes, tuple, list, dict):
+    for base in (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset):
         if isinstance(value, base):
             return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"
     if isinstance(value, (bytearray, memoryview)):
         return f"{text}: store bytes(value), or a numpy array of uint8"
-    if isinstance(value, (set, frozenset)):
-        return f"{text}: store sorted(value) or list(value)"
-    if isinstance(value, datetime.timedelta):
-        return f"{text}: store np.timedelta64(value), if it is below 292,000 years, or value.total_seconds()"
-    if isinstance(value, (datetime.date, datetime.time)):  # a datetime is a date
-        return f"{text}: store value.isoformat(), or np.datetime64(value) if it has no time zone"
+    if isinstance(value, datetime.datetime):
+        return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
+    if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
+        return f"{text}: store the value of datetime's own class that it is made from"
     if hasattr(value, "__array__"):
         return f"{text}: store np.asarray(value)"
     return (
-        f"{text}: values are numpy arrays and scalars, int, float, complex, bool, None, str, bytes, "
-        "and tuples, lists and dicts of these. Nothing is pickled; store the parts that matter"
+        f"{text}: values are numpy arrays, scalars and generators, int, float, complex, bool, None, str, bytes, dates "
+        "and times, Decimal, Fraction, UUID, paths, and tuples, lists, dicts and sets of these. Nothing is pickled; "
+        "store the parts that matter"
     )
 
 
@@ -161,6 +172,12 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_COMPLEX, _TWO_DOUBLES.pack(value.real, value.imag))
     if kind is tuple:
         return msgpack.ExtType(_TUPLE, _pack(list(value)))
+    small = _small(kind, value)
+    if small is not None:
+        if kind is set or kind is frozenset:  # in the order of the encodings, so that equal sets have equal bytes
+            payload = msgpack.Packer().pack_array_header(len(value)) + b"".join(sorted(map(_pack, value)))
+            return msgpack.ExtType(small.code, payload)
+        return msgpack.ExtType(small.code, _pack(small.parts(value)))
     if kind is np.ndarray:
         order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
         contents = value.tobytes(order)
@@ -195,11 +212,17 @@ class _Decoder:
             return int.from_bytes(payload, "little", signed=True)
         if code == _COMPLEX:
             return complex(*_TWO_DOUBLES.unpack(payload))
-        if code not in (_TUPLE, _SCALAR, _ARRAY):
-            raise CorruptStoreError(f"a damaged value: extension {code} is unknown")
+        small = BY_CODE.get(code)
+        if small is None and code not in (_TUPLE, _SCALAR, _ARRAY):
+            raise CorruptStoreError(
+                f"a value of a type that this version of pmstore does not know (extension {code}): a newer version "
+                "wrote it, and can read it"
+            )
         parts = _Decoder(self._depth + 1).unpack(payload)
         if type(parts) is not list:
             raise CorruptStoreError("a damaged value: an extension breaks the format")
+        if small is not None:
+            return small.make(parts)
         if code == _TUPLE:
             return tuple(parts)
         return _scalar(*parts) if code == _SCALAR else _array(*parts)

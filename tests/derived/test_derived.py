@@ -321,7 +321,7 @@ def test_names_and_arguments(store):
     for wrong in ({"policy": "never"}, {"version": 1.5}, {"kwargs": {1: 2}}, {"kwargs": {"a": object()}}):
         with pytest.raises((TypeError, ValueError)):
             store.derive("z", doubled, "x", **wrong)
-    for source in (object(), np.array([None]), {1, 2}):
+    for source in (object(), np.array([None]), {object()}):
         with pytest.raises(TypeError, match="can't keep"):
             store.derive("z", doubled, source)
     with pytest.raises(pmstore.InvalidNameError):

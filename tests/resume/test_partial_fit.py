@@ -387,7 +387,7 @@ def test_attributes_of_every_kind(path: Path) -> None:
         fit.partial_fit(X)  # all of it in plain memory
 
 
-@pytest.mark.parametrize("extra", [{1, 2}, lambda x: x, np.zeros(3).view(np.matrix), object(), np.ma.zeros(2)])
+@pytest.mark.parametrize("extra", [{(1, 2)}, lambda x: x, np.zeros(3).view(np.matrix), object(), np.ma.zeros(2)])
 def test_an_attribute_that_cannot_be_kept(extra: Any, path: Path) -> None:
     class Bad(Odd):
         def partial_fit(self, X: Any, y: Any = None) -> Odd:

@@ -1,0 +1,90 @@
+"""numpy's random generators: their states, as plain values, which are checked before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["BIT_GENERATORS", "check_generator_state", "generator_of", "generator_parts", "set_generator_state"]
+
+BIT_GENERATORS: dict[str, Any] = {
+    "MT19937": np.random.MT19937,
+    "PCG64": np.random.PCG64,
+    "PCG64DXSM": np.random.PCG64DXSM,
+    "Philox": np.random.Philox,
+    "SFC64": np.random.SFC64,
+}
+"""The kinds of generators that a file can name."""
+
+_BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
+"""numpy's bit generators with a buffer: its size, and the keys of the state that tell how much of it is used."""
+
+_POOL_MAX = 1024  # words of a SeedSequence; numpy's default is 4
+
+
+def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
+    """Raise ValueError if the state of a bit generator points outside of its buffer: numpy doesn't check that, and
+    would read there."""
+    if kind in _BUFFERS:
+        size, *path = _BUFFERS[kind]
+        at: Any = state
+        for key in path:
+            at = at.get(key) if isinstance(at, Mapping) else None
+        if type(at) is not int or not 0 <= at <= size:
+            raise ValueError(f"a state of a {kind} is at a number from 0 to {size} of its buffer, not at {at!r:.40}")
+
+
+def set_generator_state(generator: np.random.Generator, state: Any) -> None:
+    """Set a generator to a state from a file, which isn't trusted. Raises ValueError if it is no state of that kind
+    of generator."""
+    kind = type(generator.bit_generator).__name__
+    if not isinstance(state, Mapping) or state.get("bit_generator") != kind:
+        raise ValueError(f"it is to be the state of a {kind}")
+    check_generator_state(kind, state)
+    try:
+        generator.bit_generator.state = state
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"it is no state of a {kind}: {error}") from error
+
+
+def generator_parts(generator: np.random.Generator) -> list[Any]:
+    """The state of a generator, and the seeds from which `spawn` makes its children; the seeds are None if it has
+    none. Raises TypeError for bit generators and seeds of other packages.
+    """
+    bits: Any = generator.bit_generator
+    if BIT_GENERATORS.get(type(bits).__name__) is not type(bits):
+        raise TypeError(f"a store can't keep a generator over a {type(bits).__name__}, only over those of numpy")
+    seeds: Any = bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # numpy 2.0 has both
+    if seeds is None and type(bits) is np.random.MT19937:  # a RandomState's
+        return [dict(bits.state), None]
+    if type(seeds) is not np.random.SeedSequence:
+        raise TypeError(f"a store can't keep a generator that was seeded with a {type(seeds).__name__}")
+    entropy = seeds.entropy.tolist() if isinstance(seeds.entropy, np.ndarray) else seeds.entropy
+    return [
+        dict(bits.state),
+        [entropy, list(seeds.spawn_key), seeds.pool_size, seeds.n_children_spawned],
+    ]
+
+
+def generator_of(parts: Any) -> np.random.Generator:
+    """The generator of `generator_parts`, which are not trusted. Raises ValueError, TypeError or another error if they
+    make none."""
+    state, seeds = parts
+    kind = BIT_GENERATORS[state["bit_generator"]]
+    if seeds is None:
+        bits = np.random.MT19937(0)
+        bits._legacy_seeding(0)
+    else:
+        entropy, spawn_key, pool_size, children = seeds
+        if type(pool_size) is not int or not 4 <= pool_size <= _POOL_MAX or type(children) is not int or children < 0:
+            raise ValueError("the seeds of a generator break the format")
+        bits = kind(
+            np.random.SeedSequence(
+                entropy, spawn_key=tuple(spawn_key), pool_size=pool_size, n_children_spawned=children
+            )
+        )
+    generator = np.random.Generator(bits)
+    set_generator_state(generator, state)
+    return generator

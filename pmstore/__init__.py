@@ -26,6 +26,7 @@ from pmstore._errors import (
     ArchiveWarning,
     ClosedStoreError,
     CorruptStoreError,
+    DecodeError,
     DerivedArrayError,
     DerivedMismatchError,
     DetachedError,
@@ -73,6 +74,7 @@ from pmstore._store.notes import CommitNote
 from pmstore._store.report import CheckReport, Problem, Stats
 from pmstore._store.salvaging import salvage
 from pmstore._store.store import Store
+from pmstore._values.registry import Parts, register
 from pmstore._watch import plot as _plot  # noqa: F401 (it gives Store.plot its pictures)
 
 __version__ = "0.1.0"
@@ -82,6 +84,8 @@ __all__ = [
     "Store",
     "Group",
     "PersistentList",
+    "register",
+    "Parts",
     "Derived",
     "Decision",
     "Stats",
@@ -99,6 +103,7 @@ __all__ = [
     "ReadOnlyStoreError",
     "StaleSnapshotError",
     "CorruptStoreError",
+    "DecodeError",
     "NotAStoreError",
     "FormatVersionError",
     "TooLargeError",

@@ -268,6 +268,7 @@ def info(chosen: argparse.Namespace) -> int:
             "arrays": 0,
             "values": 0,
             "lists": 0,
+            "objects": 0,
             "contents_bytes": 0,
             "file_bytes": stats.file_size,
             "region_bytes": stats.region_size,
@@ -292,7 +293,7 @@ def info(chosen: argparse.Namespace) -> int:
         "format": str(about["format_version"]),
         "medium": about["media"],
         "commits": f"{about['sequence']:,}",
-        "names": ", ".join(count_text(about[f"{noun}s"], noun) for noun in ("array", "value", "list")),
+        "names": ", ".join(count_text(about[f"{noun}s"], noun) for noun in _nouns(about)),
         "contents": size_text(about["contents_bytes"]),
         "file": size_text(about["file_bytes"]),
         "region": _fill(about["region_used_bytes"], about["region_bytes"]),
@@ -333,6 +334,10 @@ def ls_(chosen: argparse.Namespace) -> int:
             for row in rows:
                 print(name_text(row[0]))
     return SOUND
+
+
+def _nouns(about: dict[str, Any]) -> list[str]:
+    return ["array", "value", "list", *(["object"] if about["objects"] else [])]
 
 
 def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
@@ -504,11 +509,11 @@ def dump_(chosen: argparse.Namespace) -> int:
             _save(Path(chosen.npy), store[names[0]], chosen.path)
         elif chosen.json:
             shown = {} if chosen.names else {name: {"derived": text} for name, text in derived.items()}
-            _print_json({name: to_json(store[name]) for name in names} | shown)
+            _print_json({name: to_json(_value(store, name)) for name in names} | shown)
         else:
             for name in names:
                 if name not in damaged:
-                    _print_value(name, store[name], alone=len(names) == 1)
+                    _print_value(name, _value(store, name), alone=len(names) == 1)
             for name, text in derived.items() if not chosen.names else ():
                 print(f"{name_text(name)}: {text}")
     return DAMAGED if damaged else SOUND
@@ -521,12 +526,18 @@ def _what_is_missing(store: pmstore.Store, name: str) -> str:
     return f"no name {name!r} in it"
 
 
+def _value(store: pmstore.Store, name: str) -> Any:
+    """A value; of a registered type, its parts, because it is the program's own."""
+    parts = store._catalog.parts(name)
+    return store[name] if parts is None else parts
+
+
 def _damaged(store: pmstore.Store, names: Sequence[str]) -> dict[str, str]:
     """The damage in values and arrays among the names. All are verified when they are read."""
     damaged = {}
     for name in names:
         try:
-            value = store[name]
+            value = _value(store, name)
             if isinstance(value, pmstore.PersistentList):
                 list(value)
         except (pmstore.CorruptStoreError, pmstore.StoreIOError) as error:

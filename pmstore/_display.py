@@ -17,7 +17,8 @@ MAX_NAME = 48
 MAX_DTYPE = 40
 MAX_VALUE = 40
 
-# name, kind ("array", "value", "list" or "derived"), shape, dtype, bytes, name of the type, text of a small value or ""
+# name, kind ("array", "value", "list", "object" or "derived"), shape, dtype, bytes, name of the type, text of a small
+# value or ""
 Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str, str]
 
 

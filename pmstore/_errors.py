@@ -158,6 +158,11 @@ class FormatVersionError(Error, ValueError):
     """The file was written by a version of pmstore that this version does not know."""
 
 
+class DecodeError(Error, ValueError):
+    """The `decode` of a registered type raised an exception: see `pmstore.register`. Store.parts(name) gives the parts
+    of the value, which are as they were stored."""
+
+
 class TooLargeError(Error, ValueError):
     """A name, a shape or a value exceeds a limit of the format."""
 

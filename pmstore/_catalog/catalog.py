@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmstore._catalog import names as _names
+from pmstore._catalog import objects
 from pmstore._catalog.declaration import Declaration
-from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
-from pmstore._catalog.lists import PersistentList
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
+from pmstore._catalog.lists import PersistentList, count_elements
 from pmstore._catalog.lost_updates import LostUpdates
-from pmstore._catalog.names import DERIVED_PREFIX, LIST_PREFIX, NAME_PREFIX, key_of, name_of
+from pmstore._catalog.names import DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
 from pmstore._core import FIXED, META_MAX, Core, Entry
 from pmstore._display import value_text
 from pmstore._errors import (
     UNSOUND,
     CorruptStoreError,
+    DecodeError,
     Error,
     ForkedStoreError,
     NameConflictError,
@@ -90,6 +92,12 @@ class Catalog:
                 return MISSING
             return COMPUTED if entry.kind == DERIVED else self.value(key, name, entry)
 
+    def parts(self, name: str) -> Any:
+        """See `objects.parts_under`; MISSING if there is no such name."""
+        with self.lock:
+            entry = self.core.get(key_of(name))
+            return MISSING if entry is None else objects.parts_under(self, name, entry)
+
     def declaration(self, name: str, entry: Entry) -> Declaration:
         """The declaration in the entry of a derived array."""
         try:
@@ -104,10 +112,14 @@ class Catalog:
                 return self._array(entry, read_layout(self.core, entry))
             if entry.kind == LIST:
                 return PersistentList(self, what, self.list_id(entry))
+            if entry.kind == OBJECT:
+                return objects.get(self, key, what, entry)
             encoded = self.encoded(entry)
             value = decode(encoded)
         except UNSOUND as error:
             raise of(what, error) from error
+        except DecodeError as error:
+            raise DecodeError(f"{what!r}: {error}") from error
         except StaleSnapshotError as error:
             raise StaleSnapshotError(
                 f"{what!r}: {error}; refresh() goes to the newest commit, and read() copies several arrays of one"
@@ -143,27 +155,12 @@ class Catalog:
             with contextlib.suppress(*UNSOUND), self.lock:
                 keys = self.core.stats()["keys"]
                 keys -= sum(self.core.get(key) is not None for key in _names.HIDDEN_KEYS)
-                if self.core.first(DERIVED_PREFIX) is not None:
-                    keys -= sum(1 for _ in self.core.scan(DERIVED_PREFIX))
-                if (elements := self._elements(keys // 8)) is not None:
+                for hidden in (DERIVED_PREFIX, OBJECT_PREFIX):
+                    if self.core.first(hidden) is not None:
+                        keys -= sum(1 for _ in self.core.scan(hidden))
+                if (elements := count_elements(self, keys // 8)) is not None:
                     return max(0, keys - elements)
         return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
-
-    def _elements(self, most: int) -> int | None:
-        """The number of elements of each list, from its first and last key; None if there are more lists than
-        `most`."""
-        elements = 0
-        row = self.core.first(LIST_PREFIX)
-        while row is not None:
-            place = _names.split_element(row.key)
-            if place is None:
-                raise CorruptStoreError("a damaged list")
-            if not most:
-                return None
-            most -= 1
-            elements += self.list_length(place[0])
-            row = self.core.first(LIST_PREFIX, after=_names.element_key(place[0], _names.INDEX_MAX))
-        return elements
 
     def rows(self, prefix: str = "") -> Iterator[Row]:
         """The rows of a listing: the names of `names`, with kind, shape, dtype, bytes and type, without reading
@@ -185,6 +182,8 @@ class Catalog:
         if entry.kind == LIST:
             length = self.list_length(self.list_id(entry))
             return "list", (length,), None, 0, f"list of {length:,}", ""
+        if entry.kind == OBJECT:
+            return "object", None, None, *objects.about(self, entry)
         if entry.kind == DERIVED:
             text = str(Declaration.decode(self.encoded(entry)))
             stored = self.core.get(_names.value_key(key))
@@ -194,7 +193,7 @@ class Catalog:
             return "derived", described.shape, described.dtype, described.nbytes, f"{text}, stored", ""
         if entry.kind == BLOB:
             return "value", None, None, entry.length, entry.meta.decode("utf-8", "replace"), ""
-        value = decode(self.encoded(entry))
+        value = decode(self.encoded(entry), raw=True)
         return "value", None, None, len(entry.meta), type_name(value), value_text(value)
 
     def _array(self, entry: Entry, described: Layout) -> Array:
@@ -217,6 +216,8 @@ class Catalog:
 
     def _stored(self, key: bytes) -> bytes | None:
         entry = self.core.get(key)
+        if entry is not None and entry.kind == OBJECT:
+            return entry.meta
         return None if entry is None or entry.kind not in (INLINE, BLOB) else self.encoded(entry)
 
     # ---- writing
@@ -239,6 +240,11 @@ class Catalog:
             array = array_of_tensor(value)
             with self.lock:
                 self._set_array(key, name, array)
+            return
+        if type(value) not in PLAIN and (made_of := objects.prepared(value)) is not None:
+            with self.lock:
+                stored = objects.put(self, key, made_of, self._belongings(key, self._existing(key, name)))
+                self.watch.assigned(value, stored, objects.small)
             return
         encoded = encode(value)
         with self.lock:
@@ -321,12 +327,17 @@ class Catalog:
             if self.core.get(key) is not None:
                 raise NameConflictError(f"the name {name!r} is taken")
             self.refuse_conflict(name, key)
-            counter = self.core.get(_names.LIST_ID_KEY)
-            list_id = max(self._next_list, 1 if counter is None else int.from_bytes(counter.meta, "little"))
-            self._next_list = list_id + 1
-            self.core.put(_names.LIST_ID_KEY, Entry(0, 0, INLINE, 0, self._next_list.to_bytes(8, "little")))
+            list_id = self.new_id()
             self.core.put(key, Entry(0, 0, LIST, 0, list_id.to_bytes(8, "little")))
             return PersistentList(self, name, list_id)
+
+    def new_id(self) -> int:
+        """An id for a list or an object, which none has had."""
+        counter = self.core.get(_names.LIST_ID_KEY)
+        made = max(self._next_list, 1 if counter is None else int.from_bytes(counter.meta, "little"))
+        self._next_list = made + 1
+        self.core.put(_names.LIST_ID_KEY, Entry(0, 0, INLINE, 0, self._next_list.to_bytes(8, "little")))
+        return made
 
     def delete(self, name: str) -> bool:
         """Deletes a name, with a list's elements or a derived array's value. Returns False if there is no such name."""
@@ -346,6 +357,8 @@ class Catalog:
                 if entry is None:
                     if names:
                         raise self.unknown(name)
+                elif entry.kind == OBJECT:
+                    objects.release(self, entry)
                 elif entry.kind != ARRAY:
                     if names:
                         raise TypeError(f"{name!r} is not an array but {self._what(key_of(name), entry)}")
@@ -547,10 +560,12 @@ class Catalog:
             raise
 
     def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
-        """The prefix of the keys that belong to an entry: a list's elements, a derived array's value; b"" for
-        others."""
+        """The prefix of the keys that belong to an entry: a list's elements, an object's parts, a derived array's
+        value; b"" for others."""
         if entry is not None and entry.kind == LIST:
             return _names.element_prefix(self.list_id(entry))
+        if entry is not None and entry.kind == OBJECT:
+            return _names.object_prefix(objects.head_of(entry).id)
         return _names.derived_prefix(key) if entry is not None and entry.kind == DERIVED else b""
 
     def _what(self, key: bytes, entry: Entry) -> str:

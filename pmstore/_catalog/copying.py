@@ -10,14 +10,15 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration
-from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
-from pmstore._catalog.names import element_key, element_prefix, key_of, split_element, stamp_key, value_key
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
+from pmstore._catalog.names import element_key, element_prefix, key_of, part_key, split_element, stamp_key, value_key
 from pmstore._core import Core, Entry, pointer_to
 from pmstore._errors import UNSOUND, CorruptStoreError, Error, NameConflictError, of
 
-__all__ = ["Contents", "checked", "copy", "put_copy", "rename", "verified"]
+__all__ = ["Contents", "checked", "copy", "copy_object", "put_copy", "rename", "verified"]
 
 _PIECE = 16 << 20  # bytes; more are not copied through memory at once
 
@@ -198,7 +199,20 @@ def _copy_under(catalog: Catalog, pairs: Names, before: str, after: str) -> None
             if split_element(row.key) != (catalog.list_id(entry), i):
                 raise CorruptStoreError(f"the list lacks element {i}")
             put_copy(catalog, element_key(made, i), row.entry, verified(core, row.entry))
+    elif entry.kind == OBJECT:
+        copy_object(catalog, new, catalog, entry, verified)
     elif entry.kind not in (ARRAY, INLINE, BLOB):
         raise CorruptStoreError(f"an entry of the unknown kind {entry.kind}")  # other keys may belong to it
     else:
         put_copy(catalog, new, entry, verified(core, entry))
+
+
+def copy_object(
+    catalog: Catalog, key: bytes, source: Catalog, entry: Entry, contents: Callable[[Core, Entry], Contents]
+) -> None:
+    """Put a copy of an object under a key. source: the catalog that has the object."""
+    found, head = objects.rows(source, entry), objects.head_of(entry)
+    with objects.new_parts(catalog, key) as number:
+        for i, (name, row) in enumerate(found):
+            put_copy(catalog, part_key(number, i, name), row.entry, contents(source.core, row.entry))
+        put_copy(catalog, key, entry._replace(meta=head._replace(id=number).meta()), verified(source.core, entry))

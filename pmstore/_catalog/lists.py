@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, MutableSequence
 from typing import TYPE_CHECKING, Any, overload
 
 from pmstore._catalog.kinds import BLOB, INLINE, LIST
-from pmstore._catalog.names import element_key, element_prefix, key_of, split_element
+from pmstore._catalog.names import INDEX_MAX, LIST_PREFIX, element_key, element_prefix, key_of, split_element
 from pmstore._errors import CorruptStoreError, Error, UnknownNameError
 from pmstore._values.values import encode, type_name
 
 if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
 
-__all__ = ["PersistentList"]
+__all__ = ["PersistentList", "count_elements"]
 
 _SHOWN = 8  # elements in a repr
 _AHEAD = 64  # elements that iteration reads at once
@@ -269,6 +269,22 @@ class PersistentList(MutableSequence[Any]):
                 self._put(start + i, *part)
         for i in range(len(new), len(old)):
             self._catalog.core.delete(element_key(self._id, start + i))
+
+
+def count_elements(catalog: Catalog, most: int) -> int | None:
+    """The number of elements of each list, from its first and last key; None if there are more lists than `most`."""
+    elements = 0
+    row = catalog.core.first(LIST_PREFIX)
+    while row is not None:
+        place = split_element(row.key)
+        if place is None:
+            raise CorruptStoreError("a damaged list")
+        if not most:
+            return None
+        most -= 1
+        elements += catalog.list_length(place[0])
+        row = catalog.core.first(LIST_PREFIX, after=element_key(place[0], INDEX_MAX))
+    return elements
 
 
 def _place(index: Any, length: int) -> int:

@@ -28,14 +28,15 @@ _OURS = 2
 
 
 class _Seen:
-    __slots__ = ("checksum", "key", "size", "value", "wait", "what")
+    __slots__ = ("checksum", "form", "key", "size", "stored", "value", "wait", "what")
 
     def __init__(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
         self.key = key
         self.what = what
         self.value = value  # None: no longer checked
         self.size = len(encoded)
-        self.checksum = hash64(encoded)  # of the value when it last equalled the store's
+        self.form: Callable[[Any], bytes] | None = None  # what a change would change; None: the encoding
+        self.checksum = self.stored = hash64(encoded)  # of the value when it last equalled the store's; of the store's
         self.wait = 1  # commits between two checks
 
 
@@ -68,22 +69,29 @@ class LostUpdates:
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
 
-    def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
-        """A copy of the value under key goes to the user; `what` names it in a warning."""
+    def handed_out(
+        self, key: bytes, what: str, value: Any, encoded: bytes, form: Callable[[Any], bytes] | None = None
+    ) -> None:
+        """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored. form:
+        gives what a change would change, if that is not the encoding."""
         if len(encoded) > _LARGEST:
             return
         if self._new >= self._sweep_at[0] or self._new_bytes + len(encoded) >= self._sweep_at[1]:
             self._sweep()
         seen = self.seen[id(value)] = _Seen(key, what, value, encoded)
+        if form is not None:
+            seen.form, seen.checksum = form, hash64(form(value))
         self._due.setdefault(self._commits + 1, []).append(seen)
         self._new += 1
         self._new_bytes += seen.size
 
-    def assigned(self, value: Any, encoded: bytes) -> None:
+    def assigned(self, value: Any, encoded: bytes, form: Callable[[Any], bytes] | None = None) -> None:
         """The value was stored. If it had been handed out, none of its changes until now is lost."""
         seen = self.seen.get(id(value))
         if seen is not None:
-            seen.checksum = hash64(encoded)
+            seen.checksum = seen.stored = hash64(encoded)
+            if form is not None:
+                seen.form, seen.checksum = form, hash64(form(value))
 
     def renamed(self, before: bytes, after: bytes, name: str) -> None:
         """A key became another; `name` is the new name."""
@@ -127,7 +135,7 @@ class LostUpdates:
     def _check(self, seen: _Seen) -> bool:
         """Whether the value is unchanged and still referenced, so that it must be checked again."""
         try:
-            now = hash64(encode(seen.value))
+            now = hash64((seen.form or encode)(seen.value))
         except Exception:  # the value now holds something that can't be stored, or another thread is changing it
             now = -1
         if now == seen.checksum:
@@ -136,7 +144,7 @@ class LostUpdates:
         else:
             stored = self._stored(seen.key)
             # If the store has another value by now, the program assigned it knowingly.
-            if stored is not None and hash64(stored) == seen.checksum:
+            if stored is not None and hash64(stored) == seen.stored:
                 self.changed.append((seen.what, _place(seen)))
         del self.seen[id(seen.value)]  # a warning was given, another value was assigned, or no reference is left
         seen.value = None

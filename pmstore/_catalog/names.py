@@ -1,12 +1,14 @@
-"""Names: the rules for them, and the catalog keys of names and of list elements.
+"""Names: the rules for them, and the catalog keys of names, of list elements and of parts of objects.
 
 ======  =======================================  ==========================================
 key     followed by                              holds
 ======  =======================================  ==========================================
 ``d``   name, NUL, ``s`` or ``v``                the stamp of a derived array, and its value if that is stored
-``n``   the name in UTF-8                        an array, a value, a list or a derived array
+``n``   the name in UTF-8                        an array, a value, a list, an object or a derived array
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
-``m``   ``list-id``                              the next list id, 8 bytes little-endian
+``o``   id, number: 8 and 4 bytes big-endian;    a part of an object
+        the part's name in UTF-8
+``m``   ``list-id``                              the next id of a list or an object, 8 bytes little-endian
 ``m``   ``commit-note``                          message and attributes of a commit, after its sequence number
 ``m``   ``lineage``                              the history that the store has: see _store/lineage.py
 ======  =======================================  ==========================================
@@ -26,6 +28,7 @@ __all__ = [
     "LIST_PREFIX",
     "NAME_PREFIX",
     "NOTE_KEY",
+    "OBJECT_PREFIX",
     "PREFIXES",
     "check_name",
     "derived_prefix",
@@ -33,9 +36,12 @@ __all__ = [
     "element_prefix",
     "key_of",
     "name_of",
+    "object_prefix",
     "owner_of",
     "parents",
+    "part_key",
     "split_element",
+    "split_part",
     "stamp_key",
     "value_key",
 ]
@@ -45,14 +51,16 @@ NAME_MAX = 764  # bytes in UTF-8; a catalog key has room for 768
 NAME_PREFIX = b"n"
 LIST_PREFIX = b"l"
 DERIVED_PREFIX = b"d"
+OBJECT_PREFIX = b"o"
 LIST_ID_KEY = b"mlist-id"
 NOTE_KEY = b"mcommit-note"
 LINEAGE_KEY = b"mlineage"
 HIDDEN_KEYS = LIST_ID_KEY, NOTE_KEY, LINEAGE_KEY
-PREFIXES = NAME_PREFIX, LIST_PREFIX, DERIVED_PREFIX  # of all other keys
+PREFIXES = NAME_PREFIX, LIST_PREFIX, OBJECT_PREFIX, DERIVED_PREFIX  # of all other keys
 
 _ELEMENT = struct.Struct(">cQQ")
 _LIST = struct.Struct(">cQ")
+_PART = struct.Struct(">cQI")
 
 
 def check_name(name: object) -> bytes:
@@ -113,6 +121,27 @@ def split_element(key: bytes) -> tuple[int, int] | None:
         return None
     _, list_id, index = _ELEMENT.unpack(key)
     return list_id, index
+
+
+def object_prefix(object_id: int) -> bytes:
+    """The prefix of the keys of an object's parts."""
+    return _LIST.pack(OBJECT_PREFIX, object_id)
+
+
+def part_key(object_id: int, number: int, name: str) -> bytes:
+    """The catalog key of a part of an object."""
+    return _PART.pack(OBJECT_PREFIX, object_id, number) + name.encode()
+
+
+def split_part(key: bytes) -> tuple[int, int, str] | None:
+    """The object's id, the number and the name of a part's key; None if it is no such key."""
+    if len(key) <= _PART.size or key[:1] != OBJECT_PREFIX:
+        return None
+    _, object_id, number = _PART.unpack_from(key)
+    try:
+        return object_id, number, key[_PART.size :].decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def derived_prefix(key: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog.kinds import ARRAY, DERIVED, LIST
+from pmstore._catalog.kinds import ARRAY, DERIVED, LIST, OBJECT
 from pmstore._catalog.names import key_of
 from pmstore._core import Entry, hash64
 from pmstore._errors import UNSOUND, DerivedArrayError, of
@@ -113,6 +113,8 @@ class Named(Input):
                 raise DerivedArrayError(owner, f"has no value: its input {self.name!r} is not in the store")
             if entry.kind == LIST:
                 raise DerivedArrayError(owner, f"can't be derived from {self.name!r}, a list: make an array of it")
+            if entry.kind == OBJECT:
+                raise DerivedArrayError(owner, f"can't be derived from {self.name!r}, which has several arrays")
             try:
                 if entry.kind == ARRAY:
                     return entry, self._array(arrays, entry)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._values.array import chunks, order_of
+from pmstore._values.registry import parts_of
 from pmstore._values.types import is_text, small_of
 
 Fingerprint = dict[str, Any]
@@ -161,6 +162,9 @@ def describe(value: Any) -> Any:
         return describe(np.asarray(value))
     if hasattr(value, "get_params") and not isinstance(value, type):
         return [_name_of(value), describe(value.get_params(deep=False))]
+    found = parts_of(value)
+    if found is not None:
+        return [found[0], describe(found[1])]
     raise TypeError(
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"

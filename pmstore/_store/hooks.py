@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from pmstore._core import Core, Trace
 from pmstore._store import entrance
 from pmstore._store import store as stores
 from pmstore._store.store import Store, close_all
 
-__all__ = ["close_all", "core_of", "kill", "names_of", "number_lists_anew", "record", "recorded", "usable_stores"]
+__all__ = [
+    "close_all",
+    "core_of",
+    "kill",
+    "names_of",
+    "number_lists_anew",
+    "record",
+    "recorded",
+    "usable_stores",
+    "value_of",
+]
 
 
 def record(recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None) -> None:
@@ -40,6 +51,12 @@ def core_of(store: Store) -> Core:
 def names_of(store: Store) -> list[str]:
     """The names of all values except derived arrays."""
     return [name for name, kind, *_ in store._rows() if kind != "derived"]
+
+
+def value_of(store: Store, name: str) -> Any:
+    """A value; of a registered type, its parts, so that nothing of the program's runs."""
+    parts = store._catalog.parts(name)
+    return store[name] if parts is None else parts
 
 
 def number_lists_anew(store: Store) -> None:

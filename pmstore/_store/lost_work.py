@@ -7,8 +7,9 @@ import weakref
 from typing import TYPE_CHECKING
 
 from pmstore._catalog.catalog import Catalog
-from pmstore._catalog.kinds import DERIVED, LIST
-from pmstore._catalog.names import LIST_PREFIX, NAME_PREFIX, split_element
+from pmstore._catalog.kinds import DERIVED, LIST, OBJECT
+from pmstore._catalog.names import LIST_PREFIX, NAME_PREFIX, split_element, split_part
+from pmstore._catalog.objects import head_of
 from pmstore._errors import AbandonedTransactionWarning, Error, OutOfSpaceError, UncommittedChangesWarning
 from pmstore._store.opening import outside
 
@@ -81,8 +82,12 @@ def count_names(catalog: Catalog) -> int:
             names.add(key)
             if entry.kind == LIST:
                 told.add(catalog.list_id(entry))
+            elif entry.kind == OBJECT:
+                told.add(head_of(entry).id)
         elif key.startswith(LIST_PREFIX) and (place := split_element(key)) is not None:
             lists.add(place[0])
+        elif (part := split_part(key)) is not None:
+            lists.add(part[0])
     return len(names) + len(lists - told) + len(arrays - extents)
 
 

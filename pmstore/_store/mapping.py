@@ -18,6 +18,7 @@ from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
 from pmstore._values.array import Array
+from pmstore._values.registry import Parts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -144,6 +145,21 @@ class NameMapping(MutableMapping[str, Any]):
         """Deletes a name. A live array under it is detached: it keeps its bytes, and is not committed again."""
         if not self._delete(self._full(name)):
             raise self._catalog.unknown(name, self._prefix)
+
+    def parts(self, name: str) -> Parts:
+        """The parts of the value under a name, whose type was registered with `pmstore.register`.
+
+        It is the way to the data of a value whose type is not registered here, or whose `decode` fails. Arrays are
+        live, as they are in the value. Raises UnknownNameError (a KeyError), TypeError if the value has no parts,
+        CorruptStoreError, ClosedStoreError.
+        """
+        full = self._full(name)
+        found = self._catalog.parts(full)
+        if found is MISSING:
+            raise self._catalog.unknown(name, self._prefix)
+        if not isinstance(found, Parts):
+            raise TypeError(f"{full!r} is not of a registered type, and has no parts: store[name] reads it")
+        return found
 
     def setdefault(self, name: str, default: Any = None) -> Any:
         """The stored value under a name. If there is none, the default is stored first; its stored form is returned."""

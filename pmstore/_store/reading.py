@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pmstore._catalog import objects
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
-from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.kinds import ARRAY, OBJECT
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import Core, Entry
@@ -92,6 +93,17 @@ def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> An
         if (entry.offset, entry.length) not in wanted:
             wanted.append((entry.offset, entry.length))
         return _copy_array(catalog.core, entry, one)
+    if entry is not None and entry.kind == OBJECT:
+
+        def part(key: bytes, name: str, kept: Entry) -> Any:
+            if kept.kind != ARRAY or not kept.offset:
+                return catalog.value(key, name, kept)
+            if (kept.offset, kept.length) not in wanted:
+                wanted.append((kept.offset, kept.length))
+            return _copy_array(catalog.core, kept, Selection(name))
+
+        value = objects.read(catalog, one.name, entry, part)
+        return value if one.whole else value[one.part]
     value = catalog.get(one.name)
     if value is MISSING:
         raise catalog.unknown(one.name)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, overload
 
 from pmstore._catalog import names as _names
+from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration, Stamp
-from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST
+from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST, OBJECT
 from pmstore._core import BLOCK, Core, Entry, Row
 from pmstore._errors import UNSOUND, CorruptStoreError
 from pmstore._store.notes import decoded
@@ -132,22 +133,26 @@ class CheckReport(Sequence[Problem]):
         return f"<CheckReport: {self}>"
 
 
+Owners = dict[int, tuple[str, objects.Head]]  # by the object's id, its name and head
+
+
 def check(catalog: Catalog) -> CheckReport:
     """Let the core verify structures and hashes, then verify names, layouts, values and lists, which the core does not
     know."""
     with catalog.lock:
         lists: dict[int, str] = {}
-        problems = _structure(catalog, lists)
+        owners: Owners = {}
+        problems = _structure(catalog, lists, owners)
         damaged = {problem.name for problem in problems}
         for offset, length, block, key, text in catalog.core.check():
-            found = _problem(catalog, lists, offset, length, block, key, text)
+            found = _problem(catalog, lists, owners, offset, length, block, key, text)
             if found.name is not None and found.name in damaged:  # the core reports the place
                 problems = [problem for problem in problems if problem.name != found.name]
             problems.append(found)
     return CheckReport(problems)
 
 
-def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
+def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[Problem]:
     problems = []
     lengths: dict[int, int] = {}
     try:
@@ -157,6 +162,10 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                 name = _names.name_of(row.key)
                 if row.entry.kind == LIST:
                     lists[catalog.list_id(row.entry)] = name
+                elif row.entry.kind == OBJECT:
+                    head = objects.head_of(row.entry)
+                    owners[head.id] = name, head
+                    objects.rows(catalog, row.entry)
                 else:
                     _check_entry(catalog, row.entry)
             except UNSOUND as error:
@@ -171,6 +180,8 @@ def _structure(catalog: Catalog, lists: dict[int, str]) -> list[Problem]:
                 _check_entry(catalog, row.entry)
             except UNSOUND as error:
                 problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
+        for name, row, text in objects.check_parts(catalog, owners):
+            problems.append(Problem(text, name, row.entry.offset, row.entry.length))
         try:
             if (note := catalog.note()) is not None:
                 decoded(note)
@@ -228,7 +239,7 @@ def _check_entry(catalog: Catalog, entry: Entry) -> None:
     elif entry.kind == DERIVED:
         Declaration.decode(catalog.encoded(entry))
     else:
-        decode(catalog.encoded(entry))
+        decode(catalog.encoded(entry), raw=True)
 
 
 def _element_name(lists: dict[int, str], place: tuple[int, int]) -> str | None:
@@ -237,7 +248,14 @@ def _element_name(lists: dict[int, str], place: tuple[int, int]) -> str | None:
 
 
 def _problem(
-    catalog: Catalog, lists: dict[int, str], offset: int, length: int, block: int, key: bytes, text: str
+    catalog: Catalog,
+    lists: dict[int, str],
+    owners: Owners,
+    offset: int,
+    length: int,
+    block: int,
+    key: bytes,
+    text: str,
 ) -> Problem:
     if not key:
         return Problem(text, None, offset, length)
@@ -245,6 +263,8 @@ def _problem(
     place = _names.split_element(key)
     if place is not None:
         name = _element_name(lists, place)
+    elif (part := _names.split_part(key)) is not None:
+        name = f"{owners[part[0]][0]}[{part[2]}]" if part[0] in owners else None
     elif key[:1] == _names.NAME_PREFIX:
         name = key[1:].decode("utf-8", "backslashreplace")
     else:

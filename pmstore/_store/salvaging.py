@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
-from pmstore._catalog.copying import Contents, checked, verified
-from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST
+from pmstore._catalog.copying import Contents, checked, copy_object, verified
+from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import (
     NAME_MAX,
     NAME_PREFIX,
@@ -39,7 +40,8 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     """Copy all that is sound in a damaged store to a new store.
 
     Every content is verified against its hashes before it is copied. Of a damaged list, the elements before the first
-    damaged one are copied; of a derived array, the declaration without a damaged value. The new store is complete when
+    damaged one are copied; of a derived array, the declaration without a damaged value; of a value of a registered
+    type (`pmstore.register`) that has a damaged part, nothing. The new store is complete when
     it gets its name. The damaged store is not changed.
 
     Parameters
@@ -102,6 +104,8 @@ class _Salvage:
         core = self.source.core
         if entry.kind == LIST:
             self._copy_list(name, self.source.list_id(entry))
+        elif entry.kind == OBJECT:
+            self._copy_object(name, key, entry)
         elif entry.kind == DERIVED:
             self.source.declaration(name, entry)
             self._put(key, entry, verified)
@@ -132,15 +136,26 @@ class _Salvage:
         except UNSOUND as error:
             self.problems.append(Problem(f"its elements from number {i} on are left out: {error}", name))
 
+    def _copy_object(self, name: str, key: bytes, entry: Entry) -> None:
+        """All of an object, or nothing."""
+        for part, row in objects.rows(self.source, entry):
+            if f"{name}[{part}]" in self.damaged:
+                raise CorruptStoreError(f"its part {part!r} is damaged")
+            self._count(row.key, row.entry)
+        copy_object(self.new.catalog, key, self.source, entry, self.contents)
+
     def _put_value(self, key: bytes, entry: Entry) -> None:
-        decode(self.source.encoded(entry))
+        decode(self.source.encoded(entry), raw=True)
         self._put(key, entry, verified)
 
     def _put(self, key: bytes, entry: Entry, contents: Callable[[Core, Entry], Contents]) -> None:
+        self._count(key, entry)
+        self.new.put(key, entry, contents(self.source.core, entry))
+
+    def _count(self, key: bytes, entry: Entry) -> None:
         self.left -= len(key) + len(entry.meta) + entry.length
         if self.left < 0:
             raise CorruptStoreError("the names so far have more contents than the file")
-        self.new.put(key, entry, contents(self.source.core, entry))
 
     def _rows(self) -> Iterator[Row]:
         """The rows of all names that can be reached, past the damaged pages of the catalog."""

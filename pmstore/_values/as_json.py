@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._values.registry import parts_of
 from pmstore._values.types import small_of
 
 __all__ = ["to_json"]
@@ -24,10 +25,13 @@ def to_json(value: Any) -> Any:
     imaginary]}``, and dicts with keys that aren't str ``{"items": [[key, value], …]}``. Dates, times and durations
     become ISO 8601 text (``"NaT"`` for a missing one; durations without a unit become numbers), and floats that aren't
     finite ``"nan"``, ``"inf"`` and ``"-inf"``. Decimal, Fraction, UUID and paths become text, slices and ranges
-    ``{"slice": [start, stop, step]}``, and a random generator ``{"generator": its state}``.
+    ``{"slice": [start, stop, step]}``, and a random generator ``{"generator": its state}``. Values of registered types,
+    and `Parts`, become ``{"type": name, "parts": {…}}``.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
+    if type(value) not in (np.ndarray, dict) and (found := parts_of(value)) is not None:
+        return {"type": found[0], "parts": to_json(found[1])}
     if isinstance(value, np.ndarray):
         return [to_json(item) for item in value] if value.ndim else to_json(value[()])
     if isinstance(value, np.void) and value.dtype.names:

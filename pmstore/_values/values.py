@@ -11,6 +11,7 @@ code  type              payload
 4     numpy scalar      [dtype descriptor, bytes, writeable]; ["U", str] for np.str_; ["S", bytes] for np.bytes_
 5     ndarray           [dtype descriptor, shape, order "C" or "F", bytes]
 6-20  others            see types.py
+21    registered types  [name of the type, dict of its parts]: see registry.py
 ====  ================  ========================================================================================
 """
 
@@ -24,8 +25,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from pmstore._errors import CorruptStoreError, TooLargeError
+from pmstore._errors import CorruptStoreError, DecodeError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
+from pmstore._values.registry import Parts, made, parts_of, registered
 from pmstore._values.tensors import is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
@@ -34,6 +36,7 @@ __all__ = ["DEPTH", "PLAIN", "decode", "encode", "has_containers", "type_name"]
 DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
 
 _BIG_INT, _COMPLEX, _TUPLE, _SCALAR, _ARRAY = 1, 2, 3, 4, 5
+_REGISTERED = 21
 _ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _CONTAINERS = frozenset({list, tuple, dict})
 PLAIN = _ATOMS | _CONTAINERS
@@ -58,11 +61,13 @@ def encode(value: Any) -> bytes:
         ) from error
 
 
-def decode(encoded: bytes) -> Any:
-    """The value that is encoded in bytes, which are not trusted. Raises CorruptStoreError if they encode none."""
+def decode(encoded: bytes, *, raw: bool = False) -> Any:
+    """The value that is encoded in bytes, which are not trusted. Raises CorruptStoreError if they encode none, and
+    DecodeError if the `decode` of a registered type fails. raw: values of registered types become `Parts`.
+    """
     try:
-        value = _Decoder(0).unpack(encoded)
-    except CorruptStoreError:
+        value = _Decoder(0, raw).unpack(encoded)
+    except (CorruptStoreError, DecodeError):
         raise
     except Exception as error:  # anything that hostile bytes provoke, MemoryError and RecursionError included
         raise CorruptStoreError(f"a damaged value: {str(error) or type(error).__name__}") from error
@@ -85,12 +90,18 @@ def has_containers(value: Any) -> bool:
         return any(map(has_containers, value))
     if (small := small_of(kind)) is not None:
         return small.mutable or (small.holds and any(map(has_containers, small.parts(value))))
+    if (found := registered(kind)) is not None:
+        return found.watched
     return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
 
 
 def type_name(value: Any) -> str:
     """The name of a storable value's type: "int", "numpy.float64"."""
     kind = type(value)
+    if kind is Parts:
+        return str(value.type_name)
+    if (found := registered(kind)) is not None:
+        return found.name
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
@@ -111,6 +122,13 @@ def _check(value: Any, depth: int) -> None:
         storable_dtype(value.dtype)
     elif isinstance(value, np.generic) and kind is value.dtype.type and not value.dtype.hasobject:
         descriptor_of(value.dtype)
+    elif (found := parts_of(value)) is not None:
+        _check({}, depth)
+        for part, content in found[1].items():
+            try:
+                _check(content, depth + 1)
+            except TypeError as error:
+                raise TypeError(f"the part {part!r} of a {found[0]}: {error}") from error
     else:
         raise TypeError(_hint(value))
 
@@ -131,11 +149,11 @@ def _hint(value: Any) -> str:
     kind = type(value)
     text = f"a store can't keep a {kind.__module__}.{kind.__qualname__}"
     if isinstance(value, np.ma.MaskedArray):
-        return f"{text}, as np.asarray(value) would lose its mask: store value.data and value.mask"
+        return f"{text}: store np.ma.MaskedArray(value), a plain masked array"
     if isinstance(value, np.ndarray):
         return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
     if kind.__module__.startswith("scipy.sparse"):
-        return f"{text}: store the arrays that it is made of (value.tocsr() has data, indices and indptr) and its shape"
+        return f"{text}: store value.tocsr(), which keeps its elements"
     if is_tensor(value) or (isinstance(value, dict) and any(map(is_tensor, value.values()))):
         how = "of tensors as one" if isinstance(value, dict) else "inside another"
         return (
@@ -151,12 +169,14 @@ def _hint(value: Any) -> str:
         return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
         return f"{text}: store the value of datetime's own class that it is made from"
-    if hasattr(value, "__array__"):
+    if hasattr(value, "__array__") and not np.asarray(value).dtype.hasobject:
         return f"{text}: store np.asarray(value)"
+    if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "to_frame"):
+        return f"{text}: store a DataFrame or a Series, as of value.to_frame(), or value.tolist()"
     return (
         f"{text}: values are numpy arrays, scalars and generators, int, float, complex, bool, None, str, bytes, dates "
         "and times, Decimal, Fraction, UUID, paths, and tuples, lists, dicts and sets of these. Nothing is pickled; "
-        "store the parts that matter"
+        "pmstore.register makes a type storable by its parts"
     )
 
 
@@ -191,15 +211,19 @@ def _extension(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(
             _SCALAR, _pack([descriptor_of(value.dtype), value.tobytes(), bool(value.flags.writeable)])
         )
+    found = parts_of(value)
+    if found is not None:
+        return msgpack.ExtType(_REGISTERED, _pack(list(found)))
     raise TypeError(_hint(value))
 
 
 class _Decoder:
     """Decodes one value. msgpack's C code calls `extension`, which would not know the depth otherwise."""
 
-    __slots__ = ("_depth",)
+    __slots__ = ("_depth", "_raw")
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, raw: bool) -> None:
+        self._raw = raw
         if depth > DEPTH + 1:
             raise CorruptStoreError(f"a damaged value: nested more than {DEPTH} levels deep")
         self._depth = depth
@@ -213,18 +237,23 @@ class _Decoder:
         if code == _COMPLEX:
             return complex(*_TWO_DOUBLES.unpack(payload))
         small = BY_CODE.get(code)
-        if small is None and code not in (_TUPLE, _SCALAR, _ARRAY):
+        if small is None and code not in (_TUPLE, _SCALAR, _ARRAY, _REGISTERED):
             raise CorruptStoreError(
                 f"a value of a type that this version of pmstore does not know (extension {code}): a newer version "
                 "wrote it, and can read it"
             )
-        parts = _Decoder(self._depth + 1).unpack(payload)
+        parts = _Decoder(self._depth + 1, self._raw).unpack(payload)
         if type(parts) is not list:
             raise CorruptStoreError("a damaged value: an extension breaks the format")
         if small is not None:
             return small.make(parts)
         if code == _TUPLE:
             return tuple(parts)
+        if code == _REGISTERED:
+            name, items = parts
+            if type(name) is not str or type(items) is not dict or not all(type(one) is str for one in items):
+                raise CorruptStoreError("a damaged value: the parts of a value break the format")
+            return Parts(name, items) if self._raw else made(name, items)
         return _scalar(*parts) if code == _SCALAR else _array(*parts)
 
 

@@ -245,7 +245,7 @@ def _told(store: Store, row: Row) -> tuple[str, Curve | None]:
             )
         return f"{len(items):,} items" + (f", the last one {value_text(last[0], TEXT)}" if last else ""), curve
     if kind == "value" and row[4] <= READ:
-        return value_text(store[name], TEXT), None
+        return value_text(store._catalog.parts(name), TEXT), None
     return type_text(row), None
 
 

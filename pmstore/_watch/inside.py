@@ -66,6 +66,8 @@ def _value_text(store: Store, row: Row) -> str:
         return "a derived array: only a program that declares it can read it"
     if row[1] == "value" and row[4] > MOST_VALUE:
         return "too large to be looked into"
+    if row[1] in ("value", "object"):
+        return _cut(repr(store._catalog.parts(row[0])))
     value = store[row[0]]
     return _cut(repr(value[-100:] if isinstance(value, PersistentList) else value))
 

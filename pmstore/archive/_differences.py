@@ -70,8 +70,10 @@ def _array(old: Version, new: Version, key: bytes, one: Contents, other: Content
 
 def _same(old: Version, new: Version, name: str, one: Contents, other: Contents) -> bool:
     """Whether two values are equal: values that are not arrays, and lists, whose elements have entries of their own."""
-    from pmstore._catalog.kinds import LIST
+    from pmstore._catalog.kinds import LIST, OBJECT
 
+    if one.kind == OBJECT:
+        return bool(_content(old, name) == _content(new, name))
     if one.kind == LIST:
         a, b = old[name], new[name]
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
@@ -80,6 +82,20 @@ def _same(old: Version, new: Version, name: str, one: Contents, other: Contents)
     if one.frames == other.frames:
         return True
     return bytes(_bytes(old, one)) == bytes(_bytes(new, other))
+
+
+def _content(version: Version, name: str) -> Any:
+    """Of an object: its type, and of each part the name, the entry and the contents."""
+    from pmstore._catalog.names import key_of
+    from pmstore._catalog.objects import head_of, rows
+
+    entry = version._core.get(key_of(name))
+    assert entry is not None
+    found = [
+        (part, row.entry._replace(offset=0), version._core._entries[row.key])
+        for part, row in rows(version._catalog, entry)
+    ]
+    return head_of(entry).type_name, [(part, one, bytes(_bytes(version, item))) for part, one, item in found]
 
 
 def _bytes(version: Version, item: Contents) -> Bytes:

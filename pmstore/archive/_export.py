@@ -26,8 +26,10 @@ import numpy as np
 
 from pmstore._errors import Error, OutOfSpaceError, StoreExistsError, StoreIOError
 from pmstore._store import opening
+from pmstore._store.mapping import NameMapping
 from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
+from pmstore._values.registry import Parts
 from pmstore.archive._format import tell_losses
 from pmstore.archive._versions import Version
 
@@ -76,21 +78,38 @@ class _Source:
         self._done = 0
         self.arrays: list[_Described] = []
         self.values: dict[str, Any] = {}
+        self._part: dict[str, tuple[str, str]] = {}  # the object and the part, by the name of the array
         rows = mapping._rows() if hasattr(mapping, "_rows") else ((name, "") for name in mapping)
         for name, kind, *about in rows:
             _check_name(name)
             if kind == "array":
                 self.arrays.append(_Described(name, about[0], about[1]))
                 continue
-            value = mapping[name]
-            if isinstance(value, np.ndarray):
+            value = _value(mapping, name)
+            if isinstance(value, Parts) and kind == "object":
+                self._add_parts(name, value)
+            elif isinstance(value, np.ndarray):
                 self.arrays.append(_Described(name, value.shape, value.dtype))
             else:
                 self.values[name] = to_json(value)
         self._total = sum(one.nbytes for one in self.arrays)
 
+    def _add_parts(self, name: str, value: Parts) -> None:
+        """Arrays of a value of a registered type get names of their own, below its name."""
+        rest = {}
+        for part, content in value.items():
+            below = f"{name}/{part.replace('/', '_')}"
+            if isinstance(content, np.ndarray) and below not in self._part:
+                _check_name(below)
+                self._part[below] = name, part
+                self.arrays.append(_Described(below, content.shape, content.dtype))
+            else:
+                rest[part] = to_json(content)
+        self.values[name] = {"type": value.type_name, "parts": rest}
+
     def read(self, described: _Described) -> np.ndarray[Any, Any]:
-        array = self._mapping[described.name]
+        name, part = self._part.get(described.name, (described.name, None))
+        array = self._mapping[name] if part is None else _value(self._mapping, name)[part]
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
             raise ValueError(f"{described.name!r} has changed while it was exported")
         return array
@@ -113,7 +132,8 @@ def export(
     Arrays keep shape, dtype and elements; in zarr and safetensors, all are little-endian and in C order. Values that
     are no arrays (numbers, text, lists, …) become JSON, as `pmstore dump --json` shows them: a member
     ``__values__.json`` of an .npz file, an attribute ``__values__`` of the zarr group, a metadata entry ``__values__``
-    of a safetensors file.
+    of a safetensors file. Arrays of a value of a registered type (`pmstore.register`) are written below its name, and
+    the rest of it as JSON.
 
     Parameters
     ----------
@@ -170,6 +190,12 @@ def export(
     if isinstance(version, Version):
         tell_losses(target, version.version, version.losses.values(), 2)
     return len(source.arrays) + len(source.values)
+
+
+def _value(mapping: Mapping[str, Any], name: str) -> Any:
+    """A value; of a registered type, its parts."""
+    found = mapping._catalog.parts(mapping._full(name)) if isinstance(mapping, NameMapping) else None
+    return mapping[name] if found is None else found
 
 
 def _format_of(target: str, format: str | None) -> str:

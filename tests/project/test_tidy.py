@@ -184,6 +184,7 @@ FACE = {
     "_errors",
     "_resume",
     "_store",
+    "_values",
     "_watch",
     "scale",
     "testing",

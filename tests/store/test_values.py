@@ -106,6 +106,10 @@ class Text(str):
     pass
 
 
+class Own(np.ndarray):
+    pass
+
+
 REFUSED = [
     (Colour.RED, r"int\(value\)"),
     (Point(1, 2), r"tuple\(value\)"),
@@ -115,10 +119,9 @@ REFUSED = [
     (memoryview(b"x"), r"bytes\(value\)"),
     (object(), "Nothing is pickled"),
     (print, "Nothing is pickled"),
-    (np.ma.zeros(3), r"value.data and value.mask"),
-    (np.rec.array([(1,)], dtype=[("a", "i4")]), r"np.asarray\(value\)"),
     (np.array([object()]), "references to Python objects"),
     (np.zeros(2, [("a", "O")]), "references to Python objects"),
+    (np.zeros(2).view(Own), r"np.asarray\(value\)"),
     (msgpack.Timestamp(1), "Nothing is pickled"),
     (msgpack.ExtType(1, b""), r"tuple\(value\)"),
 ]
@@ -131,13 +134,6 @@ def test_other_types_are_refused_with_a_hint(store):
             with pytest.raises(TypeError, match=hint):
                 store["v"] = wrapped
         assert store["v"] == 1, type(value)
-
-
-@pytest.mark.parametrize("kind", ["csr_matrix", "coo_array", "dok_matrix"])
-def test_sparse_matrices_are_refused_with_a_hint(store, kind):
-    sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(TypeError, match="data, indices and indptr"):
-        store["v"] = getattr(sparse, kind)(np.eye(3))
 
 
 @pytest.mark.parametrize("wrap", [lambda v: [v], lambda v: (v,), lambda v: {1: v}])

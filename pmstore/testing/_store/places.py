@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pmstore
-from pmstore._catalog.kinds import ARRAY
-from pmstore._catalog.names import DERIVED_PREFIX, NAME_PREFIX, name_of, owner_of
+from pmstore._catalog.kinds import ARRAY, OBJECT
+from pmstore._catalog.names import DERIVED_PREFIX, NAME_PREFIX, name_of, object_prefix, owner_of
+from pmstore._catalog.objects import head_of
+from pmstore._core import Core, Entry
 from pmstore._display import count_text
 from pmstore._store import hooks
 from pmstore._values.array import read_layout
@@ -64,7 +66,7 @@ def file_map(images: Sequence[bytes], medium: str, sandbox: Sandbox) -> Places:
         log_end = log + size
         with contextlib.suppress(pmstore.Error), sandbox.store(image, medium) as store:
             core = hooks.core_of(store)
-            for key, entry in (*core.scan(NAME_PREFIX), *core.scan(DERIVED_PREFIX)):
+            for name, entry in _owned(core):
                 if not entry.offset:
                     continue
                 row, noun, length = 0, "row", entry.length
@@ -74,10 +76,19 @@ def file_map(images: Sequence[bytes], medium: str, sandbox: Sandbox) -> Places:
                     row, length = max(1, layout.nbytes // max(1, count)), layout.nbytes
                     noun = "row" if len(layout.shape) > 1 else "element"
                 first = REGION + entry.offset
-                extents.setdefault(
-                    (first, length), _Extent(first, first + length, name_of(owner_of(key) or key), row, noun)
-                )
+                extents.setdefault((first, length), _Extent(first, first + length, name, row, noun))
     return Places(log, log_end, list(extents.values()))
+
+
+def _owned(core: Core) -> Iterator[tuple[str, Entry]]:
+    """Entries, and the names that they belong to."""
+    for key, entry in core.scan(NAME_PREFIX):
+        yield name_of(key), entry
+        if entry.kind == OBJECT:
+            for part in core.scan(object_prefix(head_of(entry).id)):
+                yield name_of(key), part.entry
+    for key, entry in core.scan(DERIVED_PREFIX):
+        yield name_of(owner_of(key) or key), entry
 
 
 def lost_text(schedule: Schedule, medium: str, sector: int, places: Places) -> list[str]:

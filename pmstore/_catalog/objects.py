@@ -1,0 +1,252 @@
+"""Values of registered types that have arrays: every part has a catalog key of its own, so that arrays are live.
+
+The entry of the name is an OBJECT. Its meta is msgpack of ``[id, number of parts, name of the type]``; the parts have
+the keys ``o``, id, number, name of the part. (A value of a registered type without arrays is a plain value.)
+
+I37: an object and its parts change together. All parts are encoded before one is written; they are written under an id
+that no object has had; then one call gives the name its new entry and deletes what belonged to the old one. So each
+part belongs to exactly one object, and an exception at any moment leaves the old value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from pmstore._catalog.kinds import ARRAY, BLOB, INLINE, OBJECT
+from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
+from pmstore._core import META_MAX, Entry, Row
+from pmstore._display import name_text, size_text
+from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, of
+from pmstore._values.array import Array, Layout, layout, order_of, read_layout
+from pmstore._values.registry import NAME_MAX, Parts, made, parts_of, registered
+from pmstore._values.types import is_text
+from pmstore._values.values import decode, encode, type_name
+
+if TYPE_CHECKING:
+    from pmstore._catalog.catalog import Catalog
+
+__all__ = [
+    "Head",
+    "Prepared",
+    "check_parts",
+    "get",
+    "head_of",
+    "parts",
+    "prepared",
+    "parts_under",
+    "put",
+    "read",
+    "release",
+    "rows",
+]
+
+Read = Callable[[bytes, str, Entry], Any]
+
+_SHOWN = 6  # parts in a listing
+
+
+class Head(NamedTuple):
+    """The meta of an object's entry."""
+
+    id: int
+    parts: int
+    type_name: str
+
+    def meta(self) -> bytes:
+        return bytes(msgpack.packb(list(self)))
+
+
+Prepared = tuple[str, list[tuple[str, Any]]]  # the type's name; by part's name, (Layout, Array) or (encoding, its type)
+
+
+def head_of(entry: Entry) -> Head:
+    """What the entry of an object says. Raises CorruptStoreError."""
+    try:
+        head = Head(*msgpack.unpackb(entry.meta))
+        sound = 0 < head.id < 1 << 64 and 0 <= head.parts < 1 << 32 and 0 < len(head.type_name.encode()) <= NAME_MAX
+    except Exception as error:
+        raise CorruptStoreError(f"a damaged object: {error}") from error
+    if not sound or not all(type(part) is kind for part, kind in zip(head, (int, int, str))):
+        raise CorruptStoreError("a damaged object")
+    return head
+
+
+# ---- writing
+
+
+def prepared(value: Any) -> Prepared | None:
+    """All parts of a value, encoded; None if it is not of a registered type with arrays. Raises what `encode` of the
+    type raises, and TypeError for a part that can't be stored."""
+    found = parts_of(value)
+    if found is None or not any(_is_live(part) for part in found[1].values()):
+        return None
+    name, items = found
+    out: list[tuple[str, Any]] = []
+    for part, content in items.items():
+        try:
+            if _is_live(content):
+                out.append((part, (layout(content.shape, content.dtype, order_of(content), True), content)))
+            else:
+                out.append((part, (encode(content), type_name(content))))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"the part {part!r} of a {name}: {error}") from error
+    return name, out
+
+
+def _is_live(part: Any) -> bool:
+    return (type(part) is np.ndarray or type(part) is np.memmap) and not is_text(part.dtype)
+
+
+def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
+    """Stores an object under a catalog key. gone: prefix of the keys that are deleted with the old value. Returns the
+    meta of its entry."""
+    name, items = made_of
+    with new_parts(catalog, key) as number:
+        for i, (part, (one, other)) in enumerate(items):
+            if isinstance(one, Layout):
+                catalog.put_array(part_key(number, i, part), one, other)
+            else:
+                catalog.put_encoded(part_key(number, i, part), one, other)
+        meta = Head(number, len(items), name).meta()
+        catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone)
+    return meta
+
+
+@contextlib.contextmanager
+def new_parts(catalog: Catalog, key: bytes) -> Iterator[int]:
+    """A new id, under which the with block puts parts and, last, the object under a key. If that fails, the parts are
+    deleted."""
+    number = catalog.new_id()
+    try:
+        yield number
+    except BaseException:
+        with contextlib.suppress(Error):
+            entry = catalog.core.get(key)
+            if entry is None or entry.kind != OBJECT or head_of(entry).id != number:  # a signal may interrupt later
+                for row in list(catalog.core.scan(object_prefix(number))):
+                    catalog.core.delete(row.key)
+        raise
+
+
+# ---- reading
+
+
+def rows(catalog: Catalog, entry: Entry) -> list[tuple[str, Row]]:
+    """The name and the row of each part, in order. Raises CorruptStoreError unless all are there."""
+    head = head_of(entry)
+    found: list[tuple[str, Row]] = []
+    for row in catalog.core.scan(object_prefix(head.id)):
+        place = split_part(row.key)
+        if place is None or place[:2] != (head.id, len(found)) or row.entry.kind not in (ARRAY, INLINE, BLOB):
+            raise CorruptStoreError("an object has a part that is out of its place")
+        found.append((place[2], row))
+        if len(found) > head.parts:
+            break
+    if len(found) != head.parts or len({name for name, _ in found}) != head.parts:
+        raise CorruptStoreError("an object lacks a part, or has one too many")
+    return found
+
+
+def parts(catalog: Catalog, what: str, entry: Entry, read: Read | None = None, *, raw: bool = True) -> Parts:
+    """The parts of an object. read: gives a part instead of the catalog. raw: see `values.decode`."""
+
+    def value(key: bytes, name: str, one: Entry) -> Any:
+        if one.kind == ARRAY:
+            return catalog.value(key, name, one)
+        try:
+            return decode(catalog.encoded(one), raw=raw)
+        except (*UNSOUND, DecodeError) as error:
+            raise error if isinstance(error, DecodeError) else of(name, error) from error
+
+    try:
+        found = rows(catalog, entry)
+        head = head_of(entry)
+    except UNSOUND as error:
+        raise of(what, error) from error
+    return Parts(head.type_name, {name: (read or value)(row.key, f"{what}[{name}]", row.entry) for name, row in found})
+
+
+def parts_under(catalog: Catalog, name: str, entry: Entry) -> Any:
+    """The Parts of a value of a registered type; None of a list, an array or a derived array; another plain value."""
+    if entry.kind == OBJECT:
+        return parts(catalog, name, entry)
+    if entry.kind not in (INLINE, BLOB):
+        return None
+    try:
+        return decode(catalog.encoded(entry), raw=True)
+    except UNSOUND as error:
+        raise of(name, error) from error
+
+
+def read(catalog: Catalog, what: str, entry: Entry, read: Read | None = None) -> Any:
+    """The value of an object, made by its type's `decode`; a Parts if the type is not registered."""
+    found = parts(catalog, what, entry, read, raw=False)
+    return made(found.type_name, dict(found))
+
+
+def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
+    """The value of an object, for a user who may change it."""
+    value = read(catalog, what, entry)
+    kept = registered(type(value))
+    if kept is not None and kept.watched and not catalog.read_only:
+        catalog.lost_updates.handed_out(key, what, value, entry.meta, small)
+    return value
+
+
+def release(catalog: Catalog, entry: Entry) -> None:
+    """See Store.release."""
+    for _, row in rows(catalog, entry):
+        if row.entry.kind == ARRAY and row.entry.offset:
+            catalog.core.release(row.entry.offset, row.entry.length)
+
+
+def small(value: Any) -> bytes:
+    """What a lost update would change of an object: all but the elements of its arrays, which are live. Raises what
+    `encode` raises."""
+    name, items = parts_of(value) or ("", {})
+    return encode([name, {part: _outline(one) if _is_live(one) else one for part, one in items.items()}])
+
+
+def _outline(array: Array) -> Any:
+    return [list(array.shape), array.dtype.str]
+
+
+def about(catalog: Catalog, entry: Entry) -> tuple[int, str, str]:
+    """The bytes of an object's parts, its type, and the parts as text, for a listing."""
+    total, shown = 0, []
+    for name, row in rows(catalog, entry):
+        nbytes, text = row.entry.length or len(row.entry.meta), ""
+        if row.entry.kind == ARRAY:
+            described = read_layout(catalog.core, row.entry)
+            nbytes, text = described.nbytes, f" {described.shape} {described.dtype}"
+        total += nbytes
+        shown.append(f"{name}{text} {size_text(nbytes)}")
+    more = f", … {len(shown)} parts" if len(shown) > _SHOWN else ""
+    return total, name_text(head_of(entry).type_name), name_text(", ".join(shown[:_SHOWN]) + more)
+
+
+def check_parts(catalog: Catalog, owners: dict[int, tuple[str, Head]]) -> Iterator[tuple[str | None, Row, str]]:
+    """Problems of parts: the name of the object if it is known, the row and a text. owners: the objects by id."""
+    seen: dict[int, int] = {}
+    for row in catalog.core.scan(OBJECT_PREFIX):
+        place = split_part(row.key)
+        owner = None if place is None else owners.get(place[0])
+        name = None if owner is None or place is None else f"{owner[0]}[{place[2]}]"
+        try:
+            if place is None or owner is None or place[1] != seen.get(place[0], 0) or place[1] >= owner[1].parts:
+                raise CorruptStoreError("a part of an object is out of its place (I37)")
+            seen[place[0]] = place[1] + 1
+            if row.entry.kind == ARRAY:
+                read_layout(catalog.core, row.entry)
+            else:
+                decode(catalog.encoded(row.entry), raw=True)
+        except UNSOUND as error:
+            yield name, row, str(error)
+
+
+assert META_MAX > NAME_MAX + 32

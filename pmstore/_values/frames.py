@@ -1,0 +1,282 @@
+"""pandas' frames and series as parts. A column of numbers or times is an array of its own, in the memory of the store.
+
+A column is described by a list whose first element is its kind; its arrays are parts with a common beginning of their
+names, which is the number and the label of the column:
+
+===========================================  ========================================================
+description                                  parts
+===========================================  ========================================================
+["numpy"]                                    the array
+["objects"]                                  a list of values
+["text", storage, whether it has pandas.NA]  a list of str; None: missing
+["texts", storage, the same]                 see texts.py, for many of them
+["strs"]                                     the same, for many objects that are str or None
+["nullable", dtype]                          the array, .mask
+["zoned", dtype]                             the array, in UTC
+["period", dtype]                            the ordinals
+["categories", ordered, index]               the codes, and the index of the categories
+["interval", closed, index, index]           the indices of the left and the right ends
+===========================================  ========================================================
+
+An index is ["range", name, start, stop, step], ["multi", names, indices] with .codes0, .codes1, … or ["index", name,
+freq, description of a column].
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from pmstore._values.registry import Decode, Encode
+from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
+
+__all__ = ["how"]
+
+_NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
+_MANY = 1000  # texts, from which on they are arrays
+_LABEL = 60  # characters of a column's label in the name of a part
+
+Parts = dict[str, Any]
+
+
+def how(kind: Any) -> tuple[Encode, Decode]:
+    """How a class of pandas is kept."""
+    if kind.__name__ == "Series":
+        return _series_parts, _series_of
+    return _frame_parts, _frame_of
+
+
+def _pandas() -> Any:
+    return sys.modules["pandas"]
+
+
+# ---- frames and series
+
+
+def _frame_parts(frame: Any) -> Parts:
+    parts: Parts = {"about": None}
+    labels: Parts = {}
+    about = {"columns": _index_parts(frame.columns, "labels", labels), "labels": labels}
+    about["index"] = _index_parts(frame.index, "index", parts)
+    described = []
+    for i, label in enumerate(frame.columns):
+        try:
+            described.append(_column_parts(frame.iloc[:, i], _name(i, label), parts))
+        except TypeError as error:
+            raise TypeError(f"the column {label!r}: {error}") from error
+    parts["about"] = {**about, "described": described, **_extras(frame)}
+    return parts
+
+
+def _frame_of(parts: Parts) -> Any:
+    pandas, about = _pandas(), parts["about"]
+    columns = _index_of(about["columns"], "labels", about["labels"])
+    index = _index_of(about["index"], "index", parts)
+    names = _by_number(parts)
+    found = {i: _column_of(one, names[i], parts, index) for i, one in enumerate(about["described"])}
+    if len(columns) != len(found) or any(len(one) != len(index) for one in found.values()):
+        raise ValueError("columns of other lengths")
+    frame = pandas.DataFrame(found, index=index, copy=False) if found else pandas.DataFrame(index=index)
+    frame.columns = columns
+    return _with_extras(frame, about)
+
+
+def _series_parts(series: Any) -> Parts:
+    parts: Parts = {"about": None}
+    index = _index_parts(series.index, "index", parts)
+    described = _column_parts(series, "values", parts)
+    parts["about"] = {"name": series.name, "index": index, "described": described, **_extras(series)}
+    return parts
+
+
+def _series_of(parts: Parts) -> Any:
+    pandas, about = _pandas(), parts["about"]
+    index = _index_of(about["index"], "index", parts)
+    column = _column_of(about["described"], "values", parts, index)
+    if len(column) != len(index):
+        raise ValueError("an index of another length")
+    series = column if isinstance(column, pandas.Series) else pandas.Series(column, index=index, copy=False)
+    series.name = about["name"]
+    return _with_extras(series, about)
+
+
+def _extras(value: Any) -> Parts:
+    extras: Parts = {"attrs": dict(value.attrs)} if value.attrs else {}
+    return extras if value.flags.allows_duplicate_labels else {**extras, "unique": True}
+
+
+def _with_extras(value: Any, about: Parts) -> Any:
+    value.attrs.update(about.get("attrs", {}))
+    if about.get("unique", False):
+        value.flags.allows_duplicate_labels = False
+    return value
+
+
+def _name(number: int, label: Any) -> str:
+    """The beginning of the names of a column's parts."""
+    return f"{number} {label[:_LABEL]}" if type(label) is str and label.isprintable() and label else str(number)
+
+
+def _by_number(parts: Parts) -> dict[int, str]:
+    """The beginnings of the names of columns, by their numbers. Names that begin so come behind it."""
+    names: dict[int, str] = {}
+    for name in parts:
+        number = name.partition(" ")[0].partition(".")[0]
+        if number.isdecimal():
+            names.setdefault(int(number), name)
+    return names
+
+
+# ---- columns
+
+
+def _column_parts(column: Any, name: str, parts: Parts) -> list[Any]:
+    """The description of a Series or an Index; its parts are added."""
+    dtype, values = column.dtype, column.array
+    if isinstance(dtype, np.dtype):
+        if dtype.hasobject:
+            objects = values.tolist()
+            if len(objects) >= _MANY and set(map(type, objects)) <= {str, type(None)}:
+                list_parts(objects, name, parts)
+                return ["strs"]
+            parts[name] = objects
+            return ["objects"]
+        parts[name] = np.asarray(values)
+        return ["numpy"]
+    kind, text = type(dtype).__name__, str(dtype)
+    if kind == "StringDtype":
+        about = [dtype.storage, dtype.na_value is _pandas().NA]
+        if len(values) >= _MANY and dtype.storage == "pyarrow":
+            arrow_parts(values.__arrow_array__(), name, parts)
+            return ["texts", *about]
+        found = values.tolist()
+        for i in np.flatnonzero(values.isna()):
+            found[i] = None
+        if len(values) >= _MANY:
+            list_parts(found, name, parts)
+            return ["texts", *about]
+        parts[name] = found
+        return ["text", *about]
+    if text in _NULLABLE:
+        parts[name], parts[f"{name}.mask"] = values._data, values._mask
+        return ["nullable", text]
+    if kind == "DatetimeTZDtype" and _same(_pandas().DatetimeTZDtype.construct_from_string, dtype):
+        parts[name] = _pandas().DatetimeIndex(values).asi8.view(f"M8[{dtype.unit}]")
+        return ["zoned", text]
+    if kind == "PeriodDtype":
+        parts[name] = _pandas().PeriodIndex(values).asi8
+        return ["period", text]
+    if kind == "CategoricalDtype":
+        parts[name] = values.codes
+        return ["categories", bool(values.ordered), _index_parts(values.categories, f"{name}.categories", parts)]
+    if kind == "IntervalDtype":
+        parts[name] = None
+        ends = [_index_parts(getattr(values, end), f"{name}.{end}", parts) for end in ("left", "right")]
+        return ["interval", dtype.closed, *ends]
+    raise TypeError(
+        f"a store can't keep the dtype {dtype}: use one of numpy's, or text, nullable numbers, categories, times with "
+        "a zone of zoneinfo, periods or intervals; for a dtype of pyarrow, .convert_dtypes(dtype_backend="
+        '"numpy_nullable")'
+    )
+
+
+def _same(make: Any, dtype: Any) -> bool:
+    try:
+        return bool(make(str(dtype)) == dtype)
+    except TypeError:
+        return False
+
+
+def _column_of(described: Any, name: str, parts: Parts, index: Any = None) -> Any:
+    """The values of a column: an array of numpy or pandas; a Series of objects if there is an index."""
+    pandas = _pandas()
+    kind, *rest = described
+    values = parts[name]
+    if kind == "strs":
+        kind, values = "objects", list_of(name, parts)
+    if kind == "objects":
+        made = np.fromiter(values, object, len(values))
+        return made if index is None else pandas.Series(made, index=index, dtype=object, copy=False)
+    if kind in ("text", "texts"):
+        storage, has_na = rest
+        dtype = _text_dtype(storage, pandas.NA if has_na else np.nan)
+        if kind == "texts" and storage == "pyarrow" and "pyarrow" in sys.modules:
+            return dtype.__from_arrow__(arrow_of(name, parts))
+        values = list_of(name, parts) if kind == "texts" else values
+        if not all(type(one) is str or one is None for one in values):
+            raise ValueError("a text is no str")
+        return pandas.array(values, dtype=dtype)
+    if kind == "interval":
+        closed, left, right = rest
+        ends = _index_of(left, f"{name}.left", parts), _index_of(right, f"{name}.right", parts)
+        return pandas.arrays.IntervalArray.from_arrays(*ends, closed=closed)
+    if type(values) is not np.ndarray or values.ndim != 1:
+        raise ValueError("a column is no array")
+    if kind == "numpy":
+        return values
+    if kind == "nullable":
+        (text,) = rest
+        mask = parts[f"{name}.mask"]
+        if text not in _NULLABLE or mask.shape != values.shape:
+            raise ValueError("nullable numbers break the format")
+        return pandas.api.types.pandas_dtype(text).construct_array_type()(values, mask)
+    if kind == "zoned":
+        dtype = pandas.DatetimeTZDtype.construct_from_string(rest[0])
+        return pandas.DatetimeIndex(values).tz_localize("UTC").tz_convert(dtype.tz).array
+    if kind == "period":
+        dtype = pandas.PeriodDtype.construct_from_string(rest[0])
+        return pandas.PeriodIndex.from_ordinals(values, freq=dtype.freq).array
+    if kind == "categories":
+        ordered, categories = rest
+        dtype = pandas.CategoricalDtype(_index_of(categories, f"{name}.categories", parts), ordered)
+        return pandas.Categorical.from_codes(values, dtype=dtype)
+    raise ValueError(f"a column of the unknown kind {kind!r:.40}")
+
+
+def _text_dtype(storage: Any, missing: Any) -> Any:
+    if missing is _pandas().NA:
+        return _pandas().StringDtype(storage)
+    try:
+        return _pandas().StringDtype(storage, na_value=missing)
+    except TypeError:  # pandas before 2.3
+        return _pandas().StringDtype("pyarrow_numpy")
+
+
+# ---- indices
+
+
+def _index_parts(index: Any, name: str, parts: Parts) -> list[Any]:
+    pandas = _pandas()
+    if type(index) is pandas.RangeIndex:
+        return ["range", index.name, index.start, index.stop, index.step]
+    if type(index) is pandas.MultiIndex:
+        levels = []
+        for i, (level, codes) in enumerate(zip(index.levels, index.codes)):
+            parts[f"{name}.codes{i}"] = np.asarray(codes)
+            levels.append(_index_parts(level, f"{name}.level{i}", parts))
+        return ["multi", list(index.names), levels]
+    kinds = ("Index", "DatetimeIndex", "TimedeltaIndex", "PeriodIndex", "IntervalIndex", "CategoricalIndex")
+    if type(index) not in [getattr(pandas, kind) for kind in kinds]:
+        raise TypeError(f"a store can't keep a {type(index).__module__}.{type(index).__qualname__}")
+    freq = index.freqstr if type(index).__name__ in ("DatetimeIndex", "TimedeltaIndex") else None
+    return ["index", index.name, freq, _column_parts(index, name, parts)]
+
+
+def _index_of(described: Any, name: str, parts: Parts) -> Any:
+    pandas = _pandas()
+    kind, label, *rest = described
+    if kind == "range":
+        start, stop, step = rest
+        return pandas.RangeIndex(start, stop, step, name=label)
+    if kind == "multi":
+        levels = [_index_of(one, f"{name}.level{i}", parts) for i, one in enumerate(rest[0])]
+        codes = [parts[f"{name}.codes{i}"] for i in range(len(levels))]
+        return pandas.MultiIndex(levels, codes, names=label)
+    freq, column = rest
+    values = _column_of(column, name, parts)
+    index = pandas.Index(values, dtype=values.dtype, name=label, copy=False)
+    if freq is not None:
+        index.freq = freq
+    return index

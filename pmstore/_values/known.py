@@ -1,0 +1,198 @@
+"""Types of numpy, SciPy and pandas as parts. None of their modules is imported here: who has a value has imported it.
+
+==============================  =======================================================================
+type                            parts
+==============================  =======================================================================
+numpy.ma.MaskedArray            data; mask, unless there is none; about: [fill value, whether it is hard]
+numpy.recarray                  array
+scipy.sparse CSR, CSC           data, indices, indptr; shape
+scipy.sparse COO                data; coords0, coords1, …; shape; canonical
+pandas.DataFrame, Series        see frames.py
+==============================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pmstore._values.registry import Decode, Encode, Registered
+
+__all__ = ["known_name", "known_type", "module_of"]
+
+_BY_TYPE: dict[type, Registered] = {}
+_BY_NAME: dict[str, Registered] = {}
+_LOADED: set[str] = set()
+
+_SPARSE = [f"{kind}_{what}" for kind in ("csr", "csc", "coo") for what in ("array", "matrix")]
+
+
+def known_type(kind: type) -> Registered | None:
+    """How values of exactly this type are kept; None if it is not one of these."""
+    if kind.__module__.partition(".")[0] not in _PACKAGES:
+        return None
+    _load()
+    return _BY_TYPE.get(kind)
+
+
+def known_name(name: str) -> Registered | None:
+    """The type of that name, if it is one of these and its module is imported."""
+    if module_of(name) is None:
+        return None
+    _load()
+    return _BY_NAME.get(name)
+
+
+def module_of(name: str) -> str | None:
+    """The module that has the type of a name, if it is one of these."""
+    module, _, last = name.rpartition(".")
+    return module if module in _TABLES and last in _TABLES[module][0] else None
+
+
+def _load() -> None:
+    """Make the entries of modules that were imported since the last call."""
+    for module, (names, how) in _TABLES.items():
+        loaded = sys.modules.get(module)
+        if loaded is None or module in _LOADED:
+            continue
+        kinds = [getattr(loaded, name, None) for name in names]
+        if not all(isinstance(kind, type) for kind in kinds):
+            continue  # an old version, or in the middle of its import
+        for name, kind in zip(names, kinds):
+            assert kind is not None
+            found = Registered(kind, f"{module}.{name}", *how(kind), watched=False)
+            _BY_TYPE[kind] = _BY_NAME[found.name] = found
+        _LOADED.add(module)
+
+
+# ---- numpy
+
+
+def _masked(kind: Any) -> tuple[Encode, Decode]:
+    nomask = sys.modules["numpy.ma"].nomask
+
+    def encode(value: Any) -> dict[str, Any]:
+        data, mask = value.data, value.mask
+        if type(data) is not np.ndarray:
+            raise TypeError(f"a store can't keep a masked {type(data).__name__}, only a masked array")
+        parts = {"data": data, "about": [value.fill_value, bool(value.hardmask)]}
+        return parts if mask is nomask else {**parts, "mask": mask}
+
+    def decode(parts: dict[str, Any]) -> Any:
+        data, (fill_value, hard) = _array(parts["data"]), parts["about"]
+        mask = parts.get("mask", nomask)
+        if mask is not nomask and mask.shape != data.shape:
+            raise ValueError("data and mask have different shapes")
+        made = kind(data, mask=mask, hard_mask=hard, copy=False, shrink=False)
+        made.fill_value = fill_value
+        return made
+
+    return encode, decode
+
+
+def _records(kind: Any) -> tuple[Encode, Decode]:
+    def decode(parts: dict[str, Any]) -> Any:
+        array = _array(parts["array"])
+        made = array.view(kind)
+        if made.dtype != array.dtype:  # a recarray of plain elements
+            raise ValueError("no dtype of records")
+        return made
+
+    return (lambda value: {"array": value.view(np.ndarray)}), decode
+
+
+# ---- SciPy
+
+
+def _sparse(kind: Any) -> tuple[Encode, Decode]:
+    if kind.__name__.startswith("coo"):
+        return _coo(kind)
+    by_row = kind.__name__.startswith("csr")
+
+    def encode(value: Any) -> dict[str, Any]:
+        parts = {name: getattr(value, name) for name in ("data", "indices", "indptr")}
+        return {**parts, "shape": tuple(map(int, value.shape))}
+
+    def decode(parts: dict[str, Any]) -> Any:
+        data, indices, indptr = (_array(parts[name], 1) for name in ("data", "indices", "indptr"))
+        shape = _shape(parts["shape"])
+        major, minor = (1, *shape) if len(shape) == 1 and by_row else shape if by_row else shape[::-1]
+        _check_indices(indices, minor)
+        _check_indices(indptr, min(len(data), len(indices)) + 1)
+        if len(indptr) != major + 1 or indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
+            raise ValueError("indptr breaks the format")
+        if indices.dtype != indptr.dtype:
+            raise ValueError("indices and indptr have different dtypes")
+        made = kind(shape)
+        made.data, made.indices, made.indptr = data, indices, indptr  # the constructor would copy other integers
+        return made
+
+    return encode, decode
+
+
+def _coo(kind: Any) -> tuple[Encode, Decode]:
+    def encode(value: Any) -> dict[str, Any]:
+        coords = value.coords if hasattr(value, "coords") else (value.row, value.col)
+        parts = {"data": value.data, **{f"coords{axis}": one for axis, one in enumerate(coords)}}
+        return {**parts, "shape": tuple(map(int, value.shape)), "canonical": bool(value.has_canonical_format)}
+
+    def decode(parts: dict[str, Any]) -> Any:
+        data, shape = _array(parts["data"], 1), _shape(parts["shape"])
+        coords = tuple(_array(parts[f"coords{axis}"], 1) for axis in range(len(shape)))
+        for one, length in zip(coords, shape):
+            _check_indices(one, length)
+            if len(one) != len(data) or one.dtype != coords[0].dtype:
+                raise ValueError("coordinates break the format")
+        made = kind(shape)
+        made.data = data
+        if hasattr(made, "coords"):
+            made.coords = coords
+        else:
+            made.row, made.col = coords
+        made.has_canonical_format = bool(parts["canonical"])
+        return made
+
+    return encode, decode
+
+
+def _check_indices(indices: Any, length: int) -> None:
+    """SciPy's compiled code would read and write outside of its arrays."""
+    if indices.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
+        raise ValueError(f"indices of the dtype {indices.dtype}")
+    if len(indices) and not (indices.min() >= 0 and indices.max() < length):
+        raise ValueError("an index is outside of the shape")
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if type(shape) is not tuple or not shape or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("no shape")
+    return shape
+
+
+def _array(array: Any, ndim: int | None = None) -> Any:
+    if type(array) is not np.ndarray or (ndim is not None and array.ndim != ndim):
+        raise ValueError("a part that is to be an array is none")
+    return array
+
+
+# ---- pandas
+
+
+def _pandas(kind: Any) -> tuple[Encode, Decode]:
+    from pmstore._values import frames
+
+    return frames.how(kind)
+
+
+_TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
+    "numpy.ma": (["MaskedArray"], _masked),
+    "numpy": (["recarray"], _records),
+    "scipy.sparse": (_SPARSE, _sparse),
+    "pandas": (["DataFrame", "Series"], _pandas),
+}
+"""Names of types by module, and how they are kept. A file can name no others."""
+
+_PACKAGES = {module.partition(".")[0] for module in _TABLES}

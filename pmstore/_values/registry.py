@@ -1,0 +1,272 @@
+"""Types that a program registers: their values are kept as named parts, which are simpler values.
+
+A file has the name of a type and its parts. Reading looks the name up among the registered types, and neither imports
+nor runs anything that the file names. A name that is not registered gives the parts themselves, as `Parts`.
+
+`known.py` has types of numpy, SciPy and pandas. They count as registered in programs that have imported their package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pmstore._errors import DecodeError
+
+__all__ = ["NAME_MAX", "Parts", "Registered", "made", "named", "parts_of", "register", "registered"]
+
+NAME_MAX = 255  # bytes in UTF-8, of a type's name and of a part's name
+
+Encode = Callable[[Any], Mapping[str, Any]]
+Decode = Callable[[dict[str, Any]], Any]
+
+
+class Registered(NamedTuple):
+    """How values of a type are kept. watched: whether a copy that was changed gives a LostUpdateWarning."""
+
+    type: type
+    name: str
+    encode: Encode
+    decode: Decode
+    watched: bool = True
+
+
+class Parts(Mapping[str, Any]):
+    """The parts of a value whose type is not registered in this program: a mapping that can't be changed.
+
+    Arrays among them are live arrays of the store, except inside of other values. `Store.parts` gives the parts of
+    values of registered types, too. A Parts can be stored; that keeps the type's name.
+
+    Attributes
+    ----------
+    type_name : str
+        The name under which the type was registered when the value was stored.
+    """
+
+    __slots__ = ("_parts", "type_name")
+
+    def __init__(self, type_name: str, parts: Mapping[str, Any]) -> None:
+        self.type_name = type_name
+        self._parts = dict(parts)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __eq__(self, other: object) -> bool:
+        from pmstore._values.values import encode
+
+        return isinstance(other, Parts) and encode(self) == encode(other)
+
+    def __hash__(self) -> int:
+        return hash(self.type_name)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name!r}: {_brief(value)}" for name, value in self._parts.items())
+        return f"<Parts of a {self.type_name} {{{shown}}}: {_how(self.type_name)}>"
+
+
+def _brief(value: Any) -> str:
+    import numpy as np
+
+    if isinstance(value, np.ndarray) and value.size > 8:
+        return f"{value.shape} {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _how(name: str) -> str:
+    from pmstore._values.known import module_of
+
+    if named(name) is not None:
+        return "Store.parts gives them, and reading the name a value of the type"
+    if module_of(name) is not None:
+        return f"after 'import {module_of(name)}' it reads as one"
+    return f"the type is not registered; pmstore.register(the type, encode, decode, name={name!r}) reads it"
+
+
+_BY_TYPE: dict[type, Registered] = {}
+_BY_NAME: dict[str, Registered] = {}
+
+
+def registered(kind: type) -> Registered | None:
+    """How values of exactly this type are kept; None if it is not registered."""
+    found = _BY_TYPE.get(kind)
+    if found is not None:
+        return found
+    from pmstore._values.known import known_type
+
+    return known_type(kind)
+
+
+def named(name: str) -> Registered | None:
+    """The registered type of that name; None if there is none."""
+    found = _BY_NAME.get(name)
+    if found is not None:
+        return found
+    from pmstore._values.known import known_name
+
+    return known_name(name)
+
+
+def register(
+    type: type, encode: Encode | None = None, decode: Decode | None = None, *, name: str | None = None
+) -> None:
+    """Let stores keep values of a type, as parts with names. Nothing is pickled.
+
+    Every program that reads such values registers the type again, because the store keeps the type's name and no code.
+    Without that, reading gives a `Parts`.
+
+    Parameters
+    ----------
+    type : type
+        Values of exactly this type are kept. Those of its subclasses are not.
+    encode : callable
+        Called with a value; returns a dict of str to parts: arrays, and all else that a store keeps. An array becomes a
+        live array of the store.
+    decode : callable
+        Called with that dict, as it was read; returns the value. Arrays in it are live: if the value refers to them,
+        their changes are part of the next commit. It must not trust the parts, if files come from others.
+
+        `encode` and `decode` can be left out for enums, dataclasses and named tuples. An enum is kept by the names of
+        its members, a flag by its number. Of the others the fields are kept; `__init__` and `__post_init__` are not
+        called when they are read.
+    name : str, optional
+        Under which the store knows the type, at most 255 bytes in UTF-8. By default its module and name, as in
+        ``"app.model.Layer"``. Give one for a type that may move, or that is defined in a program's main file.
+
+    Raises
+    ------
+    ValueError
+        The type is registered already, a store keeps its values anyway, or the name belongs to another type. Defining
+        a class again, as in a notebook, gives another type, which takes over the name.
+    TypeError
+        It is no class; only one of `encode` and `decode` is given; or they are missing, and it is none of the above.
+    """
+    if not isinstance(type, _TYPE):
+        raise TypeError(f"register() takes a class, not {type!r:.80}")
+    if (encode is None) != (decode is None):
+        raise TypeError("register() takes both encode and decode, or neither for an enum, dataclass or named tuple")
+    if name is None:
+        name = f"{type.__module__}.{type.__qualname__}"
+    check_name(name, "of a type")
+    if encode is None or decode is None:
+        encode, decode = _of_fields(type)
+    if not callable(encode) or not callable(decode):
+        raise TypeError("encode and decode are functions")
+    if type in _BY_TYPE:
+        raise ValueError(f"{name!r}: the type is registered already, as {_BY_TYPE[type].name!r}")
+    if _kept(type):
+        raise ValueError(f"a store keeps values of the type {type.__qualname__} already")
+    other = named(name)
+    if other is not None:
+        before = other.type
+        if name not in _BY_NAME or (before.__module__, before.__qualname__) != (type.__module__, type.__qualname__):
+            raise ValueError(
+                f"the name {name!r} belongs to the type {before.__module__}.{before.__qualname__}: give another name="
+            )
+        del _BY_TYPE[before]
+    _BY_TYPE[type] = _BY_NAME[name] = Registered(type, name, encode, decode, not issubclass(type, enum.Enum))
+
+
+_TYPE = type
+
+
+def _kept(kind: type) -> bool:
+    import numpy as np
+
+    from pmstore._values.types import small_of
+    from pmstore._values.values import PLAIN
+
+    known = kind in PLAIN or small_of(kind) is not None or kind is np.ndarray or issubclass(kind, np.generic)
+    return known or registered(kind) is not None or kind is Parts
+
+
+def check_name(name: object, what: str) -> bytes:
+    """A name in UTF-8. Raises TypeError or ValueError."""
+    if type(name) is not str:
+        raise TypeError(f"the name {what} is a str, not {type(name).__name__}: {name!r:.80}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name {what} holds a lone surrogate: {name!r:.80}") from error
+    if not 0 < len(encoded) <= NAME_MAX:
+        raise ValueError(f"the name {what} has 1 to {NAME_MAX} bytes in UTF-8, not {len(encoded)}: {name!r:.80}")
+    return encoded
+
+
+def parts_of(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """The name of the type of a value, and its parts; None if its type is not registered.
+
+    Raises TypeError or ValueError if `encode` gives no dict of str, and what `encode` raises.
+    """
+    if type(value) is Parts:
+        return value.type_name, value._parts
+    found = registered(type(value))
+    if found is None:
+        return None
+    parts = found.encode(value)
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"encode of {found.name} gives a dict of str to parts, not {type(parts).__name__}")
+    for name in parts:
+        check_name(name, f"of a part of a {found.name}")
+    return found.name, dict(parts)
+
+
+def made(name: str, parts: dict[str, Any]) -> Any:
+    """The value of a type from its parts. Raises DecodeError."""
+    found = named(name)
+    if found is None:
+        return Parts(name, parts)
+    try:
+        return found.decode(dict(parts))
+    except Exception as error:
+        raise DecodeError(
+            f"decode of {name} failed: {type(error).__name__}: {error}. Store.parts(name) gives the parts"
+        ) from error
+
+
+# ---- types whose values are their fields
+
+
+def _of_fields(kind: type) -> tuple[Encode, Decode]:
+    if issubclass(kind, enum.Flag):
+        return (lambda value: {"value": value.value}), (lambda parts: kind(parts["value"]))
+    if issubclass(kind, enum.Enum):
+        return (lambda value: {"name": value.name}), (lambda parts: kind[parts["name"]])
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+
+        def make(parts: dict[str, Any]) -> Any:
+            _check_fields(parts, names)
+            value = object.__new__(kind)
+            for name, part in parts.items():
+                object.__setattr__(value, name, part)
+            return value
+
+        return (lambda value: {name: getattr(value, name) for name in names}), make
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        fields = list(kind._fields)
+
+        def of(parts: dict[str, Any]) -> Any:
+            _check_fields(parts, fields)
+            return tuple.__new__(kind, [parts[name] for name in fields])
+
+        return (lambda value: dict(zip(fields, value))), of
+    raise TypeError(
+        f"{kind.__module__}.{kind.__qualname__} is no enum, dataclass or named tuple: register(type, encode, decode), "
+        "where encode gives a dict of parts, and decode makes a value of it"
+    )
+
+
+def _check_fields(parts: dict[str, Any], names: list[str]) -> None:
+    if parts.keys() != set(names):
+        changed = ", ".join(sorted(parts.keys() ^ set(names)))
+        raise ValueError(f"the stored fields are not those of the class: {changed}")

@@ -1,0 +1,92 @@
+"""Columns of text as two arrays: the UTF-8 of all texts, one behind the other, and where each ends.
+
+Arrow has the same form. With pyarrow, which is used only if the program has imported it, such a column is read without
+a copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["arrow_of", "arrow_parts", "list_of", "list_parts"]
+
+Parts = dict[str, Any]
+
+
+def list_parts(texts: Sequence[str | None], name: str, parts: Parts) -> None:
+    """Adds the parts of a list of texts, where None is missing: name, .ends, and .missing if there are such."""
+    missing = np.fromiter((text is None for text in texts), bool, len(texts))
+    found = ["" if text is None else text for text in texts] if missing.any() else texts
+    data = "".join(found).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
+    ends = np.zeros(len(found) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, found), np.int64, len(found)), out=ends[1:])  # type: ignore[arg-type]
+    if ends[-1] != len(data):  # not all of it is ASCII
+        lengths = (len(text.encode("utf-8", "surrogatepass")) for text in found)  # type: ignore[union-attr]
+        np.cumsum(np.fromiter(lengths, np.int64, len(found)), out=ends[1:])
+    _add(np.frombuffer(data, np.uint8), ends, missing, name, parts)
+
+
+def arrow_parts(array: Any, name: str, parts: Parts) -> None:
+    """The same for an array of strings of pyarrow."""
+    arrow = sys.modules["pyarrow"]
+    whole = array.combine_chunks() if isinstance(array, arrow.ChunkedArray) else array
+    if isinstance(whole, arrow.ChunkedArray):  # of old versions, without chunks
+        whole = arrow.concat_arrays(whole.chunks) if whole.num_chunks else arrow.array([], arrow.large_string())
+    whole = whole.cast(arrow.large_string())
+    _, offsets, data = whole.buffers()
+    ends = np.zeros(1, np.int64)
+    if offsets is not None and len(whole):
+        ends = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    _add(content[ends[0] : ends[-1]], ends - ends[0], np.asarray(whole.is_null()), name, parts)
+
+
+def _add(data: Any, ends: Any, missing: Any, name: str, parts: Parts) -> None:
+    parts[name], parts[f"{name}.ends"] = data, ends
+    if missing.any():
+        parts[f"{name}.missing"] = missing
+
+
+def _checked(name: str, parts: Parts) -> tuple[Any, Any, Any]:
+    data, ends, missing = parts[name], parts[f"{name}.ends"], parts.get(f"{name}.missing")
+    if (
+        not all(type(array) is np.ndarray and array.ndim == 1 for array in (data, ends))
+        or (data.dtype, ends.dtype) != (np.uint8, np.int64)
+        or not len(ends)
+        or ends[0] != 0
+        or ends[-1] != len(data)
+        or (ends[1:] < ends[:-1]).any()
+        or (missing is not None and (missing.dtype != bool or missing.shape != (len(ends) - 1,)))
+    ):
+        raise ValueError("texts break the format")
+    return data, ends, missing
+
+
+def list_of(name: str, parts: Parts) -> list[Any]:
+    """The texts of `list_parts`. Raises ValueError if they are damaged."""
+    data, ends, missing = _checked(name, parts)
+    contents, bounds = data.tobytes(), ends.tolist()
+    if contents.isascii():
+        text = contents.decode("ascii")
+        found: list[Any] = [text[start:end] for start, end in itertools.pairwise(bounds)]
+    else:
+        found = [contents[start:end].decode("utf-8", "surrogatepass") for start, end in itertools.pairwise(bounds)]
+    if missing is not None:
+        for i in np.flatnonzero(missing):
+            found[i] = None
+    return found
+
+
+def arrow_of(name: str, parts: Parts) -> Any:
+    """An array of strings of pyarrow over the parts. Raises ValueError if they are damaged."""
+    arrow = sys.modules["pyarrow"]
+    data, ends, missing = _checked(name, parts)
+    valid = None if missing is None else arrow.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
+    made = arrow.LargeStringArray.from_buffers(len(ends) - 1, arrow.py_buffer(ends), arrow.py_buffer(data), valid)
+    made.validate(full=True)
+    return made

@@ -1,0 +1,330 @@
+"""Masked and record arrays, sparse matrices, and frames: they come back equal, with their types and live arrays."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._values.as_json import to_json
+
+
+def shared(array: Any, part: Any) -> bool:
+    """Whether an array is in the memory of a live array of the store."""
+    return not part.size or np.shares_memory(array, part)
+
+
+# ---- numpy
+
+MASKED = [
+    np.ma.array(np.arange(5.0), mask=[0, 1, 0, 0, 0], fill_value=-1),
+    np.ma.array(np.arange(6).reshape(2, 3), mask=np.ma.nomask),
+    np.ma.array(np.arange(3), mask=[False] * 3, hard_mask=True),
+    np.ma.array(5.0, mask=True),
+    np.ma.zeros((0, 3)),
+    np.ma.array([("a", 1)], mask=[(True, False)], dtype=[("s", "U3"), ("n", "i4")]),
+    np.ma.array(["2020-01-01"], dtype="M8[D]"),
+]
+
+
+@pytest.mark.parametrize("value", MASKED, ids=range(len(MASKED)))
+def test_masked_arrays(open_store: Any, value: Any) -> None:
+    with open_store() as store:
+        store["m"], store["l"] = value, [value]
+    for mode in ("r+", "r"):
+        with open_store(mode=mode) as store:
+            for out in (store["m"], store["l"][0]):
+                assert type(out) is np.ma.MaskedArray and out.dtype == value.dtype and out.shape == value.shape
+                assert out.data.tobytes() == value.data.tobytes() and repr(out.fill_value) == repr(value.fill_value)
+                assert (out.mask is np.ma.nomask) == (value.mask is np.ma.nomask)
+                assert np.array_equal(out.mask, value.mask) and out.hardmask == value.hardmask
+            assert shared(store["m"].data, store.parts("m")["data"])
+
+
+def test_masked_arrays_are_live(store: Any) -> None:
+    store["m"] = np.ma.array(np.arange(5.0), mask=[0, 1, 0, 0, 0])
+    live = store["m"]
+    live[0], live[2] = 9, np.ma.masked
+    assert store["m"].tolist() == [9, None, None, 3, 4]
+    store.rollback()
+    store["r"] = np.rec.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")])
+    store["r"].a[0] = 7
+    assert type(store["r"]) is np.recarray and store["r"].tolist() == [(7, 2.5), (3, 4.5)]
+    assert type(store["r"][0]) is np.record
+
+
+def test_what_a_masked_array_hides_is_refused(store: Any) -> None:
+    for value in (np.ma.array([object()]), np.ma.masked, np.ma.array(np.zeros(2).view(type("Own", (np.ndarray,), {})))):
+        with pytest.raises(TypeError):
+            store["m"] = value
+    store["m"] = pmstore.Parts(
+        "numpy.ma.MaskedArray", {"data": np.zeros(3), "mask": np.zeros(2, bool), "about": [0, 1]}
+    )
+    with pytest.raises(pmstore.DecodeError, match="different shapes"):
+        store["m"]
+
+
+# ---- SciPy
+
+KINDS = [f"{kind}_{what}" for kind in ("csr", "csc", "coo") for what in ("array", "matrix")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("long", [False, True])
+def test_sparse(open_store: Any, kind: str, long: bool) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    values = [getattr(sparse, kind)(np.where(np.random.default_rng(0).random((20, 30)) < 0.2, 1.5, 0))]
+    values += [getattr(sparse, kind)((3, 0)), getattr(sparse, kind)((0, 3), dtype="i8")]
+    for value in values if long else ():
+        for name in ("indices", "indptr", "row", "col"):
+            if hasattr(value, name):
+                setattr(value, name, getattr(value, name).astype(np.int64))
+    with open_store() as store:
+        for i, value in enumerate(values):
+            store[f"v{i}"] = value
+    for mode in ("r+", "r"):
+        with open_store(mode=mode) as store:
+            for i, value in enumerate(values):
+                out, parts = store[f"v{i}"], store.parts(f"v{i}")
+                assert type(out) is type(value) and out.shape == value.shape and out.dtype == value.dtype
+                assert (out.toarray() == value.toarray()).all() and (out @ np.ones(out.shape[1])).shape
+                for name in ("data", "indices", "indptr", "row", "col"):
+                    if hasattr(value, name):
+                        assert getattr(out, name).dtype == getattr(value, name).dtype
+                assert shared(out.data, parts["data"])
+                if "indices" in parts:
+                    assert shared(out.indices, parts["indices"]) and shared(out.indptr, parts["indptr"])
+            assert store.check().ok
+
+
+def test_sparse_in_place(store: Any) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    store["s"] = sparse.csr_array(np.eye(3))
+    store["s"].data *= 5
+    store.commit()
+    assert store["s"].toarray().tolist() == (5 * np.eye(3)).tolist()
+    assert to_json(store["s"])["parts"]["shape"] == [3, 3]
+
+
+@pytest.mark.parametrize("kind", ["dok_array", "lil_matrix", "bsr_array", "dia_matrix"])
+def test_other_sparse_kinds_are_refused_with_a_hint(store: Any, kind: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    value = getattr(sparse, kind)(np.eye(3))
+    with pytest.raises(TypeError, match=r"store value.tocsr\(\)"):
+        store["v"] = value
+    store["v"] = value.tocsr()
+
+
+def csr(**changed: Any) -> Any:
+    parts = {
+        "data": np.ones(2), "indices": np.array([0, 2], "i4"), "indptr": np.array([0, 1, 2], "i4"), "shape": (2, 3)
+    }  # fmt: skip
+    return pmstore.Parts("scipy.sparse.csr_array", {**parts, **changed})
+
+
+HOSTILE = [
+    csr(indices=np.array([0, 3], "i4")),
+    csr(indices=np.array([-1, 2], "i4")),
+    csr(indptr=np.array([0, 1, 3], "i4")),
+    csr(indptr=np.array([0, 2, 1], "i4")),
+    csr(indptr=np.array([1, 1, 2], "i4")),
+    csr(indptr=np.array([0, 1], "i4")),
+    csr(indptr=np.array([0, 1, 2], "i8")),
+    csr(indices=np.array([0, 2], "f8")),
+    csr(data=np.ones(1)),
+    csr(data=[1, 2]),
+    csr(shape=[2, 3]),
+    csr(shape=(2, -3)),
+    csr(shape=(2, 3, 4)),
+    csr(shape=(2,)),
+    pmstore.Parts("scipy.sparse.csr_array", {"data": np.ones(1)}),
+    pmstore.Parts(
+        "scipy.sparse.coo_matrix",
+        {"data": np.ones(1), "coords0": np.array([5]), "coords1": np.array([0]), "shape": (5, 5), "canonical": True},
+    ),
+    pmstore.Parts(
+        "scipy.sparse.coo_matrix",
+        {"data": np.ones(1), "coords0": np.array([0, 1]), "coords1": np.array([0]), "shape": (5, 5), "canonical": True},
+    ),
+]
+
+
+@pytest.mark.parametrize("parts", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_sparse(store: Any, parts: Any) -> None:
+    """SciPy's compiled code does not check indices."""
+    pytest.importorskip("scipy.sparse")
+    store["v"] = csr()
+    assert store["v"].nnz == 2
+    store["v"] = parts
+    with pytest.raises(pmstore.DecodeError, match="'v': decode of scipy.sparse"):
+        store["v"]
+
+
+# ---- pandas
+
+
+def frame(n: int) -> Any:
+    pandas = pytest.importorskip("pandas")
+    times = n // 10
+    cells = [1, "a", None, 2.5, [1, [2, 3]], (1,), {"a": 1}, b"x", True, np.float64(2)] * times
+    text = ["a", None, "ä", "", "b"] * (n // 5)
+    found = {
+        "i": np.arange(n), "f": np.linspace(0, 1, n), "b": np.arange(n) % 2 == 0, "s": [f"x{i}" for i in range(n)],
+        "o": pandas.Series(cells, dtype=object), "strs": pandas.Series(text, dtype=object),
+        "c": pandas.Categorical(list("abcabcabca") * times, categories=list("cbad"), ordered=True),
+        "ci": pandas.Categorical([1, 2, None, 1, 2] * (n // 5)),
+        "d": pandas.date_range("2020", periods=n), "tz": pandas.date_range("2020", periods=n, tz="Europe/Paris"),
+        "to": pandas.date_range("2020", periods=n, tz=datetime.timezone(datetime.timedelta(hours=5))),
+        "utc": pandas.date_range("2020", periods=n, tz="UTC").as_unit("s"),
+        "td": pandas.timedelta_range("1h", periods=n), "I": pandas.array([1, None] * (n // 2), dtype="Int64"),
+        "B": pandas.array([True, None] * (n // 2), dtype="boolean"),
+        "F": pandas.array([1.5, None] * (n // 2), dtype="Float32"),
+        "S": pandas.array(text, dtype="string"), "Sp": pandas.array(text, dtype=pandas.StringDtype("python")),
+        "per": pandas.period_range("1000", periods=n, freq="M"), "iv": pandas.IntervalIndex.from_breaks(range(n + 1)),
+        "c16": np.arange(n) * 1j, "f4": np.arange(n, dtype="f4"), "big": np.arange(n, dtype=">i4"),
+    }  # fmt: skip
+    return pandas.DataFrame(found)
+
+
+def frames() -> Any:
+    pandas = pytest.importorskip("pandas")
+    base = frame(10)
+    yield from (base, base.iloc[:0], base.iloc[::-2], base.iloc[:, ::-1], base.T.iloc[:2])
+    yield from (pandas.DataFrame(), pandas.DataFrame(index=range(3)), pandas.DataFrame(columns=["a", "b"]))
+    yield from (base.set_index(name) for name in ("d", "tz", "per", "iv", "c", "ci", "s", "o", "I", "td"))
+    yield base.set_index(["s", "c", "i"])
+    yield from (pandas.DataFrame(np.arange(6.0).reshape(3, 2), columns=columns) for columns in (None, ["a", "a"]))
+    columns = pandas.MultiIndex.from_product([["x", "y"], [1, 2]], names=["u", None])
+    yield pandas.DataFrame(np.zeros((2, 4)), columns=columns)
+    yield pandas.DataFrame({1: [1], "x/y": [2], None: [3], (1, 2): [4], "\x1b[2J" + "l" * 300: [5], "": [6]})
+    yield pandas.DataFrame({"x": [1.0, 2.0]}, index=pandas.date_range("2020", periods=2, freq="D", name="day"))
+    yield pandas.DataFrame({"x": [1.0]}, columns=pandas.Index(["x"], name="columns"))
+    yield frame(2000)
+    noted = pandas.DataFrame({"x": [1.0]}).set_flags(allows_duplicate_labels=False)
+    noted.attrs = {"unit": "m"}
+    yield noted
+
+
+def test_frames(open_store: Any) -> None:
+    testing = pytest.importorskip("pandas.testing")
+    values = list(frames())
+    with open_store() as store:
+        before = [value.copy(deep=True) for value in values]
+        for i, value in enumerate(values):
+            store[f"f{i}"] = value
+            testing.assert_frame_equal(value, before[i])  # storing changes nothing
+    for mode in ("r+", "r"):
+        with open_store(mode=mode) as store:
+            for i, value in enumerate(values):
+                out = store[f"f{i}"]
+                testing.assert_frame_equal(out, value, check_freq=True, check_flags=True)
+                assert type(out) is type(value) and list(out.dtypes) == list(value.dtypes), i
+                assert type(out.index) is type(value.index) and type(out.columns) is type(value.columns)
+                assert out.columns.names == value.columns.names and out.attrs == value.attrs
+            assert store.check().ok and len(store) == len(values)
+
+
+def test_series(store: Any) -> None:
+    testing = pytest.importorskip("pandas.testing")
+    base = frame(10)
+    for name in base:
+        column = base[name]
+        store["s"] = column
+        testing.assert_series_equal(store["s"], column, check_freq=True)
+        store["s"] = column.set_axis(list("abcdefghij")).rename((1, "x"))
+        testing.assert_series_equal(store["s"], column.set_axis(list("abcdefghij")).rename((1, "x")))
+        store["l"] = {"k": [column]}
+        testing.assert_series_equal(store["l"]["k"][0], column)
+
+
+def test_columns_of_numbers_are_live(open_store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    with open_store() as store:
+        store["f"] = frame(10)
+        out, parts = store["f"], store.parts("f")
+        names = {name.partition(" ")[2]: part for name, part in parts.items() if isinstance(part, np.ndarray)}
+        for name in ("i", "f", "b", "d", "td", "c16", "f4", "big"):
+            assert shared(out[name].to_numpy(), names[name]), name
+        for name in ("I", "B", "F"):
+            assert shared(out[name].array._data, names[name]) and shared(out[name].array._mask, names[f"{name}.mask"])
+        out.loc[0, "f"] = 99.0
+        out["i"] += 1
+        store["f"] = out
+    with open_store(mode="r") as store:
+        assert store["f"].loc[0, "f"] == 99 and store["f"]["i"].tolist() == list(range(1, 11))
+        assert pandas.DataFrame(store["f"]).shape == (10, 23)
+
+
+def test_frames_that_can_not_be_stored(store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+
+    class Own(pandas.DataFrame):
+        pass
+
+    store["f"] = pandas.DataFrame({"a": [1]})
+    for value, hint in [
+        (pandas.DataFrame({"a": [1.0], "b": [object()]}), "the part '1 b' of a pandas.DataFrame: a store can't keep"),
+        (pandas.DataFrame({"a": pandas.arrays.SparseArray([1, 0])}), r"the column 'a': .* dtype Sparse\[int64, 0\]"),
+        (pandas.Index(["a"]), r"value.to_frame\(\)"),
+        (pandas.Timestamp("2020"), r"np.datetime64\(value\)"),
+        (Own({"a": [1]}), "a store can't keep"),
+    ]:
+        with pytest.raises(TypeError, match=hint):
+            store["f"] = value
+    assert store["f"]["a"].tolist() == [1]
+    store["i"] = pandas.Index(["a"]).to_frame()  # as the hint says
+    ragged = pandas.DataFrame({"r": [[1], [2, 3], []]})
+    store["r"] = ragged
+    assert store["r"]["r"].tolist() == [[1], [2, 3], []]
+
+
+def test_hostile_frames(store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    store["f"] = pandas.DataFrame({"a": np.arange(3.0), "s": pandas.array(["x"] * 3, dtype="string")})
+    sound = dict(store.parts("f"))
+    about = sound["about"]
+    for change in (
+        {"0 a": np.arange(4.0)},
+        {"0 a": [1, 2, 3]},
+        {"1 s": [1, 2, 3]},
+        {"about": {**about, "described": [["eval", "x"], ["numpy"]]}},
+        {"about": {**about, "described": about["described"][:1]}},
+        {"about": {**about, "index": ["range", None, 0, 2, 1]}},
+        {"about": {**about, "described": [["nullable", "category"], about["described"][1]]}},
+        {"about": {**about, "described": [["period", "x"], about["described"][1]]}},
+        {"about": 5},
+    ):
+        store["g"] = pmstore.Parts("pandas.DataFrame", {**sound, **change})
+        with pytest.raises(pmstore.DecodeError, match="'g': decode of pandas.DataFrame failed"):
+            store["g"]
+    assert store["f"]["a"].tolist() == [0, 1, 2]
+
+
+def test_hostile_texts(store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    for storage in ("python", *(["pyarrow"] if _has("pyarrow") else [])):
+        column = pandas.array(["ab", None] * 1000, dtype=pandas.StringDtype(storage))
+        store["f"] = pandas.DataFrame({"s": column})
+        sound = dict(store.parts("f"))
+        data, ends = sound["0 s"], sound["0 s.ends"]
+        for change in (
+            {"0 s.ends": ends[::-1].copy()},
+            {"0 s.ends": ends + 1},
+            {"0 s.ends": ends.astype("i4")},
+            {"0 s.ends": ends[:-1].copy()},
+            {"0 s": np.full(len(data), 255, np.uint8)},
+            {"0 s": data[:-1].copy()},
+            {"0 s.missing": np.zeros(5, bool)},
+        ):
+            store["g"] = pmstore.Parts("pandas.DataFrame", {**sound, **change})
+            with pytest.raises(pmstore.DecodeError):
+                store["g"]
+
+
+def _has(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None

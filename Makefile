@@ -35,7 +35,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
+.PHONY: help demo test test-dax test-archive test-frames test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -46,6 +46,7 @@ help:
 	@echo 'make docs      the documentation as a site in build/site, with tests of it'
 	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
 	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
+	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
@@ -84,6 +85,12 @@ test: build
 test-archive: build
 	@set -e; $(call beside,build/archive,test-archive,)
 	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive $(ARGS)
+
+# Beside what make test has: pandas, polars and pyarrow.
+test-frames: build
+	@set -e; $(call beside,build/frames,test-frames,)
+	@build/frames/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/store/test_known_types.py \
+		tests/store/test_tables.py $(ARGS)
 
 # Beside what make test has: torch, built for CPUs.
 test-torch: build

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -66,6 +65,8 @@ def tree_text(mapping: Shown) -> str:
 
 def tree_html(mapping: Shown) -> str:
     """The tree of a Store or a Group, for ``_repr_html_``; everything that comes from the store is escaped."""
+    import html
+
     title, lines, more = _look_at(mapping)
     rows = []
     for line in lines:

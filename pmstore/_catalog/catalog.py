@@ -244,7 +244,7 @@ class Catalog:
         if type(value) not in PLAIN and (made_of := objects.prepared(value)) is not None:
             with self.lock:
                 stored = objects.put(self, key, made_of, self._belongings(key, self._existing(key, name)))
-                self.watch.assigned(value, stored, objects.small)
+                self.lost_updates.assigned(value, stored, objects.small)
             return
         encoded = encode(value)
         with self.lock:

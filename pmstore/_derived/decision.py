@@ -10,7 +10,6 @@ A decision changes only if the measurements favour the opposite by a factor of t
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,6 +56,8 @@ def decide(before: str | None, recompute: float, nbytes: int, per_byte: Callable
 def seconds_per_byte(directory: str, medium: str) -> float:
     """The time to write a byte to a medium, measured with 4 MiB in a file without a name. Raises OSError."""
     contents = b"\x5a" * _PROBE
+    import tempfile  # it takes longer than most of pmstore
+
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         took = []
         for _ in range(1 + _REPEATS):  # the first write allocates the space

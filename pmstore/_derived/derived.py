@@ -27,7 +27,6 @@ function runs. If they change the inputs meanwhile, the check after the function
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -381,6 +380,8 @@ class Derived:
         if catalog.core.trace is not None or catalog.read_only:  # a recorded run must be the same every time
             return
         before = None if self._decision.recompute_seconds is None else self._decision.policy
+        import statistics  # with decimal and fractions
+
         recompute = statistics.median(self._calls)
         try:
             found = decide(before, recompute, nbytes, self._arrays.seconds_per_byte)

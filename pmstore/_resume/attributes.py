@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.state import RANDOM_STATE, random_state_record, set_random_state
-from pmstore._values.generators import BIT_GENERATORS, set_generator_state
+from pmstore._values.generators import bit_generator, set_generator_state
 from pmstore._values.types import small_of
 from pmstore._values.values import encode
 
@@ -403,7 +403,7 @@ class _Builder:
 
     def _make_generator(self, kind: str, state: Any) -> Any:
         if type(state) is not str:
-            generator = np.random.Generator(BIT_GENERATORS[kind](0))
+            generator = np.random.Generator(bit_generator(kind)(0))
             set_generator_state(generator, state)
             return generator
         random_state = np.random.RandomState(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,6 +44,8 @@ class Batch:
         """A 64-bit hash of the whole batch."""
         named = dict(zip(("X", "y"), self.positional), **self.named)
         text = json.dumps({name: _describe(value) for name, value in named.items()}, sort_keys=True)
+        import hashlib
+
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 

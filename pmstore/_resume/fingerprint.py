@@ -8,7 +8,6 @@ differences between two fingerprints are readable: ``parameter n_clusters: 10 â‰
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import platform
 import re
@@ -33,6 +32,12 @@ _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 def digest(fingerprint: Fingerprint) -> str:
     """16 hexadecimal digits that identify a fingerprint."""
     text = json.dumps(fingerprint, sort_keys=True)
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    import hashlib  # with OpenSSL, which takes long
+
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -173,7 +178,7 @@ def describe(value: Any) -> Any:
 
 def _hash_state(state: Mapping[str, Any]) -> str:
     """A hash of the state of a generator."""
-    return hashlib.sha256(repr(_plain(state)).encode()).hexdigest()[:16]
+    return _short(repr(_plain(state)))
 
 
 def _plain(value: Any) -> Any:
@@ -219,7 +224,7 @@ def _is_filled(cell: types.CellType) -> bool:
 
 def _hash_code(code: types.CodeType) -> str:
     constants = [_constant(value) for value in code.co_consts]
-    return hashlib.sha256(repr((code.co_code, code.co_names, constants)).encode()).hexdigest()[:16]
+    return _short(repr((code.co_code, code.co_names, constants)))
 
 
 def _constant(value: Any) -> str:

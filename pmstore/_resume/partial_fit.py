@@ -8,7 +8,6 @@ Arrays that replace others are copied into the store.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import signal
 import threading
@@ -172,6 +171,8 @@ class Learned:
     def describe_before(self) -> str:
         """A hash of the state before the fit, for a fingerprint."""
         nodes, arrays = self._before
+        import hashlib
+
         return hashlib.sha256(encode([nodes, describe(arrays)])).hexdigest()[:16]
 
     def put_back(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -126,6 +125,8 @@ def open(
         if mode in ("r", "r+"):
             raise ValueError(f'":memory:" is a new store: open it with mode "a", not {mode!r}')
         place = _MEMORY if os.path.isdir(_MEMORY) else None
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="pmstore-", dir=place) as directory:  # its file has no name then
             return _open(os.path.join(directory, "memory.pm"), "x", options, 0.0)
     return _open(path_of(path), mode, options, seconds(timeout), exclusive=exclusive, verify=verify)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 
@@ -74,7 +73,7 @@ def new_file(path: str, replaced: tuple[str, os.stat_result] | None = None) -> I
     descriptor is closed. An exception deletes it. The parameters are those of `written_anew`.
     """
     real = os.path.realpath(path) if replaced is None else replaced[0]
-    temporary = os.path.join(os.path.dirname(real), opening._TEMPORARY + secrets.token_hex(8))
+    temporary = os.path.join(os.path.dirname(real), opening._TEMPORARY + os.urandom(8).hex())
     try:
         held = lock_file(temporary, "x", "auto", 0.0, outside()[1])
     except _SystemError as error:

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import math
 import os
-import secrets
 import stat
 import sys
 import time
@@ -233,7 +232,7 @@ def _create(
     if not os.path.isdir(directory):
         raise StoreNotFoundError(errno.ENOENT, f"the directory {directory!r} does not exist", path)
     _sweep(directory)
-    temporary = os.path.join(directory, _TEMPORARY + secrets.token_hex(8))
+    temporary = os.path.join(directory, _TEMPORARY + os.urandom(8).hex())
     with registry_lock, contextlib.ExitStack() as undo:
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)

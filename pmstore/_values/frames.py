@@ -32,7 +32,7 @@ import numpy as np
 from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
 
-__all__ = ["how"]
+__all__ = ["by_number", "how", "part_name"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
@@ -63,7 +63,7 @@ def _frame_parts(frame: Any) -> Parts:
     described = []
     for i, label in enumerate(frame.columns):
         try:
-            described.append(_column_parts(frame.iloc[:, i], _name(i, label), parts))
+            described.append(_column_parts(frame.iloc[:, i], part_name(i, label), parts))
         except TypeError as error:
             raise TypeError(f"the column {label!r}: {error}") from error
     parts["about"] = {**about, "described": described, **_extras(frame)}
@@ -74,7 +74,7 @@ def _frame_of(parts: Parts) -> Any:
     pandas, about = _pandas(), parts["about"]
     columns = _index_of(about["columns"], "labels", about["labels"])
     index = _index_of(about["index"], "index", parts)
-    names = _by_number(parts)
+    names = by_number(parts)
     found = {i: _column_of(one, names[i], parts, index) for i, one in enumerate(about["described"])}
     if len(columns) != len(found) or any(len(one) != len(index) for one in found.values()):
         raise ValueError("columns of other lengths")
@@ -114,12 +114,12 @@ def _with_extras(value: Any, about: Parts) -> Any:
     return value
 
 
-def _name(number: int, label: Any) -> str:
+def part_name(number: int, label: Any) -> str:
     """The beginning of the names of a column's parts."""
     return f"{number} {label[:_LABEL]}" if type(label) is str and label.isprintable() and label else str(number)
 
 
-def _by_number(parts: Parts) -> dict[int, str]:
+def by_number(parts: Parts) -> dict[int, str]:
     """The beginnings of the names of columns, by their numbers. Names that begin so come behind it."""
     names: dict[int, str] = {}
     for name in parts:

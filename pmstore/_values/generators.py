@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BIT_GENERATORS", "check_generator_state", "generator_of", "generator_parts", "set_generator_state"]
+__all__ = ["bit_generator", "check_generator_state", "generator_of", "generator_parts", "set_generator_state"]
 
-BIT_GENERATORS: dict[str, Any] = {
-    "MT19937": np.random.MT19937,
-    "PCG64": np.random.PCG64,
-    "PCG64DXSM": np.random.PCG64DXSM,
-    "Philox": np.random.Philox,
-    "SFC64": np.random.SFC64,
-}
-"""The kinds of generators that a file can name."""
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+"""The kinds of generators that a file can name. numpy imports numpy.random when it is used, which takes long."""
 
 _BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
 """numpy's bit generators with a buffer: its size, and the keys of the state that tell how much of it is used."""
 
 _POOL_MAX = 1024  # words of a SeedSequence; numpy's default is 4
+
+
+def bit_generator(name: Any) -> Any:
+    """numpy's class of bit generators of that name. Raises KeyError if there is none."""
+    if name not in _BIT_GENERATORS:
+        raise KeyError(name)
+    return getattr(np.random, name)
 
 
 def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
@@ -54,8 +55,9 @@ def generator_parts(generator: np.random.Generator) -> list[Any]:
     none. Raises TypeError for bit generators and seeds of other packages.
     """
     bits: Any = generator.bit_generator
-    if BIT_GENERATORS.get(type(bits).__name__) is not type(bits):
-        raise TypeError(f"a store can't keep a generator over a {type(bits).__name__}, only over those of numpy")
+    kind = type(bits).__name__
+    if kind not in _BIT_GENERATORS or bit_generator(kind) is not type(bits):
+        raise TypeError(f"a store can't keep a generator over a {kind}, only over those of numpy")
     seeds: Any = bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # numpy 2.0 has both
     if seeds is None and type(bits) is np.random.MT19937:  # a RandomState's
         return [dict(bits.state), None]
@@ -72,7 +74,7 @@ def generator_of(parts: Any) -> np.random.Generator:
     """The generator of `generator_parts`, which are not trusted. Raises ValueError, TypeError or another error if they
     make none."""
     state, seeds = parts
-    kind = BIT_GENERATORS[state["bit_generator"]]
+    kind = bit_generator(state["bit_generator"])
     if seeds is None:
         bits = np.random.MT19937(0)
         bits._legacy_seeding(0)

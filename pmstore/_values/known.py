@@ -1,4 +1,5 @@
-"""Types of numpy, SciPy and pandas as parts. None of their modules is imported here: who has a value has imported it.
+"""Types of numpy, SciPy, pandas, pyarrow and polars as parts. None of their modules is imported here: a program with a
+value of such a type has imported its module.
 
 ==============================  =======================================================================
 type                            parts
@@ -8,6 +9,8 @@ numpy.recarray                  array
 scipy.sparse CSR, CSC           data, indices, indptr; shape
 scipy.sparse COO                data; coords0, coords1, …; shape; canonical
 pandas.DataFrame, Series        see frames.py
+pyarrow.Table                   see tables.py
+polars.DataFrame, Series        see tables.py
 ==============================  =======================================================================
 """
 
@@ -178,7 +181,7 @@ def _array(array: Any, ndim: int | None = None) -> Any:
     return array
 
 
-# ---- pandas
+# ---- frames and tables
 
 
 def _pandas(kind: Any) -> tuple[Encode, Decode]:
@@ -187,11 +190,25 @@ def _pandas(kind: Any) -> tuple[Encode, Decode]:
     return frames.how(kind)
 
 
+def _arrow(kind: Any) -> tuple[Encode, Decode]:
+    from pmstore._values import tables
+
+    return tables.arrow(kind)
+
+
+def _polars(kind: Any) -> tuple[Encode, Decode]:
+    from pmstore._values import tables
+
+    return tables.polars(kind)
+
+
 _TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
     "numpy.ma": (["MaskedArray"], _masked),
     "numpy": (["recarray"], _records),
     "scipy.sparse": (_SPARSE, _sparse),
     "pandas": (["DataFrame", "Series"], _pandas),
+    "pyarrow": (["Table"], _arrow),
+    "polars": (["DataFrame", "Series"], _polars),
 }
 """Names of types by module, and how they are kept. A file can name no others."""
 

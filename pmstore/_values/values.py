@@ -150,6 +150,9 @@ def _hint(value: Any) -> str:
     text = f"a store can't keep a {kind.__module__}.{kind.__qualname__}"
     if isinstance(value, np.ma.MaskedArray):
         return f"{text}: store np.ma.MaskedArray(value), a plain masked array"
+    for base in kind.__mro__[1:]:
+        if (found := registered(base)) is not None:
+            return f"{text}, a subclass of {found.name}: store a {found.name}, or register the subclass, too"
     if isinstance(value, np.ndarray):
         return f"{text}, a subclass of ndarray: store np.asarray(value), or its parts"
     if kind.__module__.startswith("scipy.sparse"):
@@ -169,6 +172,8 @@ def _hint(value: Any) -> str:
         return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
         return f"{text}: store the value of datetime's own class that it is made from"
+    if hasattr(value, "__arrow_c_stream__"):
+        return f"{text}: store pyarrow.table(value), or polars.DataFrame(value)"
     if hasattr(value, "__array__") and not np.asarray(value).dtype.hasobject:
         return f"{text}: store np.asarray(value)"
     if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "to_frame"):

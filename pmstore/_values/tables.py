@@ -1,0 +1,227 @@
+"""Arrow tables, and frames and series of polars, as parts.
+
+A column of numbers or times is an array of its own: its elements, and .missing if some are missing. Text is kept as in
+`texts.py`. Any other column is a stream of Arrow's IPC format with that column alone, and so is the schema, without
+rows. The kinds of the columns are "fixed", "texts" and "stream". Columns of fixed width, and with pyarrow all columns,
+are read without a copy.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+
+from pmstore._values.frames import by_number, part_name
+from pmstore._values.registry import Decode, Encode
+from pmstore._values.texts import arrow_of, arrow_parts
+
+__all__ = ["arrow", "polars"]
+
+Parts = dict[str, Any]
+
+
+def arrow(kind: Any) -> tuple[Encode, Decode]:
+    """How pyarrow.Table is kept."""
+    return _table_parts, _table_of
+
+
+def polars(kind: Any) -> tuple[Encode, Decode]:
+    """How a class of polars is kept."""
+    if kind.__name__ == "Series":
+        return (lambda series: _frame_parts(series.to_frame())), (lambda parts: _frame_of(parts).to_series())
+    return _frame_parts, _frame_of
+
+
+def _bytes(contents: Any) -> Any:
+    return np.frombuffer(contents, np.uint8)
+
+
+def _fixed(values: Any, missing: Any, bits: int) -> None:
+    if (
+        type(values) is not np.ndarray
+        or values.ndim != 1
+        or not values.flags.c_contiguous
+        or values.dtype.kind not in "iuf"
+        or values.dtype.itemsize * 8 != bits
+        or (missing is not None and (missing.dtype != bool or missing.shape != values.shape))
+    ):
+        raise ValueError("a column breaks the format")
+
+
+# ---- pyarrow
+
+
+def _table_parts(table: Any) -> Parts:
+    lib = sys.modules["pyarrow"]
+    parts: Parts = {"schema": bytes(table.schema.serialize()), "kinds": []}
+    for i, field in enumerate(table.schema):
+        name, column = part_name(i, field.name), table.column(i)
+        if _dtype_of(field.type) is not None or str(field.type) in ("string", "large_string"):
+            column = column.combine_chunks()
+            if isinstance(column, lib.ChunkedArray):
+                column = lib.concat_arrays(column.chunks) if column.num_chunks else lib.array([], field.type)
+        if str(field.type) in ("string", "large_string"):
+            parts["kinds"].append("texts")
+            arrow_parts(column, name, parts)
+        elif (dtype := _dtype_of(field.type)) is not None:
+            parts["kinds"].append("fixed")
+            start, width = column.offset, dtype.itemsize
+            buffer = column.buffers()[1]
+            values = _bytes(buffer)[start * width : (start + len(column)) * width] if buffer else np.empty(0, np.uint8)
+            parts[name] = values.view(dtype)
+            if column.null_count:
+                parts[f"{name}.missing"] = np.asarray(column.is_null())
+        else:
+            parts["kinds"].append("stream")
+            one = lib.Table.from_arrays([column], schema=lib.schema([field]))
+            sink = lib.BufferOutputStream()
+            with lib.ipc.new_stream(sink, one.schema) as stream:
+                stream.write_table(one)
+            parts[name] = _bytes(sink.getvalue())
+    return parts
+
+
+def _dtype_of(kind: Any) -> np.dtype[Any] | None:
+    """The dtype of the elements of a type of pyarrow with a fixed width; None for all others."""
+    types = sys.modules["pyarrow"].types
+    if types.is_integer(kind) or types.is_floating(kind):
+        made: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+        return made
+    if types.is_temporal(kind) and kind.bit_width in (32, 64):
+        return np.dtype(f"i{kind.bit_width // 8}")
+    return None
+
+
+def _table_of(parts: Parts) -> Any:
+    lib = sys.modules["pyarrow"]
+    schema = lib.ipc.read_schema(lib.py_buffer(parts["schema"]))
+    names, columns = by_number(parts), []
+    for i, (field, kind) in enumerate(zip(schema, parts["kinds"], strict=True)):
+        columns.append(_arrow_column(field, kind, names[i], parts))
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("columns of different lengths")
+    return lib.Table.from_arrays(columns, schema=schema)
+
+
+def _arrow_column(field: Any, kind: str, name: str, parts: Parts) -> Any:
+    lib = sys.modules["pyarrow"]
+    if kind == "texts":
+        return arrow_of(name, parts).cast(field.type)
+    if kind == "fixed":
+        dtype, values, missing = _dtype_of(field.type), parts[name], parts.get(f"{name}.missing")
+        if dtype is None:
+            raise ValueError("a column has no fixed width")
+        _fixed(values, missing, 8 * dtype.itemsize)
+        return fixed_array(field.type, values, missing)
+    stream = lib.ipc.open_stream(lib.py_buffer(parts[name])).read_all()
+    stream.validate(full=True)
+    if stream.schema.field(0).type != field.type or stream.num_columns != 1:
+        raise ValueError("a column has another type than the schema says")
+    return stream.column(0)
+
+
+def fixed_array(kind: Any, values: Any, missing: Any) -> Any:
+    """An array of pyarrow over the elements."""
+    lib = sys.modules["pyarrow"]
+    valid = None if missing is None else lib.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
+    return lib.Array.from_buffers(kind, len(values), [valid, lib.py_buffer(values)])
+
+
+# ---- polars
+
+
+_OBJECTS = b"POLARS_EXTENSION_TYPE"  # polars' name for columns of Python objects, by their addresses in memory
+
+
+def _stream_of(frame: Any) -> Any:
+    out = io.BytesIO()
+    frame.write_ipc_stream(out)
+    return _bytes(out.getvalue())
+
+
+def _read(contents: bytes) -> Any:
+    if _OBJECTS in contents:
+        raise ValueError("a stream with addresses")
+    return sys.modules["polars"].read_ipc_stream(io.BytesIO(contents))
+
+
+def _frame_parts(frame: Any) -> Parts:
+    for name, dtype in frame.schema.items():
+        if "Object" in str(dtype):  # polars would write addresses
+            raise TypeError(
+                f"the column {name!r}: a store can't keep a column of objects of polars: store it as a list"
+            )
+    parts: Parts = {"schema": _stream_of(frame.clear()).tobytes(), "kinds": [], "rows": frame.height}
+    for i, series in enumerate(frame.get_columns()):
+        name = part_name(i, series.name)
+        physical = _physical(series.dtype)
+        if physical is None:
+            parts["kinds"].append("stream")
+            parts[name] = _stream_of(series.to_frame())
+            continue
+        parts["kinds"].append("fixed")
+        values = series.cast(physical) if series.dtype != physical else series
+        if series.null_count():
+            values = values.fill_null(0)
+        parts[name] = values.rechunk().to_numpy()
+        if series.null_count():
+            parts[f"{name}.missing"] = series.is_null().to_numpy()
+    return parts
+
+
+def _physical(dtype: Any) -> Any:
+    """polars' type of the elements of a type with a fixed width; None for all others."""
+    lib: Any = sys.modules["polars"]
+    if dtype.is_integer() or dtype in (lib.Float32, lib.Float64):
+        return None if dtype in (getattr(lib, "Int128", None), getattr(lib, "UInt128", None)) else dtype
+    if dtype == lib.Date:
+        return lib.Int32
+    return lib.Int64 if dtype.is_temporal() else None
+
+
+def _frame_of(parts: Parts) -> Any:
+    try:
+        return _checked_frame(parts)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # polars raises it for some damaged streams; it is no Exception
+            raise ValueError(str(error)) from error
+        raise
+
+
+def _checked_frame(parts: Parts) -> Any:
+    lib: Any = sys.modules["polars"]
+    schema = _read(parts["schema"]).schema
+    names, columns = by_number(parts), []
+    for i, ((label, dtype), kind) in enumerate(zip(schema.items(), parts["kinds"], strict=True)):
+        name = names[i]
+        if kind == "stream":
+            series = _read(parts[name].tobytes()).to_series()
+            if series.dtype != dtype:
+                raise ValueError("a column has another type than the schema says")
+        else:
+            series = _series(dtype, parts[name], parts.get(f"{name}.missing"))
+        columns.append(series.alias(label))
+    made = lib.DataFrame(columns)
+    if made.height != parts["rows"] and columns:
+        raise ValueError("columns of another length")
+    return made
+
+
+def _series(dtype: Any, values: Any, missing: Any) -> Any:
+    lib: Any = sys.modules["polars"]
+    physical = _physical(dtype)
+    if physical is None:
+        raise ValueError("a column has no fixed width")
+    empty = lib.Series([], dtype=physical).to_numpy()
+    _fixed(values, missing, 8 * empty.dtype.itemsize)
+    if "pyarrow" in sys.modules:
+        arrow = sys.modules["pyarrow"]
+        series = lib.Series(fixed_array(arrow.from_numpy_dtype(values.dtype), values, missing))
+    else:
+        series = lib.Series(values)
+        if missing is not None:
+            series = lib.select(lib.when(lib.Series(missing)).then(None).otherwise(series)).to_series()
+    return series if series.dtype == dtype else series.cast(physical).cast(dtype)

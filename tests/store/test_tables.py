@@ -1,0 +1,146 @@
+"""Arrow tables, and frames and series of polars."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+
+def polars_frame(n: int = 2000) -> Any:
+    polars = pytest.importorskip("polars")
+    half, day = n // 2, datetime.datetime(2020, 1, 1)
+    return polars.DataFrame(
+        {
+            "i": range(n), "f": np.linspace(0, 1, n), "in": [1, None] * half, "s": ["a", "ü"] * half,
+            "sn": ["a", None] * half, "d": [datetime.date(2020, 1, 1)] * n, "dt": [day, None] * half,
+            "tz": polars.Series([day] * n).dt.replace_time_zone("Europe/Paris"), "td": [datetime.timedelta(1)] * n,
+            "t": [datetime.time(1)] * n, "b": [True, None] * half, "l": [[1, 2], []] * half,
+            "st": [{"a": 1, "b": "x"}] * n, "c": polars.Series(["a", "b"] * half, dtype=polars.Categorical),
+            "e": polars.Series(["a", "b"] * half, dtype=polars.Enum(["b", "a"])), "null": [None] * n,
+            "u8": polars.Series([1, 2] * half, dtype=polars.UInt8), "bin": [b"a", b"\xff"] * half,
+            "dec": polars.Series([decimal.Decimal("1.5")] * n), "x/\x1b[2J": [1.5] * n,
+            "f4": polars.Series([1.5, None] * half, dtype=polars.Float32),
+        }
+    )  # fmt: skip
+
+
+def column(store: Any, label: str) -> Any:
+    return next(part for name, part in store.parts("f").items() if name.partition(" ")[2] == label)
+
+
+def test_polars(open_store: Any) -> None:
+    polars, testing = pytest.importorskip("polars"), pytest.importorskip("polars.testing")
+    frame = polars_frame()
+    values = [frame, frame[:0], frame[3:9], polars.DataFrame(), polars.concat([frame, frame], rechunk=False)]
+    with open_store() as store:
+        for i, value in enumerate(values):
+            store[f"f{i}"] = value
+        for name in frame.columns:
+            store[f"series/{frame.columns.index(name)}"] = frame[name]
+        store["l"] = {"k": [frame]}
+        store["f"] = frame
+    for mode in ("r+", "r"):
+        with open_store(mode=mode) as store:
+            for i, value in enumerate(values):
+                out = store[f"f{i}"]
+                testing.assert_frame_equal(out, value)
+                assert type(out) is polars.DataFrame and out.schema == value.schema
+            for i, name in enumerate(frame.columns):
+                out = store[f"series/{i}"]
+                testing.assert_series_equal(out, frame[name])
+                assert type(out) is polars.Series
+            testing.assert_frame_equal(store["l"]["k"][0], frame)
+            for name in ("i", "f", "u8", "d", "td", "in", "dt", "f4"):
+                assert isinstance(column(store, name), np.ndarray), name
+            if mode == "r+":
+                live = store["f"]["i"].to_numpy()
+                assert np.shares_memory(live, column(store, "i"))
+            assert store.check().ok
+
+
+def test_polars_that_can_not_be_stored(store: Any) -> None:
+    polars = pytest.importorskip("polars")
+    with pytest.raises(TypeError, match="the column 'o': .* column of objects"):
+        store["f"] = polars.DataFrame({"i": [1], "o": [object()]})
+    assert not list(store)
+
+
+def arrow_table() -> Any:
+    arrow = pytest.importorskip("pyarrow")
+    found = {
+        "i": arrow.array([1, None, 3], arrow.int16()), "s": ["a", None, "ü"],
+        "c": arrow.chunked_array([[1.5], [2.5, 3]]), "ls": arrow.array(["x", "", None], arrow.large_string()),
+        "d": arrow.array(["a", "b", "a"]).dictionary_encode(),
+        "ts": arrow.array([1, 2, None], arrow.timestamp("us", "UTC")),
+        "dec": arrow.array([decimal.Decimal("1.1")] * 3), "b": [True, None, False], "h": np.arange(3, dtype="f2"),
+        "d64": arrow.array([0, 86400000, None], arrow.date64()),
+        "l": [[1], None, [2, 3]], "n": arrow.nulls(3), "u": arrow.array([1, 2, 3], arrow.uint64()),
+    }  # fmt: skip
+    return arrow.table(found).replace_schema_metadata({"k": "v"})
+
+
+def test_arrow(open_store: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow_table()
+    long = arrow.table({"f": np.linspace(0, 1, 5000), "s": [f"text {i}" for i in range(5000)]})
+    values = [
+        table, table.slice(1, 1), table.slice(0, 0), arrow.table({}), arrow.concat_tables([table, table]),
+        table.rename_columns(["a"] * table.num_columns), long, long.slice(7, 4000),
+    ]  # fmt: skip
+    with open_store() as store:
+        for i, value in enumerate(values):
+            store[f"f{i}"] = value
+        store["l"], store["f"] = [table], long
+    for mode in ("r+", "r"):
+        with open_store(mode=mode) as store:
+            for i, value in enumerate(values):
+                out = store[f"f{i}"]
+                assert type(out) is arrow.Table and out.equals(value, check_metadata=True), i
+                out.validate(full=True)
+            assert store["l"][0].equals(table)
+            elements = np.frombuffer(store["f"].column("f").chunk(0).buffers()[1])
+            if mode == "r+":
+                assert np.shares_memory(elements, column(store, "f"))
+            assert store.check().ok
+
+
+def test_what_speaks_arrow_is_refused_with_a_hint(store: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    batch = arrow.record_batch({"a": [1, 2]})
+    with pytest.raises(TypeError, match=r"store pyarrow.table\(value\)"):
+        store["b"] = batch
+    store["b"] = arrow.table(batch)
+    assert store["b"].to_pydict() == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("package", ["polars", "pyarrow"])
+def test_hostile_tables(store: Any, package: str) -> None:
+    pytest.importorskip(package)
+    table = arrow_table() if package == "pyarrow" else polars_frame(10)
+    store["f"] = table
+    sound, name = dict(store.parts("f")), store.parts("f").type_name
+    stream = next(part for part, kind in zip([p for p in sound if p[0].isdigit() and "." not in p], sound["kinds"])
+                  if kind == "stream")  # fmt: skip
+    first = next(part for part in sound if part.startswith("0 "))
+    for change in (
+        {"kinds": sound["kinds"][:-1]},
+        {"kinds": ["fixed"] * len(sound["kinds"])},
+        {"kinds": ["stream"] * len(sound["kinds"])},
+        {"schema": b"x"},
+        {"schema": sound["schema"][: len(sound["schema"]) // 2]},
+        {first: sound[first][:-1].copy()},
+        {first: sound[first].astype("c16")},
+        {first: [1]},
+        {stream: np.zeros(10, np.uint8)},
+        {stream: sound[stream][: len(sound[stream]) // 3].copy()},
+    ):
+        store["g"] = pmstore.Parts(name, {**sound, **change})
+        with pytest.raises(pmstore.DecodeError, match="'g': decode of"):
+            store["g"]
+    assert store["f"] is not None

@@ -200,6 +200,14 @@ def over_two_runs(path: Path) -> None:
         before = store.stats().keys
         store["first"] = 5
         assert store.stats().keys == before - 1, "the elements of a list that was replaced are still there"
+        thing = pmstore.Parts("lib.Thing", {"x": np.arange(3.0), "k": 1})
+        store["one"], store["other"] = thing, thing
+        store["one"]["x"][0] = 7
+        assert store["other"] == thing, "two objects share their parts"
+        before = store.stats().keys
+        store["one"] = 5
+        store["other"] = thing
+        assert store.stats().keys == before - 2, "the parts of an object that was replaced are still there"
 
 
 RULES = {

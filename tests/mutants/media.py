@@ -9,7 +9,7 @@ from tests.mutants.build import Mutant, part
 FILE, MEMORY, MEDIA, STORE = "csrc/media/file.c", "csrc/media/memory.c", "csrc/media/media.c", "csrc/store/new_file.c"
 OPENING, TRANSACTION, CATALOG = "pmstore/_store/opening.py", "csrc/python/transaction.c", "pmstore/_catalog/catalog.py"
 LOCK = "csrc/python/lock.c"
-STORE_PY, LIST = "pmstore/_store/store.py", "pmstore/_catalog/lists.py"
+STORE_PY, LIST, OBJECTS = "pmstore/_store/store.py", "pmstore/_catalog/lists.py", "pmstore/_catalog/objects.py"
 
 MEMORY_MEDIUM = [
     Mutant(
@@ -425,6 +425,33 @@ PYTHON = [
         "array.flags.writeable = False",
         "pass",
         "writes to an array of a closed store go nowhere",
+    ),
+    Mutant(
+        "parts-of-a-replaced-object-kept",
+        "W",
+        OBJECTS,
+        "catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone)",
+        "catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta))",
+        "parts that no object has are left (I37)",
+        parts=("model",),
+    ),
+    Mutant(
+        "parts-of-a-deleted-object-kept",
+        "W",
+        CATALOG,
+        "_names.object_prefix(objects.head_of(entry).id)",
+        'b""',
+        "parts that no object has are left (I37)",
+        parts=("model",),
+    ),
+    Mutant(
+        "objects-share-an-id",
+        "W",
+        OBJECTS,
+        "number = catalog.new_id()",
+        "number = 1",
+        "two objects have the same parts (I37)",
+        parts=("model",),
     ),
 ]
 

@@ -23,7 +23,9 @@ NAMES = st.sampled_from(["a", "b", "g/c", "g/d", "g/h/e"])
 SIZES = st.sampled_from([0, 1, 7, 8, 511, 512, 513, 1500, 9000])
 DTYPES = st.sampled_from([">f4", "i2", "c16", "?", "S5", "U3", "M8[s]", [("x", "f8"), ("y", "u1", (2,))]])
 SHAPES = st.sampled_from([(), (1,), (3, 5), (64, 8), (9, 11, 13)])
-VALUES = st.sampled_from([0, "text", ("t", [1]), "long " * 200, b"b" * 9000, {"k": 1}])
+# The last two are objects, with arrays of their own (I37).
+THINGS = [pmstore.Parts("lib.Thing", {"x": np.arange(float(size)), "k": [size]}) for size in (3, 600)]
+VALUES = st.sampled_from([0, "text", ("t", [1]), "long " * 200, b"b" * 9000, {"k": 1}, *THINGS])
 
 
 # Of names and of groups, to rename and to copy.

@@ -12,6 +12,7 @@ together, or none of them.
 """
 
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from pmstore._catalog.lists import PersistentList
@@ -60,13 +61,9 @@ from pmstore._errors import (
     UnknownVersionError,
     WorkersLostError,
 )
-from pmstore._resume.fit_group import prune
-from pmstore._resume.history import History, history
-from pmstore._resume.loop import Resumable
-from pmstore._resume.partial_fit import partial_fit
-from pmstore._resume.state import Field, State
 from pmstore._shelf import Shelf, shelf
 from pmstore._store import following as _following
+from pmstore._store import mapping as _mapping
 from pmstore._store.compacting import compact
 from pmstore._store.entrance import open
 from pmstore._store.mapping import Group
@@ -75,7 +72,13 @@ from pmstore._store.report import CheckReport, Problem, Stats
 from pmstore._store.salvaging import salvage
 from pmstore._store.store import Store
 from pmstore._values.registry import Parts, register
-from pmstore._watch import plot as _plot  # noqa: F401 (it gives Store.plot its pictures)
+
+if _TYPE_CHECKING:
+    from pmstore._resume.fit_group import prune
+    from pmstore._resume.history import History, history
+    from pmstore._resume.loop import Resumable
+    from pmstore._resume.partial_fit import partial_fit
+    from pmstore._resume.state import Field, State
 
 __version__ = "0.1.0"
 
@@ -150,7 +153,20 @@ __all__ = [
 ]
 
 
+_RESUME = {
+    "prune": "fit_group", "History": "history", "history": "history", "Resumable": "loop",
+    "partial_fit": "partial_fit", "Field": "state", "State": "state",
+}  # fmt: skip
+"""Names, and the modules of pmstore._resume that have them. They are imported when they are used: fits need them, and
+programs that keep arrays do not."""
+
+
 def __getattr__(name: str) -> _Any:
+    if name in _RESUME:
+        import importlib
+
+        found = globals()[name] = getattr(importlib.import_module(f"pmstore._resume.{_RESUME[name]}"), name)
+        return found
     if name == "archive":  # imported when it is used
         import pmstore.archive
 
@@ -181,6 +197,15 @@ def _drained(*arguments: _Any, **options: _Any) -> _Any:
 
 
 _following.drainer = _drained
+
+
+def _plotted(store: Store, name: str, ax: _Any) -> _Any:
+    from pmstore._watch.plot import plot
+
+    return plot(store, name, ax)
+
+
+_mapping.plotter = _plotted
 
 if "PMSTORE_CRASH_RECORD" in _os.environ:  # `python -m pmstore crash run` sets it for the programs that it runs
     from pmstore.testing._store.recording import from_environment as _from_environment

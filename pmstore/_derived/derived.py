@@ -26,7 +26,6 @@ function runs. If they change the inputs meanwhile, the check after the function
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -56,7 +55,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Derived", "decision_of", "mismatch"]
 
-logger = logging.getLogger("pmstore")
+
+def _log(level: str, text: str, *arguments: Any) -> None:
+    import logging  # it takes as long as a tenth of pmstore
+
+    logging.getLogger("pmstore").log(getattr(logging, level), text, *arguments)
+
 
 _DEPTH = 50  # derived arrays in a chain of inputs
 _CALLS = 5  # calls whose times are kept
@@ -325,7 +329,7 @@ class Derived:
         try:
             stamp = Stamp.decode(entry.meta)
         except CorruptStoreError as error:
-            logger.warning("derived array %r: %s", self._name, error)
+            _log("WARNING", "derived array %r: %s", self._name, error)
             return None
         return stamp if stamp.inputs == digest else None
 
@@ -347,7 +351,7 @@ class Derived:
                 if described.length:
                     catalog.core.read_into(entry.offset, entry.length, buffer.data)
             except UNSOUND as error:
-                logger.warning("derived array %r: the stored value is damaged, and recomputed: %s", self._name, error)
+                _log("WARNING", "derived array %r: the stored value is damaged, and recomputed: %s", self._name, error)
                 return None
         order: Any = described.order
         array: Array = np.ndarray(described.shape, described.dtype, buffer=buffer, order=order)
@@ -372,7 +376,7 @@ class Derived:
                 if store or self._declared.verify is not None:
                     catalog.put_encoded(stamp_key(self._key), stamp.encode(), "")
             except OutOfSpaceError as error:
-                logger.warning("derived array %r is not stored, and will be recomputed: %s", self._name, error)
+                _log("WARNING", "derived array %r is not stored, and will be recomputed: %s", self._name, error)
 
     def _decide(self, nbytes: int) -> None:
         """Decide with policy "auto", after the function was called."""
@@ -386,10 +390,10 @@ class Derived:
         try:
             found = decide(before, recompute, nbytes, self._arrays.seconds_per_byte)
         except OSError as error:
-            logger.info("derived array %r: writing can't be measured: %s", self._name, error)
+            _log("INFO", "derived array %r: writing can't be measured: %s", self._name, error)
             return
         if found.policy != before:
-            logger.info("derived array %r: policy %s: %s", self._name, found.policy, found.reason)
+            _log("INFO", "derived array %r: policy %s: %s", self._name, found.policy, found.reason)
             declared = self._declared._replace(decision=(found.policy, recompute, found.write_seconds))
             with catalog.lock:
                 catalog.put_declaration(self._key, declared)

@@ -32,7 +32,7 @@ _COMPLETIONS = 10_000
 
 Shape = Any  # int or a sequence of int
 
-# Set by pmstore._watch.plot, which knows fits, too. It draws a name of a store into axes, or into new ones for None.
+# pmstore._watch.plot, which knows fits, too. It draws a name of a store into axes, or into new ones for None.
 plotter: Callable[[Store, str, Any], Any] | None = None
 
 

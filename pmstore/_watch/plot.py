@@ -10,7 +10,6 @@ import numpy.typing as npt
 from pmstore._catalog.lists import PersistentList
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import history
-from pmstore._store import mapping
 from pmstore._store.store import Store
 
 __all__ = ["plot"]
@@ -76,6 +75,3 @@ def _objective(store: Store, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[A
     ends = np.flatnonzero(np.diff(rows["run"])) + 1
     resumed = np.flatnonzero(np.diff(rows["attempt"])) + 1.5
     return np.insert(count, ends, ends + 0.5), np.insert(objective, ends, np.nan), resumed.tolist()
-
-
-mapping.plotter = plot

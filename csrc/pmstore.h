@@ -136,8 +136,7 @@ pm_status pm_commit(pm_store *store);
  * The committed image in the file is brought up to date after each sync. A power cut leaves a whole commit, not older
  * than the last sync that ended before. On memory, and in a read-only store, nothing changes.
  *
- *   interval   nanoseconds after a commit at which a sync begins by itself, at the latest
- */
+ *   interval   nanoseconds after a commit at which a sync begins by itself, at the latest */
 pm_status pm_commit_async(pm_store *store, uint64_t interval);
 
 /* Waits until all commits that have returned are durable. PM_IO: they may not be durable, and later calls return
@@ -328,6 +327,9 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
  * PM_CORRUPT if there is none, or a hash differs. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
+/* Checks the committed contents of an extent as pm_read does, without a copy of them. */
+pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length);
+
 /* Tests whether bytes of an extent can be read. Through a buffer, a bad block would be a signal.
  *
  *   offset, length   of the extent
@@ -357,8 +359,7 @@ void *pm_buffer_address(pm_buffer *buffer);
 /* Lets a buffer go. May be called from any thread at any time, also after pm_close.
  *
  *   address   is ignored. It gives the function the signature of a finalizer for the address, so that a garbage
- *             collector can call it directly.
- */
+ *             collector can call it directly. */
 void pm_buffer_release(pm_buffer *buffer, const void *address);
 
 /* Gives back the private memory of an extent's pages that equal the committed image.
@@ -559,8 +560,7 @@ void pm_lcdelta_code(pm_lcdelta_type type, const void *x, const void *before, ui
  *
  *   type, x, n   the elements
  *   codes        n codes
- *   values       256 values
- */
+ *   values       256 values */
 void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const double *values);
 
 /* Computes what x is decoded to: before with values[code] added, as pm_lcdelta_add does it, except for exact elements.

@@ -16,8 +16,8 @@ MAX_NAME = 48
 MAX_DTYPE = 40
 MAX_VALUE = 40
 
-# name, kind ("array", "value", "list", "object" or "derived"), shape, dtype, bytes, name of the type, text of a small
-# value or ""
+# name, kind ("array", "value", "list", "object" or "derived"), shape, dtype, bytes, name of the type, and text: of a
+# small value; "of" and the maxshape of an array that grows; or ""
 Row = tuple[str, str, "tuple[int, ...] | None", Any, int, str, str]
 
 
@@ -91,8 +91,9 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def type_text(row: Row) -> str:
     """Type of a row in words: shape and dtype of an array, otherwise the name of its type."""
-    _, kind, shape, dtype, _, type_name, _ = row
-    text = "" if shape is None or kind == "list" else f"{shape} {_cut(str(dtype), MAX_DTYPE)}"
+    _, kind, shape, dtype, _, type_name, value = row
+    most = f" {value}" if kind == "array" and value else ""  # the maxshape of an array that grows
+    text = "" if shape is None or kind == "list" else f"{shape}{most} {_cut(str(dtype), MAX_DTYPE)}"
     if kind == "array":
         return text
     return f"{text} {type_name}" if text else type_name
@@ -103,7 +104,7 @@ def columns(row: Row | None) -> tuple[str, ...]:
     has neither."""
     if row is None:
         return ()
-    text = f"{type_text(row)} = {row[6]}" if row[6] else type_text(row)
+    text = f"{type_text(row)} = {row[6]}" if row[6] and row[1] != "array" else type_text(row)
     return (text,) if row[1] == "list" else (text, size_text(row[4]))
 
 

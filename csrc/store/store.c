@@ -432,12 +432,25 @@ static pm_status extent_valid(pm_store *store, uint64_t offset, uint64_t length)
                                             : PM_OK;
 }
 
+static pm_status verify(pm_store *store, uint64_t offset, uint64_t length)
+{
+    if (pm_uncommitted_find(store, offset)) return PM_OK; /* it has no hashes yet */
+    return pm_extent_check_committed(&store->region, offset, length);
+}
+
+pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length)
+{
+    PM_TRY(enter(store));
+    pm_status status = extent_valid(store, offset, length);
+    if (status == PM_OK) status = verify(store, offset, length);
+    return leave(store, status);
+}
+
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination)
 {
     PM_TRY(enter(store));
     pm_status status = extent_valid(store, offset, length);
-    bool verify = status == PM_OK && destination && !pm_uncommitted_find(store, offset);
-    if (verify) status = pm_extent_check_committed(&store->region, offset, length);
+    if (status == PM_OK && destination) status = verify(store, offset, length);
     if (status == PM_OK && destination) memcpy(destination, pm_region_live(&store->region, offset, length), length);
     return leave(store, status);
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pmstore._catalog import growing
 from pmstore._catalog import names as _names
 from pmstore._catalog import objects
 from pmstore._catalog.declaration import Declaration
@@ -33,7 +34,7 @@ from pmstore._errors import (
     UnknownNameError,
     of,
 )
-from pmstore._values.array import Array, Layout, chunks, layout, live_array, order_of, read_layout
+from pmstore._values.array import Array, Layout, chunks, live_array, read_layout
 from pmstore._values.dtypes import require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
@@ -60,6 +61,7 @@ class Catalog:
         "_next_list",
         "_shadowed",
         "core",
+        "grown",
         "inherited",
         "list_names",
         "lock",
@@ -78,6 +80,7 @@ class Catalog:
         self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
         self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
         self.list_names: dict[int, dict[str, None]] = {}  # by id of a list that was renamed, the names that it had
+        self.grown = growing.Grown()
         self.rollbacks = 0  # the number of rollbacks
         self._next_list = 0  # the next id; ids whose creation was rolled back are not used again
 
@@ -178,7 +181,8 @@ class Catalog:
     def _row(self, key: bytes, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str, str]:
         if entry.kind == ARRAY:
             described = read_layout(self.core, entry)
-            return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray", ""
+            text = "" if described.growth is None else f"of {described.maxshape}"
+            return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray", text
         if entry.kind == LIST:
             length = self.list_length(self.list_id(entry))
             return "list", (length,), None, 0, f"list of {length:,}", ""
@@ -204,6 +208,7 @@ class Catalog:
         if array is None or not described.fits(array):
             if array is not None:
                 self._shadowed.add(entry.offset)
+                self._live[-id(array)] = array  # close() still has to find it
             array = self._fresh(entry, described)
             self._live[entry.offset] = array
         return array
@@ -287,10 +292,12 @@ class Catalog:
             self.core.write(offset, 0, encoded, len(encoded))
             self.core.put(key, Entry(offset, len(encoded), kind, 0, meta), gone)
 
-    def create_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+    def create_array(
+        self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool, maxshape: Any = None
+    ) -> Array:
         """See Store.create_array."""
         key = key_of(name)
-        described = layout(shape, dtype, order, writeable)
+        described = growing.planned(shape, dtype, order, writeable, maxshape)
         require_lengths(described.dtype)
         source = _filling(fill_value, described)
         with self.lock:
@@ -301,20 +308,22 @@ class Catalog:
             entry = self.put_array(key, described, source)
             return self._array(entry, described)
 
-    def require_array(self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool) -> Array:
+    def require_array(
+        self, name: str, shape: Any, dtype: Any, order: str, fill_value: Any, writeable: bool, maxshape: Any = None
+    ) -> Array:
         """See Store.require_array."""
         key = key_of(name)
         with self.lock:
             entry = self.core.get(key)
             if entry is None:
-                return self.create_array(name, shape, dtype, order, fill_value, writeable)
-            wanted = layout(shape, dtype, order, writeable)
-            text = f"an array of shape {wanted.shape} and dtype {wanted.dtype} is asked for, and {name!r} is "
+                return self.create_array(name, shape, dtype, order, fill_value, writeable, maxshape)
+            wanted = growing.planned(shape, dtype, order, writeable, maxshape)
+            text = f"an array of {growing.shape_text(wanted)} and dtype {wanted.dtype} is asked for, and {name!r} is "
             if entry.kind != ARRAY:
                 raise NameConflictError(f"{text}{self._what(key, entry)}")
             described = read_layout(self.core, entry)
-            if (described.shape, described.dtype) != (wanted.shape, wanted.dtype):
-                raise NameConflictError(f"{text}one of shape {described.shape} and dtype {described.dtype}")
+            if not growing.matches(described, wanted):
+                raise NameConflictError(f"{text}one of {growing.shape_text(described)} and dtype {described.dtype}")
             if described.writeable and not wanted.writeable:
                 raise NameConflictError(f"an array with writeable=False is asked for, and {name!r} can be written")
             return self._array(entry, described)
@@ -383,6 +392,7 @@ class Catalog:
             self.rollbacks += 1
             self.core.rollback()
             self.lost_updates.clear()
+            growing.thaw(self)
 
     def show(self, core: Core) -> None:
         """Show another snapshot. Arrays of the old one keep its bytes."""
@@ -473,7 +483,7 @@ class Catalog:
 
     def _set_array(self, key: bytes, name: str, value: Array) -> None:
         existing = self._existing(key, name)
-        writeable = True
+        writeable, described = True, None
         if (
             existing is not None
             and existing.kind == ARRAY
@@ -496,8 +506,7 @@ class Catalog:
                         np.copyto(target, value)
                         self.core.mark(existing.offset, existing.length)
                     return
-        described = layout(value.shape, value.dtype, order_of(value), writeable)
-        self.put_array(key, described, value, self._belongings(key, existing))
+        self.put_array(key, growing.successor(described, value, writeable), value, self._belongings(key, existing))
 
     # A value that is damaged, or that the disk can't read, can be replaced.
 
@@ -533,6 +542,8 @@ class Catalog:
                 for piece in chunks(source, described.order):
                     self.core.write(offset, at, piece.__array_interface__["data"][0], piece.nbytes)
                     at += piece.nbytes
+            if described.growth is not None:
+                growing.write_spare(self.core, offset, described.nbytes, described.length)
             if described.tail:
                 behind = bytes(described.length - described.nbytes - len(described.tail)) + described.tail
                 self.core.write(offset, described.nbytes, behind, len(behind))

@@ -13,6 +13,7 @@ from typing import Any
 from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration
+from pmstore._catalog.growing import trimmed
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import element_key, element_prefix, key_of, part_key, split_element, stamp_key, value_key
 from pmstore._core import Core, Entry, pointer_to
@@ -47,17 +48,19 @@ def checked(core: Core, entry: Entry) -> Contents:
 
 
 def put_copy(catalog: Catalog, key: bytes, entry: Entry, contents: Contents) -> None:
-    """Store an entry under a key, with a new extent if it has one."""
+    """Store an entry under a key, with a new extent if it has one. Spare rows of an array that grows are left out."""
     if not entry.offset:
         catalog.core.put(key, entry)
         return
     piece: Any = b""
+    entry = trimmed(entry)
     with catalog.new_extent(key, entry.length) as offset, contextlib.closing(contents):
         at = 0
         try:
             for piece in contents:
-                catalog.core.write(offset, at, pointer_to(piece), len(piece))
-                at += len(piece)
+                count = min(len(piece), entry.length - at)
+                catalog.core.write(offset, at, pointer_to(piece), count)
+                at += count
         finally:
             piece = b""  # an error's traceback would keep it, and closing its store would copy all of the array
         catalog.core.put(key, entry._replace(offset=offset))

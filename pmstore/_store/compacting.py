@@ -8,6 +8,7 @@ from typing import Any
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import checked
+from pmstore._catalog.growing import trimmed
 from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import BLOCK
 from pmstore._display import size_text
@@ -92,7 +93,7 @@ def _copied(
         with written_anew(name, (os.path.realpath(name), status), room, source.core.sequence) as new:
             for row in source.core.scan(b""):
                 new.put(row.key, row.entry, checked(source.core, row.entry))
-                done += row.entry.length
+                done += trimmed(row.entry).length
                 if progress is not None and row.entry.offset:
                     progress(done, contents)
             if source.core.get(LINEAGE_KEY) is None:  # the new file has another id
@@ -111,7 +112,7 @@ def _sizes(source: Catalog) -> tuple[int, int]:
     contents = pages = leaves = separators = room = 0
     slabs = dict.fromkeys(SLABS, 0)
     for row in source.core.scan(b""):
-        length = row.entry.length
+        length = trimmed(row.entry).length
         cell = 34 + len(row.key) + len(row.entry.meta)
         if cell > room:  # keys only grow: each leaf is full before the next one begins
             leaves, room = leaves + 1, _NODE

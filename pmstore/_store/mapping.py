@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import copying
+from pmstore._catalog import copying, growing
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import check_name, key_of
@@ -244,6 +244,7 @@ class NameMapping(MutableMapping[str, Any]):
         order: str = "C",
         fill_value: Any = 0,
         writeable: bool = True,
+        maxshape: Any = None,
     ) -> Array:
         """Create an array.
 
@@ -265,6 +266,10 @@ class NameMapping(MutableMapping[str, Any]):
             np.zeros.
         writeable : bool
             False for data that never change: they need no memory except that of the file's pages.
+        maxshape : sequence of int and None, optional
+            Of an array that grows along its first axis, by `append` and `resize`: the shape that it may have, None for
+            any length. The other axes are those of the shape. Up to 64 MiB, a bounded maxshape gets all of its space
+            now, and the array never moves. By default the array does not grow.
 
         Returns
         -------
@@ -280,7 +285,7 @@ class NameMapping(MutableMapping[str, Any]):
                 raise ValueError("create_array() takes data or fill_value, not both")
             shape, dtype, fill_value = _like(data, shape, dtype)
         return self._catalog.create_array(
-            self._full(name), shape, float if dtype is None else dtype, order, fill_value, writeable
+            self._full(name), shape, float if dtype is None else dtype, order, fill_value, writeable, maxshape
         )
 
     def require_array(
@@ -292,14 +297,74 @@ class NameMapping(MutableMapping[str, Any]):
         order: str = "C",
         fill_value: Any = 0,
         writeable: bool = True,
+        maxshape: Any = None,
     ) -> Array:
         """The array under a name. If there is none, it is created as by `create_array`.
 
         Raises NameConflictError (a ValueError), whose message shows both, if the existing value has another shape or
         dtype, or can be written although writeable=False is requested. An existing array that can't be written is
-        returned in any case. Its order may differ, too.
+        returned in any case. Its order may differ, too. With maxshape, the existing array has the same maxshape and any
+        number of rows.
         """
-        return self._catalog.require_array(self._full(name), shape, dtype, order, fill_value, writeable)
+        return self._catalog.require_array(self._full(name), shape, dtype, order, fill_value, writeable, maxshape)
+
+    def append(self, name: str, rows: npt.ArrayLike) -> Array:
+        """Append rows to an array that was created with `maxshape`.
+
+        They are part of the transaction, like every change: `rollback` takes the old length back. It takes amortized
+        constant time for each row. While the array has room, nothing moves, and an array that was read before shows the
+        same memory, with its old length. Otherwise the rows move to a place with room for twice as many. Changes
+        made before are moved, too. Arrays that were read before are detached then, and become read-only, so that
+        nothing is written to them in vain; views of them can still be written, and that is lost. A rollback makes them
+        live again.
+
+        Parameters
+        ----------
+        name : str
+            Of the array.
+        rows : array-like
+            Of shape (n, …), or one row; … are the array's other axes. Numbers of Python have to fit into its dtype
+            (OverflowError). Others are converted as an assignment does it, if that is safe or within a kind
+            (TypeError), such as float64 to float32.
+
+        Returns
+        -------
+        ndarray
+            The live array with its new length.
+
+        Raises
+        ------
+        ValueError
+            The rows have another shape, or the array would be larger than its maxshape.
+        TypeError
+            The value has no maxshape, or the rows can't be converted.
+        UnknownNameError, CorruptStoreError, OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError
+            The array is as it was.
+        """
+        return growing.append(self._catalog, self._full(name), rows)
+
+    def resize(self, name: str, length: int | Sequence[int]) -> Array:
+        """Change the length of an array that was created with `maxshape`.
+
+        New rows are zeros. Rows that are gone can't be read any more, but their space stays with the array, so that it
+        grows without a move up to the length that it had; `compact` gives it back. What is said of moves in `append`
+        holds here, too.
+
+        Parameters
+        ----------
+        name : str
+            Of the array.
+        length : int or sequence of int
+            The number of rows, or the whole shape, of which only the first axis may change.
+
+        Returns
+        -------
+        ndarray
+            The live array with its new length.
+
+        Raises as `append`.
+        """
+        return growing.resize(self._catalog, self._full(name), length)
 
     def create_list(self, name: str) -> PersistentList:
         """Create an empty persistent list. Raises NameConflictError (a ValueError) if the name is taken."""

@@ -102,7 +102,7 @@ def violation(catalog: Catalog, ranges: Any) -> TransactionError | None:
                 break
             size = max(1, described.dtype.itemsize)
             first, last = at // size, (at + length - 1) // size
-            shape = described.shape if math.prod(described.shape) else (1,)
+            shape = described.room if math.prod(described.room) else (1,)
             order: Any = described.order
             start, end = (np.unravel_index(i, shape, order=order) for i in (first, last))
             where = f"elements {_index(start)} to {_index(end)}" if last > first else f"element {_index(start)}"

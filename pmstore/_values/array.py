@@ -3,6 +3,10 @@
 The meta of an array is msgpack of ``[dtype descriptor, shape, order, writeable]``. If that is too long for an entry's
 meta, it is stored behind the array's bytes, at the next multiple of 8, and the meta is ``[nbytes, length, pm_hash64]``
 of it.
+
+The meta of an array that grows has a fifth part, ``[capacity, most]``. The extent has room for `capacity` rows. The
+first ones are the array's, as shape says, and the others, the spare rows, have no meaning. The array may have up to
+`most` rows, or any number if that is nil. Such a meta is never too long.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pmstore._core import META_MAX, Core, Entry, hash64
 from pmstore._errors import CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 
-__all__ = ["Array", "Layout", "chunks", "decode_layout", "layout", "live_array", "order_of", "read_layout"]
+__all__ = ["Array", "Growth", "Layout", "chunks", "decode_layout", "layout", "live_array", "order_of", "read_layout"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,11 +33,18 @@ _DIMENSIONS_MAX = 64
 _CHUNK_BYTES = 1 << 20
 
 
+class Growth(NamedTuple):
+    """How an array grows, in rows: how many its extent has room for, and how many it may have (None: any number)."""
+
+    capacity: int
+    most: int | None
+
+
 class Layout(NamedTuple):
     """The layout of an array in the bytes of an extent.
 
-    shape is in elements; order is "C" or "F"; nbytes is the size of the elements, without the tail. meta goes into the
-    catalog, tail (often empty) behind the elements.
+    shape is in elements; order is "C" or "F"; nbytes is the size of the elements, without spare rows and the tail. meta
+    goes into the catalog, tail (often empty) behind the elements. growth: of an array that grows, otherwise None.
     """
 
     dtype: np.dtype[Any]
@@ -43,11 +54,39 @@ class Layout(NamedTuple):
     nbytes: int
     meta: bytes
     tail: bytes
+    growth: Growth | None = None
+
+    @property
+    def row(self) -> int:
+        """The number of bytes of a row, that is of an index of the first axis."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def room(self) -> tuple[int, ...]:
+        """The shape with the spare rows."""
+        return self.shape if self.growth is None else (self.growth.capacity, *self.shape[1:])
+
+    @property
+    def maxshape(self) -> tuple[int | None, ...] | None:
+        """Of an array that grows, the shape that it may have; None in it: any length."""
+        return None if self.growth is None else (self.growth.most, *self.shape[1:])
 
     @property
     def length(self) -> int:
         """The number of bytes of the extent."""
+        if self.growth is not None:
+            return self.growth.capacity * self.row
         return _align8(self.nbytes) + len(self.tail) if self.tail else self.nbytes
+
+    def with_rows(self, rows: int) -> Layout:
+        """Of an array that grows, the layout with so many rows in the same extent. It is quick."""
+        assert self.growth is not None and rows <= self.growth.capacity
+        parts = msgpack.unpackb(self.meta)
+        parts[1][0] = rows
+        meta = bytes(msgpack.packb(parts))
+        if len(meta) > META_MAX:
+            raise _too_long(len(meta))
+        return self._replace(shape=(rows, *self.shape[1:]), nbytes=rows * self.row, meta=meta)
 
     def fits(self, array: Array) -> bool:
         """Whether the array, in place, has this layout (any caller can set its shape and dtype)."""
@@ -62,7 +101,7 @@ def _align8(n: int) -> int:
     return (n + 7) & ~7
 
 
-def layout(shape: Any, dtype: Any, order: str, writeable: bool) -> Layout:
+def layout(shape: Any, dtype: Any, order: str, writeable: bool, growth: Growth | None = None) -> Layout:
     """The layout of an array to be created.
 
     Parameters
@@ -75,6 +114,8 @@ def layout(shape: Any, dtype: Any, order: str, writeable: bool) -> Layout:
         Whether rows or columns are contiguous.
     writeable : bool
         Whether the array can be changed after its creation.
+    growth : Growth, optional
+        Of an array that grows along its first axis; the capacity is at least its rows.
 
     Raises
     ------
@@ -91,18 +132,40 @@ def layout(shape: Any, dtype: Any, order: str, writeable: bool) -> Layout:
     if len(axes) > _DIMENSIONS_MAX:
         raise TooLargeError(f"an array has at most {_DIMENSIONS_MAX} dimensions, not {len(axes)}")
     nbytes = math.prod(axes) * dtype.itemsize
+    room = axes if growth is None else (growth.capacity, *axes[1:])
     # numpy multiplies the axes that aren't 0 even if one is
-    if math.prod(n for n in axes if n) * max(dtype.itemsize, 1) > _NBYTES_MAX:
-        raise TooLargeError(f"an array of shape {axes} and dtype {dtype} is larger than any address range")
+    if math.prod(n for n in room if n) * max(dtype.itemsize, 1) > _NBYTES_MAX:
+        raise TooLargeError(f"an array of shape {room} and dtype {dtype} is larger than any address range")
     if len(axes) <= 1:
         order = "C"
-    full = bytes(msgpack.packb([descriptor_of(dtype), list(axes), order, bool(writeable)]))
+    parts = [descriptor_of(dtype), list(axes), order, bool(writeable)]
+    if growth is not None:
+        _check_growth(growth, axes, dtype, order, writeable)
+        parts.append(list(growth))
+    full = bytes(msgpack.packb(parts))
     if len(full) <= META_MAX:
-        return Layout(dtype, axes, order, bool(writeable), nbytes, full, b"")
+        return Layout(dtype, axes, order, bool(writeable), nbytes, full, b"", growth)
+    if growth is not None:
+        raise _too_long(len(full))
     if not nbytes:
         raise TooLargeError(f"an array without elements can't keep a dtype this long: {len(full)} bytes described")
     meta = bytes(msgpack.packb([nbytes, len(full), hash64(full)]))
     return Layout(dtype, axes, order, bool(writeable), nbytes, meta, full)
+
+
+def _too_long(length: int) -> TooLargeError:
+    return TooLargeError(f"an array that grows can't have a dtype this long: {length} bytes described")
+
+
+def _check_growth(growth: Growth, axes: tuple[int, ...], dtype: np.dtype[Any], order: str, writeable: bool) -> None:
+    """What is true of each array that grows, created or read from a file."""
+    capacity, most = growth
+    if not axes or order != "C" or not writeable:
+        raise ValueError("an array that grows has a first axis and C order, and can be written")
+    if not math.prod(axes[1:]) * dtype.itemsize:
+        raise ValueError(f"an array that grows can't have rows without bytes: shape {axes}, dtype {dtype}")
+    if not axes[0] <= capacity or capacity < 1 or (most is not None and capacity > most):
+        raise ValueError(f"{axes[0]} rows, room for {capacity}, and at most {most}")
 
 
 def _axes(shape: Any) -> tuple[int, ...]:
@@ -135,16 +198,23 @@ def decode_layout(meta: bytes) -> Layout | tuple[int, int, int]:
             if not all(type(part) is int and part >= 0 for part in parts):
                 raise ValueError("the place of the dtype")
             return nbytes, length, checksum
-        descriptor, axes, order, writeable = parts
+        descriptor, axes, order, writeable, *rest = parts
+        growth = Growth(*rest.pop()) if rest else None
+        if rest or (growth is not None and not _is_growth(growth)):
+            raise ValueError("the room to grow")
         if order not in ("C", "F") or type(writeable) is not bool or not all(type(n) is int for n in axes):
             raise ValueError("shape, order or flags")
         # Build the layout anew, so that it passes the checks of creation.
-        made = layout(axes, dtype_of(descriptor), order, writeable)
+        made = layout(axes, dtype_of(descriptor), order, writeable, growth)
         return made._replace(meta=meta, tail=b"")
     except CorruptStoreError:
         raise
     except Exception as error:
         raise CorruptStoreError(f"a damaged description of an array: {error}") from error
+
+
+def _is_growth(growth: Growth) -> bool:
+    return type(growth.capacity) is int and (growth.most is None or type(growth.most) is int)
 
 
 def read_layout(core: Core, entry: Entry) -> Layout:

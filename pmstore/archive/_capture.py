@@ -104,7 +104,7 @@ class Changes(NamedTuple):
             yield at, _copied(self, entry, [(at, count)]) if there is None else there[at : at + count]
 
     def dtype(self, key: bytes) -> np.dtype[Any] | None:
-        """The dtype of an array whose contents are its elements; None for anything else."""
+        """The dtype of an array whose contents are its elements, spare rows included; None for anything else."""
         entry = self.entries[key]
         if entry.kind != ARRAY:
             return None
@@ -112,7 +112,7 @@ class Changes(NamedTuple):
             described = read_layout(self.core, entry)
         except CorruptStoreError:
             return None
-        return described.dtype if described.nbytes == entry.length else None
+        return None if described.tail else described.dtype
 
     @property
     def losses(self) -> dict[bytes, Loss]:

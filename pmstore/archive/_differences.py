@@ -8,7 +8,7 @@ import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import NAME_PREFIX, name_of
-from pmstore._values.array import read_layout
+from pmstore._values.array import Layout, read_layout
 from pmstore.archive._codecs import Bytes
 from pmstore.archive._versions import Contents, Version
 
@@ -41,7 +41,7 @@ def difference(old: Version, new: Version) -> dict[str, Difference]:
         name, one, other = name_of(key), before.get(key), after.get(key)
         if one is None or other is None:
             found[name] = Difference("added" if one is None else "removed")
-        elif one.kind != other.kind or (one.kind == ARRAY and one.meta != other.meta):
+        elif one.kind != other.kind or (one.kind == ARRAY and not _same_shape(old, new, key, one, other)):
             found[name] = Difference("replaced")
         elif one.kind == ARRAY:
             if (different := _array(old, new, key, one, other)) is not None:
@@ -51,17 +51,29 @@ def difference(old: Version, new: Version) -> dict[str, Difference]:
     return found
 
 
+def _same_shape(old: Version, new: Version, key: bytes, one: Contents, other: Contents) -> bool:
+    """Whether it is the same array, with other elements perhaps. Spare rows of one that grows make no difference."""
+    if one.meta == other.meta:
+        return True
+    a, b = (_described(version, key) for version in (old, new))
+    return (a.dtype, a.shape, a.order, a.writeable) == (b.dtype, b.shape, b.order, b.writeable)
+
+
+def _described(version: Version, key: bytes) -> Layout:
+    entry = version._core.get(key)
+    assert entry is not None
+    return read_layout(version._core, entry)
+
+
 def _array(old: Version, new: Version, key: bytes, one: Contents, other: Contents) -> Difference | None:
     if one.frames == other.frames:
         return None
+    described = _described(new, key)
     a, b = (version._core._library.contents(item) for version, item in ((old, one), (new, other)))
-    changed = np.flatnonzero(a != b)
+    changed = np.flatnonzero(a[: described.nbytes] != b[: described.nbytes])
     if not len(changed):
         return None
-    entry = new._core.get(key)
-    assert entry is not None
-    described = read_layout(new._core, entry)
-    elements = np.unique(changed[changed < described.nbytes] // max(1, described.dtype.itemsize))
+    elements = np.unique(changed // max(1, described.dtype.itemsize))
     if described.order == "F":
         places = np.unravel_index(elements, described.shape, order="F")
         elements = np.sort(np.ravel_multi_index(places, described.shape))

@@ -565,9 +565,10 @@ NAMES = [
         "values-read-unverified",
         "D",
         STORE,
-        "destination && !pm_uncommitted_find(store, offset)",
+        "status == PM_OK && destination",
         "false",
         "a damaged value is handed out",
+        within="if (status == PM_OK && destination) status = verify(store, offset, length);",
     ),
     Mutant(
         "small-contents-written-late",

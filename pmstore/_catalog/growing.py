@@ -1,0 +1,376 @@
+"""Arrays that grow along their first axis: `append` and `resize`.
+
+    the extent     │ row 0 │ row 1 │ row 2 │ spare │ spare │
+    the entry      shape (3, …), capacity 5
+
+    append, while there are spare rows: they are written, then the entry counts them      nothing moves
+    append, when there are none:        a larger extent, with the old rows and the new ones, takes the name
+
+I36  An array that grows shows the rows that its entry counts. Spare rows have no meaning, and may have any bytes: those
+     of rows that are gone, or that a rollback took back. So each row is written before the entry counts it, in the same
+     transaction. What a rollback, a crash or a reader sees follows from the entry and its extent, as for any array.
+
+An array that was read before it grew is one over the same memory, with fewer rows. When the rows move, it is detached.
+What was written to it before has moved with them. What would be written to it later would be lost, so it becomes
+read-only, until a rollback makes it live again.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.names import key_of
+from pmstore._core import Core, Entry
+from pmstore._errors import UNSOUND, OutOfSpaceError, of
+from pmstore._values.array import Array, Growth, Layout, decode_layout, layout, live_array, order_of, read_layout
+from pmstore._values.dtypes import storable_dtype
+from pmstore._values.tensors import array_of_tensor, is_tensor
+
+if TYPE_CHECKING:
+    from pmstore._catalog.catalog import Catalog
+
+__all__ = [
+    "Grown",
+    "append",
+    "matches",
+    "planned",
+    "resize",
+    "shape_text",
+    "successor",
+    "thaw",
+    "trimmed",
+    "write_spare",
+]
+
+_PAGE = 4088  # bytes of contents that fit into a page, with their hash
+_RESERVED = 64 << 20  # bytes; an array that can't become larger gets all of its room at once
+_PIECE = 16 << 20  # bytes that are copied in one call, which nothing interrupts
+_ZEROS = bytes(1 << 20)
+_KNOWN = 1000  # layouts, at most
+
+
+class Grown:
+    """What an open store remembers of arrays that grow.
+
+    layouts: the last layout in an extent, by its offset; an entry may have another by now. frozen: arrays that a move
+    made read-only, and the last commit before it.
+    """
+
+    __slots__ = ("frozen", "layouts")
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, Layout] = {}
+        self.frozen: list[tuple[int, weakref.ref[Array]]] = []
+
+
+# ---- layouts
+
+
+def planned(shape: Any, dtype: Any, order: str, writeable: bool, maxshape: Any) -> Layout:
+    """The layout of an array to be created. See `Store.create_array`."""
+    plain = layout(shape, dtype, order, writeable)
+    if maxshape is None:
+        return plain
+    axes = plain.shape
+    longest = _longest(maxshape) + storable_dtype(dtype).shape  # of a subarray dtype
+    wanted = f"maxshape={longest} for an array of shape {axes}"
+    if len(longest) != len(axes):
+        raise ValueError(f"{wanted}: they need the same number of axes")
+    if not axes:
+        raise ValueError(f"{wanted}: an array without an axis can't grow")
+    if longest[1:] != axes[1:]:
+        raise ValueError(f"{wanted}: arrays grow along the first axis only, so the other axes are those of the shape")
+    most = longest[0]
+    if most is not None and most < max(1, axes[0]):
+        raise ValueError(f"{wanted}: it can't be smaller than the shape, and needs room for a row")
+    if order != "C":
+        raise ValueError(f'{wanted}: arrays grow in order "C" only, in which rows are contiguous')
+    if not writeable:
+        raise ValueError(f"{wanted}: an array with writeable=False never changes, so it can't grow")
+    if not plain.row:
+        raise ValueError(f"{wanted} and dtype {plain.dtype}: an array whose rows have no bytes can't grow")
+    return _with_rows(plain, axes[0], Growth(_room(axes[0], plain.row, most), most))
+
+
+def _longest(maxshape: Any) -> tuple[int | None, ...]:
+    try:
+        return (operator.index(maxshape),)
+    except TypeError:
+        try:
+            return tuple(None if most is None else operator.index(most) for most in maxshape)
+        except TypeError:
+            raise TypeError(f"maxshape is a tuple of int and None, not {maxshape!r:.80}") from None
+
+
+def _with_rows(described: Layout, rows: int, growth: Growth) -> Layout:
+    return layout((rows, *described.shape[1:]), described.dtype, "C", True, growth)
+
+
+def _room(rows: int, row: int, most: int | None, capacity: int = 0) -> int:
+    """The capacity of an array that has so many rows, of `row` bytes each, and had room for `capacity` rows."""
+    if most is not None and most * row <= _RESERVED:
+        return most
+    wanted = max(rows, 2 * capacity, _PAGE // row, 1)
+    return wanted if most is None else min(wanted, most)
+
+
+def matches(described: Layout, wanted: Layout) -> bool:
+    """Whether an array is one that `require_array` asks for. One that is asked for with maxshape may have grown."""
+    if wanted.growth is not None:
+        return (described.maxshape, described.dtype) == (wanted.maxshape, wanted.dtype)
+    return (described.shape, described.dtype) == (wanted.shape, wanted.dtype)
+
+
+def shape_text(described: Layout) -> str:
+    """For messages."""
+    return f"shape {described.shape}" if described.growth is None else f"maxshape {described.maxshape}"
+
+
+def successor(described: Layout | None, value: Array, writeable: bool) -> Layout:
+    """The layout of an array that replaces another one, of another shape or dtype. It grows as that one, if it can be
+    one of its shapes."""
+    if described is not None and described.growth is not None and value.dtype == described.dtype and value.ndim:
+        most, count = described.growth.most, len(value)
+        if value.shape[1:] == described.shape[1:] and (most is None or count <= most):
+            return _with_rows(described, count, Growth(_room(count, described.row, most), most))
+    return layout(value.shape, value.dtype, order_of(value), writeable)
+
+
+def trimmed(entry: Entry) -> Entry:
+    """The entry of a copy: an array that grows keeps its maxshape, and no spare rows, as far as possible."""
+    if entry.kind != ARRAY or not entry.offset:
+        return entry
+    described = decode_layout(entry.meta)
+    if not isinstance(described, Layout) or described.growth is None or described.length != entry.length:
+        return entry
+    growth = described.growth
+    least = min(growth.capacity, max(1, described.shape[0]))
+    made = _with_rows(described, described.shape[0], growth._replace(capacity=least))
+    return entry._replace(length=made.length, meta=made.meta)
+
+
+def write_spare(core: Core, offset: int, at: int, end: int) -> None:
+    """Writes zeros into a part of a new extent: all of it has to be written."""
+    for done in range(at, end, len(_ZEROS)):
+        core.write(offset, done, _ZEROS, min(len(_ZEROS), end - done))
+
+
+# ---- growing
+
+
+def append(catalog: Catalog, name: str, rows: Any) -> Array:
+    """See `Store.append`."""
+    given = _given(rows)
+    with catalog.lock:
+        key, entry, described = _found(catalog, name, "append")
+        new = _rows(given, rows, name, described)
+        if not len(new):
+            return catalog._array(entry, described)
+        return _resized(catalog, key, name, entry, described, described.shape[0] + len(new), new)
+
+
+def resize(catalog: Catalog, name: str, length: Any) -> Array:
+    """See `Store.resize`."""
+    with catalog.lock:
+        key, entry, described = _found(catalog, name, "resize")
+        count = _length(length, name, described)
+        if count == described.shape[0]:
+            return catalog._array(entry, described)
+        return _resized(catalog, key, name, entry, described, count, None)
+
+
+def _found(catalog: Catalog, name: str, what: str) -> tuple[bytes, Entry, Layout]:
+    """Key, entry and layout of an array that grows."""
+    key = key_of(name)
+    catalog.writable()
+    entry = catalog.core.get(key)
+    if entry is None:
+        raise catalog.unknown(name)
+    if entry.kind != ARRAY:
+        hint = f'; store["{name}"].append() appends to a list' if what == "append" else ""
+        raise TypeError(f"{what}() is for arrays, and {name!r} is {catalog._what(key, entry)}{hint}")
+    known = catalog.grown.layouts.get(entry.offset)
+    if known is not None and known.meta == entry.meta and known.length == entry.length:
+        return key, entry, known
+    try:
+        described = read_layout(catalog.core, entry)
+    except UNSOUND as error:
+        raise of(name, error) from error
+    if described.growth is None:
+        raise TypeError(
+            f"{name!r} has the fixed shape {described.shape}: create_array(…, maxshape=(None, …)) makes an array that "
+            "grows"
+        )
+    return key, entry, described
+
+
+def _length(length: Any, name: str, described: Layout) -> int:
+    try:
+        count = operator.index(length)
+    except TypeError:
+        shape = tuple(map(operator.index, length))
+        if len(shape) != len(described.shape) or shape[1:] != described.shape[1:]:
+            raise ValueError(
+                f"{name!r} has shape {described.shape}, and can't get shape {shape}: only its first axis changes"
+            ) from None
+        count = shape[0]
+    if count < 0:
+        raise ValueError(f"an array can't have a negative length: {count}")
+    return count
+
+
+def _given(rows: Any) -> Array | None:
+    """The rows as an array, if the dtype of the stored array makes no difference for that."""
+    if is_tensor(rows):
+        return array_of_tensor(rows)
+    if isinstance(rows, np.ma.MaskedArray):
+        raise TypeError("the rows are a masked array: store data and mask as two arrays")
+    return np.asarray(rows) if hasattr(rows, "__array__") else None
+
+
+def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array:
+    """The rows to append, of shape (n, …). Their dtype can be converted."""
+    dtype, axes = described.dtype, described.shape[1:]
+    # Python's numbers are converted if that keeps their value, others as an assignment converts them.
+    array = given if given is not None else np.asarray(rows, None if dtype.kind in "biufc" else dtype)
+    if array.shape == axes:
+        array = array[np.newaxis]
+    elif array.shape == (0,):
+        array = array.reshape(0, *axes)
+    if array.shape[1:] != axes or not array.ndim:
+        raise ValueError(
+            f"rows of shape {array.shape} can't be appended to {name!r}: it takes rows of shape {axes}, one or many"
+        )
+    if array.dtype != dtype and array.size:
+        exact = given is None and array.dtype.kind in "biu" and dtype.kind in "biu"
+        if exact and not np.array_equal(array.astype(dtype), array):
+            raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold")
+        if not exact and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(
+                f"rows of dtype {array.dtype} can't be appended to {name!r} of dtype {dtype} without loss: convert "
+                "them with astype"
+            )
+    return array
+
+
+def _resized(
+    catalog: Catalog, key: bytes, name: str, entry: Entry, described: Layout, count: int, new: Array | None
+) -> Array:
+    """The live array with so many rows. new: those behind the old ones; None: zeros."""
+    assert described.growth is not None
+    capacity, most = described.growth
+    if most is not None and count > most:
+        raise ValueError(f"{name!r} has maxshape {described.maxshape}, so it can't have {count:,} rows")
+    if count > capacity:
+        return _moved(catalog, key, name, entry, described, count, new)
+    made = described.with_rows(count)
+    array = _beside(catalog, entry, made)
+    if new is not None:
+        np.copyto(array[described.shape[0] :], new, casting="unsafe")
+    elif count > described.shape[0]:
+        _clear(array[described.shape[0] :])
+    catalog.core.mark(entry.offset, entry.length)
+    catalog.core.put(key, entry._replace(meta=made.meta))
+    _show(catalog, entry.offset, array)
+    if len(catalog.grown.layouts) >= _KNOWN:
+        catalog.grown.layouts.clear()
+    catalog.grown.layouts[entry.offset] = made
+    return array
+
+
+def _clear(rows: Array) -> None:
+    """Makes all bytes zero. Those that are zero are not written, so that no commit looks at them."""
+    flat = rows.reshape(-1).view(np.uint8)
+    for at in range(0, len(flat), len(_ZEROS)):
+        part = flat[at : at + len(_ZEROS)]
+        if part.any():
+            part[...] = 0
+
+
+def _beside(catalog: Catalog, entry: Entry, described: Layout) -> Array:
+    """An array over an extent, beside the one that programs may have."""
+    array = catalog._live.get(entry.offset)
+    return catalog._fresh(entry, described) if array is None else live_array(array.base, described, True)
+
+
+def _show(catalog: Catalog, offset: int, array: Array) -> None:
+    """From now on this is the live array of an extent."""
+    old = catalog._live.get(offset)
+    if old is not None:
+        catalog._shadowed.add(offset)
+        catalog._live[-id(old)] = old  # close() and `_freeze` still have to find it
+    catalog._live[offset] = array
+
+
+def _moved(
+    catalog: Catalog, key: bytes, name: str, entry: Entry, described: Layout, count: int, new: Array | None
+) -> Array:
+    """As `_resized`, in a larger extent."""
+    assert described.growth is not None
+    capacity, most = described.growth
+    try:
+        catalog.core.verify(entry.offset, entry.length)  # a damaged block would get a new hash, and count as sound
+    except UNSOUND as error:
+        raise of(name, error) from error
+    if new is not None:
+        new = np.ascontiguousarray(new, described.dtype)
+    room = _room(count, described.row, most, capacity)
+    for rows in dict.fromkeys((room, count)):  # if there is no space to spare, only what is needed
+        made = _with_rows(described, count, Growth(rows, most))
+        try:
+            moved = _move(catalog, key, entry, described, made, new)
+            break
+        except OutOfSpaceError:
+            if rows == count:
+                raise
+    return catalog._array(moved, made)
+
+
+def _move(catalog: Catalog, key: bytes, entry: Entry, described: Layout, made: Layout, new: Array | None) -> Entry:
+    core = catalog.core
+    old = np.frombuffer(core.buffer(entry.offset, entry.length, False), np.uint8)  # with pending changes
+    with catalog.new_extent(key, made.length) as offset:
+        _write(core, offset, 0, old[: described.nbytes])
+        if new is not None:
+            _write(core, offset, described.nbytes, new)
+        write_spare(core, offset, described.nbytes + (0 if new is None else new.nbytes), made.length)
+        moved = entry._replace(offset=offset, length=made.length, meta=made.meta)
+        core.put(key, moved)
+    _freeze(catalog, _address(old), entry.length)
+    return moved
+
+
+def _write(core: Core, offset: int, at: int, source: Array) -> None:
+    for done in range(0, source.nbytes, _PIECE):
+        core.write(offset, at + done, _address(source) + done, min(_PIECE, source.nbytes - done))
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+# ---- arrays over memory that the rows have left
+
+
+def _freeze(catalog: Catalog, start: int, length: int) -> None:
+    """Makes the arrays over some memory read-only. `thaw` finds them until the next commit."""
+    sequence = catalog.core.sequence
+    catalog.grown.frozen = [one for one in catalog.grown.frozen if one[0] == sequence]
+    for array in list(catalog._live.values()):
+        if start <= _address(array) < start + length and array.flags.writeable:
+            array.flags.writeable = False
+            catalog.grown.frozen.append((sequence, weakref.ref(array)))
+
+
+def thaw(catalog: Catalog) -> None:
+    """After a rollback: arrays whose rows are back can be written again."""
+    for sequence, found in catalog.grown.frozen:
+        array = found()
+        if array is not None and sequence == catalog.core.sequence:
+            array.flags.writeable = True
+    catalog.grown.frozen.clear()

@@ -1,0 +1,311 @@
+"""Arrays that grow beside everything else: declared write sets, slots, readers, forks, copies, damage."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._catalog.names import key_of
+from pmstore._cli import main
+from pmstore._values.array import Growth, layout
+from tests.conftest import Medium
+from tests.core.test_damage import flipped
+from tests.store.test_growing import growth_of, made, rows
+
+Open = Callable[..., pmstore.Store]
+
+
+def test_assignment(store: pmstore.Store) -> None:
+    x = made(store, 3, 100)
+    store["x"] = rows(7, 3)
+    assert store["x"] is x and np.array_equal(x, rows(7, 3))
+    store["x"] += 1
+    del x
+    for count in (30, 0, 100):  # another number of rows: another array, which grows as well
+        store["x"] = np.asfortranarray(rows(0, count))
+        assert np.array_equal(store["x"], rows(0, count)) and growth_of(store, "x") == (100, 100)
+    store.resize("x", 5)
+    store["x"] = rows(1, 5)
+    store.commit()
+    assert np.array_equal(store.append("x", rows(6, 1)), rows(1, 6))
+    for other in (rows(0, 101), rows(0, 3).astype("f4"), np.zeros((3, 4)), np.zeros(3), "text"):
+        made(store, 3, 100, "y")
+        store["y"] = other
+        with pytest.raises(TypeError, match="fixed shape|is for arrays"):
+            store.append("y", 1)
+        del store["y"]
+    big = store.create_array("big", (10_000, 5), maxshape=(None, 5))
+    store.append("big", rows(0, 1))
+    del big
+    gc.collect()
+    store.commit()
+    store["big"] = rows(0, 10_001)  # written once, to another place
+    store.commit()
+    assert np.array_equal(store.append("big", rows(10_001, 1)), rows(0, 10_002)) and store.check().ok
+
+
+def test_rename_copy_pop_and_delete(store: pmstore.Store) -> None:
+    made(store, 3)
+    x = store.append("x", rows(3, 1))
+    store.rename("x", "g/y")
+    assert store["g/y"] is x
+    y = store.append("g/y", rows(4, 1))
+    store.copy("g/y", "z")
+    assert growth_of(store, "z") == (5, None)  # a copy has no spare rows
+    z = store.append("z", rows(5, 200))
+    store.copy("g", "h")
+    assert np.array_equal(z, rows(0, 205)) and np.array_equal(y, rows(0, 5))
+    assert np.array_equal(store.append("h/y", rows(5, 1)), rows(0, 6))
+    store.commit()
+    gone = store.pop("z")
+    assert np.array_equal(gone, rows(0, 205))
+    del store["g/y"]
+    with pytest.raises(KeyError):
+        store.append("z", rows(0, 1))
+    store.rollback()
+    assert np.array_equal(store.append("g/y", rows(5, 1)), rows(0, 6)) and store.check().ok
+
+
+def test_declared_write_sets_and_mark_dirty(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    large = store.create_array("large", (5000, 100), maxshape=(None, 100))
+    store.append("large", np.ones((10, 100)))
+    other = store.create_array("other", 20_000)
+    store.commit()
+    with store.transaction(only=[other[3:4]]):
+        other[3] = 1
+        large = store.append("large", np.full((2, 100), 2.0))
+    store.rollback()
+    assert len(large) == 5012 and large[5011, 7] == 2 and other[3] == 1
+    with store.transaction(only=[large[:1]]):
+        large[0] = 5
+        large = store.resize("large", 20_000)  # moves
+        assert large[0, 0] == 5
+    store.rollback()
+    assert len(store["large"]) == 20_000 and store["large"][0, 0] == 5 and store.check().ok
+    store.mark_dirty(large[10_000:])
+    store.commit()
+    old = store["large"]
+    store.resize("large", 10)
+    store.commit()
+    monkeypatch.setenv("PMSTORE_DEBUG", "1")
+    store.close()
+    store = open_store()
+    longer = store.resize("large", 15)
+    store.commit()
+    store.resize("large", 10)
+    store.commit()
+    longer[12] = 1
+    with pytest.raises(pmstore.TransactionError, match=r"\[12, 0\]"), store.transaction(only=[store["large"][:1]]):
+        store["k"] = 1
+    del old
+    store.rollback()
+
+
+@pytest.mark.parametrize("width", [100, 20_000])
+def test_arrays_with_two_slots(store: pmstore.Store, width: int) -> None:
+    x = store.create_array("x", (10, width), maxshape=(None, width))
+    store.resize("x", growth_of(store, "x").capacity)
+    expected = np.zeros((0, width))
+    for i in range(12):
+        x = store["x"]
+        x[:] = np.arange(x.size).reshape(x.shape) + i
+        expected = x.copy()
+        store.commit()
+        if i % 4 == 3:
+            x = store.append("x", np.full(width, -1.0))  # moves
+            expected = np.concatenate([expected, np.full((1, width), -1.0)])
+            if i % 8 == 3:
+                store.rollback()
+                expected = expected[:-1]
+        x = store["x"]
+        assert np.array_equal(x, expected)
+        x[:] += 1
+        store.rollback() if len(x) == len(expected) and i % 4 != 3 else store.commit()
+    assert store.check().ok
+
+
+def test_derived_arrays_follow(open_store: Open) -> None:
+    store = open_store()
+    made(store, 3)
+    store.derive("sum", np.sum, "x", kwargs={"axis": 0})
+    for i in range(3, 600):
+        store.append("x", rows(i, 1))
+        if i % 90 == 0:
+            assert np.array_equal(store["sum"], rows(0, i + 1).sum(axis=0))
+            store.commit()
+    store.append("x", rows(9, 9))
+    store.rollback()
+    assert np.array_equal(store["sum"], store["x"].sum(axis=0))
+    store.resize("x", 2)
+    assert np.array_equal(store["sum"], rows(0, 2).sum(axis=0))
+    store.close()
+    with open_store(mode="r") as reader:
+        reader.derive("sum", np.sum, "x", kwargs={"axis": 0})
+        assert np.array_equal(reader["sum"], rows(0, 2).sum(axis=0))
+
+
+def test_readers_see_whole_commits(open_store: Open) -> None:
+    store = open_store()
+    made(store, 3)
+    store.commit()
+    with open_store(mode="r") as reader:
+        snapshot = reader["x"]
+        for i in range(3, 300):
+            store.append("x", rows(i, 1))
+            if i % 50 == 0:
+                store.commit()
+                assert np.array_equal(snapshot, rows(0, 3)) and reader["x"] is snapshot
+                count = len(reader.read("x")[0] if isinstance(reader.read("x"), list) else reader.read("x"))
+                assert count == i + 1
+                assert np.array_equal(reader.read(("x", np.s_[i - 2 :])), rows(i - 2, 3))
+        before = reader.sequence
+        store.commit()
+        reader.wait(after=before, timeout=10)
+        reader.refresh()
+        assert np.array_equal(reader["x"], rows(0, 300)) and np.array_equal(snapshot, rows(0, 3))
+        assert not reader["x"].flags.writeable
+    store.backup(Path(store.path).with_name("backup.pm"))
+    store.append("x", rows(300, 1))
+    store.rollback()
+    with open_store("backup.pm") as backup:
+        assert np.array_equal(backup.append("x", rows(300, 1)), rows(0, 301)) and backup.check().ok
+
+
+def test_a_forked_child(store: pmstore.Store) -> None:
+    made(store, 3)
+    x = store.append("x", rows(3, 1))
+    store.commit()
+    pending = store.append("x", rows(4, 1))
+    child = os.fork()
+    if not child:
+        ok = np.array_equal(pending, rows(0, 5)) and np.array_equal(store["x"], rows(0, 4)) and len(x) == 4
+        try:
+            store.append("x", rows(0, 1))
+            ok = False
+        except pmstore.ForkedStoreError:
+            pass
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(store.append("x", rows(5, 1)), rows(0, 6))
+
+
+def test_compact_and_salvage_drop_spare_rows(open_store: Open) -> None:
+    with open_store() as store:
+        made(store, 3000)
+        store.append("x", rows(3000, 1))
+        store.create_array("bounded", (0, 784), maxshape=(1000, 784))
+        store.create_array("reserved", (10_000,), maxshape=(None,))
+        store.resize("reserved", 0)
+        path = Path(store.path)
+    size = path.stat().st_size
+    pmstore.salvage(path, path.with_name("salvaged.pm"))
+    assert pmstore.compact(path) > 6_000_000 and path.stat().st_size < size - 6_000_000
+    for name in ("store.pm", "salvaged.pm"):
+        with open_store(name) as store:
+            assert growth_of(store, "x") == (3001, None) and growth_of(store, "bounded") == (1, 1000)
+            assert growth_of(store, "reserved") == (1, None) and np.array_equal(store["x"], rows(0, 3001))
+            assert np.array_equal(store.append("x", rows(3001, 1)), rows(0, 3002))
+            assert store.append("bounded", np.ones((2, 784))).shape == (2, 784)
+            assert growth_of(store, "bounded") == (1000, 1000)
+            assert store.check().ok
+
+
+def test_damage(open_store: Open, medium: Medium) -> None:
+    """A damaged block would get a new hash when it moves, so nothing moves then."""
+    with open_store() as store:
+        made(store, 1000)
+        store.commit()
+    flipped(medium.directory / "store.pm", rows(125, 1).tobytes())
+    with open_store() as store:
+        report = store.check()
+        assert [problem.name for problem in report] == ["x"] and 125 in report[0].rows
+        with pytest.raises(pmstore.CorruptStoreError, match="'x'"):
+            store.append("x", rows(1000, 1))
+        assert len(store["x"]) == 1000
+        with pytest.raises(pmstore.CorruptStoreError):
+            store.copy("x", "y")
+
+
+@pytest.mark.parametrize(
+    "growth",
+    [
+        [4, None], [6, None], [0, None], [-5, None], [5, 4], [5, 3], [5.0, None], [5, "9"], [5], [5, None, 1], 5, [],
+        [1 << 63, None], [1 << 61, 1 << 62], [True, None], [5, -1],
+    ],
+)  # fmt: skip
+def test_hostile_descriptions(store: pmstore.Store, growth: Any) -> None:
+    made(store, 5)
+    core = store._catalog.core
+    described = layout((5, 5), "f8", "C", True, Growth(5, None))
+    offset = core.alloc(described.length)
+    core.write(offset, 0, bytes(described.length), described.length)
+    parts = msgpack.unpackb(described.meta)
+    entry = core.get(key_of("x"))
+    assert entry is not None
+    core.put(key_of("y"), entry._replace(offset=offset, length=described.length, meta=described.meta))
+    assert store["y"].shape == (5, 5)
+    parts[4] = growth
+    core.put(key_of("y"), entry._replace(offset=offset, length=described.length, meta=msgpack.packb(parts)))
+    for use in (lambda: store["y"], lambda: store.append("y", rows(0, 1)), lambda: store.resize("y", 1)):
+        with pytest.raises(pmstore.CorruptStoreError):
+            use()
+    assert [problem.name for problem in store.check()] == ["y"]
+    store["y"] = 1
+    for shape, order, writeable in ((5, 5), "F", True), ((5, 5), "C", False), ((5, 0), "C", True), ((), "C", True):
+        meta = msgpack.packb(["<f8", list(shape), order, writeable, [5, None]])
+        core.put(key_of("x"), entry._replace(meta=meta))
+        with pytest.raises(pmstore.CorruptStoreError):
+            store["x"]
+
+
+def test_without_space_only_what_is_needed_is_taken(directory: Path) -> None:
+    with pmstore.open(directory / "full.pm", max_size=14 << 20, media="memory") as store:
+        store.create_array("x", (60_000, 5), maxshape=(None, 5))  # 2.4 MB
+        store.commit()
+        x = store.resize("x", 80_000)
+        assert growth_of(store, "x") == (120_000, None)
+        store.commit()
+        x = store.resize("x", 130_000)  # twice as many as before would not fit
+        assert growth_of(store, "x").capacity == 130_000
+        store.commit()
+        x[:] = 1
+        with pytest.raises(pmstore.OutOfSpaceError):
+            store.append("x", np.ones((60_000, 5)))
+        assert store["x"] is x and len(x) == 130_000 and x.flags.writeable
+        store.commit()
+        assert store.check().ok
+
+
+def test_what_is_shown(store: pmstore.Store, capsys: pytest.CaptureFixture[str]) -> None:
+    made(store, 3)
+    store.group("g").create_array("y", (0, 2), "i4", maxshape=(9, 2))
+    store["plain"] = np.zeros((3, 5))
+    assert "(3, 5) of (None, 5) float64  120 B" in str(store) and "(0, 2) of (9, 2) int32" in str(store)
+    assert "(3, 5) of (None, 5) float64" in store._repr_html_()
+    store.commit()
+    assert main(["ls", "-l", str(store.path)]) == 0
+    out = capsys.readouterr().out
+    assert "(3, 5) of (None, 5) float64" in out and "plain  (3, 5) float64" in out
+    assert main(["info", str(store.path)]) == 0
+    store.close()
+    assert main(["dump", str(store.path), "x", "--npy", str(store.path) + ".npy"]) == 0
+    assert np.array_equal(np.load(io.BytesIO(Path(str(store.path) + ".npy").read_bytes())), rows(0, 3))
+
+
+def test_old_arrays_do_not_slow_commits_down(store: pmstore.Store) -> None:
+    """Arrays that were read before share one buffer."""
+    store.create_array("x", (0, 784), maxshape=(1000, 784))
+    kept = [store.append("x", np.full(784, float(i))) for i in range(300)]
+    assert store.stats().buffers == 1
+    store.commit()
+    assert [len(array) for array in kept] == list(range(1, 301)) and kept[0][0, 0] == 0 == kept[-1][0, 0]

@@ -269,6 +269,11 @@ def _resized(
     if count > capacity:
         return _moved(catalog, key, name, entry, described, count, new)
     made = described.with_rows(count)
+    if made.nbytes > described.nbytes:
+        try:
+            catalog.core.require_readable(entry.offset, entry.length, described.nbytes, made.nbytes - described.nbytes)
+        except UNSOUND as error:
+            raise of(name, error) from error
     array = _beside(catalog, entry, made)
     if new is not None:
         np.copyto(array[described.shape[0] :], new, casting="unsafe")

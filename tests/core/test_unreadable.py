@@ -146,6 +146,30 @@ def test_a_part_of_an_array_that_begins_in_a_bad_block(disk: BadDisk) -> None:
         np.testing.assert_array_equal(store.read(("large", np.s_[:first])), np.arange(float(first)))
 
 
+@pytest.mark.parametrize("bad", [3, 200])  # a row, a spare row
+def test_an_array_that_grows_is_not_read_or_written_on_a_bad_block(disk: BadDisk, bad: int) -> None:
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store.create_array("x", (150, 512), maxshape=(300, 512))
+        store.create_array("y", (150, 512), maxshape=(10**9, 512))
+        pages = [page_of(store, "x", bad * PAGE), *([page_of(store, "y", bad * PAGE)] if bad < 150 else [])]
+    disk.spoil("store.pm", *pages)
+
+    def use() -> None:
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        if bad == 3:
+            refused(lambda: store.append("y", np.ones(512)), "'y'", "offset")  # moves all rows
+            assert len(store["y"]) == 150 and len(store.append("x", np.ones((40, 512)))) == 190
+        else:
+            refused(lambda: store.append("x", np.ones((60, 512))), "'x'", "offset")
+            refused(lambda: store.resize("x", 300), "'x'", "offset")
+            assert len(store.append("x", np.ones((40, 512)))) == 190
+        store.commit()
+        assert store["x"][189, 511] == 1
+        os._exit(0)
+
+    in_child(use)
+
+
 def test_an_array_whose_hashes_are_on_a_bad_block_can_be_deleted(disk: BadDisk) -> None:
     path = spoiled(disk, "table")
 

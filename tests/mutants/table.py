@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tests.mutants import anew, archives, asynchronous, background, beside, commit, forks, log, media, slots, space
+from tests.mutants import (
+    anew,
+    archives,
+    asynchronous,
+    background,
+    beside,
+    commit,
+    forks,
+    growing,
+    log,
+    media,
+    slots,
+    space,
+)
 from tests.mutants.build import Mutant
 
 MUTANTS: list[Mutant] = [
@@ -17,5 +30,6 @@ MUTANTS: list[Mutant] = [
     *anew.MUTANTS,
     *beside.MUTANTS,
     *archives.MUTANTS,
+    *growing.MUTANTS,
 ]
 CONTROLS: list[Mutant] = media.CONTROLS

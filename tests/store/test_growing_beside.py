@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._catalog import growing
 from pmstore._catalog.names import key_of
 from pmstore._cli import main
 from pmstore._values.array import Growth, layout
@@ -300,6 +303,26 @@ def test_what_is_shown(store: pmstore.Store, capsys: pytest.CaptureFixture[str])
     store.close()
     assert main(["dump", str(store.path), "x", "--npy", str(store.path) + ".npy"]) == 0
     assert np.array_equal(np.load(io.BytesIO(Path(str(store.path) + ".npy").read_bytes())), rows(0, 3))
+    assert main(["export", str(store.path), str(store.path) + ".npz"]) == 0
+    with np.load(str(store.path) + ".npz") as exported:
+        assert exported["x"].shape == (3, 5) and exported["g/y"].shape == (0, 2)
+
+
+def test_threads_append(store: pmstore.Store) -> None:
+    made(store)
+
+    def run(number: int) -> None:
+        for _ in range(300):
+            store.append("x", np.full((2, 5), float(number)))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    x = store["x"]
+    assert x.shape == (1800, 5) and [int((x == number).sum()) for number in (1, 2, 3)] == [3000] * 3
+    assert np.array_equal(x[::2], x[1::2])
 
 
 def test_old_arrays_do_not_slow_commits_down(store: pmstore.Store) -> None:
@@ -309,3 +332,51 @@ def test_old_arrays_do_not_slow_commits_down(store: pmstore.Store) -> None:
     assert store.stats().buffers == 1
     store.commit()
     assert [len(array) for array in kept] == list(range(1, 301)) and kept[0][0, 0] == 0 == kept[-1][0, 0]
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt at one line of the module, as a signal could."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != growing.__file__:
+            return None
+        if event == "line":
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("change", ["append", "resize"])
+@pytest.mark.parametrize("count", [1, 500])
+def test_an_interrupt_at_any_line(store: pmstore.Store, change: str, count: int) -> None:
+    at, interrupted = 0, True
+    while interrupted:
+        at += 1
+        x = made(store, 50)
+        store.commit()
+        x[0] = -1
+        before = sys.gettrace()
+        try:
+            sys.settrace(Interrupting(at))
+            store.append("x", rows(50, count)) if change == "append" else store.resize("x", 50 + count)
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        found = store["x"]
+        assert len(found) in ({50, 50 + count} if interrupted else {50 + count}) and found.flags.writeable
+        assert np.array_equal(found[1:50], rows(1, 49)) and (found[0] == -1).all()
+        if len(found) > 50:
+            assert np.array_equal(found[50:], rows(50, count) if change == "append" else np.zeros((count, 5)))
+        store.commit()
+        assert np.array_equal(store["x"], found) and np.array_equal(store.append("x", rows(1, 1))[-1:], rows(1, 1))
+        store.rollback()
+        assert store.check().ok and np.array_equal(store["x"], found)
+        del store["x"]
+        store.commit()
+    assert at > 20

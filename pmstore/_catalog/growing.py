@@ -26,7 +26,7 @@ import numpy as np
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import key_of
 from pmstore._core import Core, Entry
-from pmstore._errors import UNSOUND, OutOfSpaceError, of
+from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
 from pmstore._values.array import Array, Growth, Layout, decode_layout, layout, live_array, order_of, read_layout
 from pmstore._values.dtypes import storable_dtype
 from pmstore._values.tensors import array_of_tensor, is_tensor
@@ -88,6 +88,8 @@ def planned(shape: Any, dtype: Any, order: str, writeable: bool, maxshape: Any) 
     most = longest[0]
     if most is not None and most < max(1, axes[0]):
         raise ValueError(f"{wanted}: it can't be smaller than the shape, and needs room for a row")
+    if most is not None and most >= 1 << 63:
+        raise TooLargeError(f"{wanted}: no array has so many rows; None stands for any number")
     if order != "C":
         raise ValueError(f'{wanted}: arrays grow in order "C" only, in which rows are contiguous')
     if not writeable:
@@ -155,7 +157,10 @@ def trimmed(entry: Entry) -> Entry:
 
 
 def write_spare(core: Core, offset: int, at: int, end: int) -> None:
-    """Writes zeros into a part of a new extent: all of it has to be written."""
+    """Writes zeros into the end of a new extent: all of it has to be written."""
+    if not at:
+        core.fill(offset, end, b"\0")  # quicker, but from the beginning only
+        return
     for done in range(at, end, len(_ZEROS)):
         core.write(offset, done, _ZEROS, min(len(_ZEROS), end - done))
 

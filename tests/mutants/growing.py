@@ -10,7 +10,8 @@ import pmstore
 from tests.conftest import Medium
 from tests.mutants.build import Mutant
 from tests.store import test_growing, test_growing_beside
-from tests.support.crashes_growing import GROWING
+from tests.support.crashes import assert_survives, record
+from tests.support.crashes_growing import GROWING, moves, rows
 
 GROW, ARRAY, CATALOG = "pmstore/_catalog/growing.py", "pmstore/_values/array.py", "pmstore/_catalog/catalog.py"
 
@@ -29,7 +30,7 @@ NOTICED = [
         GROW,
         "write_spare(core, offset, described.nbytes + (0 if new is None else new.nbytes), made.length)",
         "pass",
-        "new rows are not zeros, or a block has no hash",
+        "a crash leaves other bytes than those that were hashed",
     ),
     Mutant(
         "appended-rows-not-declared",
@@ -124,6 +125,10 @@ def growing(directory: Path) -> None:
         for test in (test_growing.test_without_a_move_addresses_stay, test_growing.test_resize):
             with opener(directory / f"{test.__name__}-{media}")(media=media) as store:
                 test(store)
+        for workload in (rows, moves):
+            place = directory / f"crash-{workload.__name__}-{media}"
+            place.mkdir()
+            assert_survives(record(place / "store.pm", media, workload), budget=200, depth=0)
         declared(opener(directory / f"declared-{media}"), media)
         renamed(opener(directory / f"renamed-{media}"), media)
     place = directory / "damaged"

@@ -398,4 +398,7 @@ class LostUpdateWarning(UserWarning):
     The next commit gives the warning for a copy without other references, and for small copies. For larger copies with
     references, one of the next commits does, at the latest `Store.close`. Values that take more than 64 MiB are not
     checked.
+
+    The same warning tells of a view of rows that have moved (`Store.append`) and that were changed between the move and
+    the next commit.
     """

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import key_of
-from pmstore._core import Core, Entry
+from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
 from pmstore._values.array import Array, Growth, Layout, decode_layout, layout, live_array, order_of, read_layout
 from pmstore._values.dtypes import storable_dtype
@@ -58,14 +58,31 @@ class Grown:
     """What an open store remembers of arrays that grow.
 
     layouts: the last layout in an extent, by its offset; an entry may have another by now. frozen: arrays that a move
-    made read-only, and the last commit before it.
+    made read-only, and the last commit before it. moved: rows that programs may still write to since the last commit;
+    companion: of the store, as long as there are such.
     """
 
-    __slots__ = ("frozen", "layouts")
+    __slots__ = ("companion", "frozen", "layouts", "moved")
 
     def __init__(self) -> None:
         self.layouts: dict[int, Layout] = {}
         self.frozen: list[tuple[int, weakref.ref[Array]]] = []
+        self.moved: list[Moved] = []
+        self.companion: Any = None
+
+
+class Moved(NamedTuple):
+    """Rows that have moved, of which arrays are alive: the number of bytes, and their hash."""
+
+    name: str
+    arrays: list[weakref.ref[Array]]
+    nbytes: int
+    digest: int
+
+    def changed(self) -> bool:
+        """Whether a program has changed the old rows since, through a view of them."""
+        alive = next((array for array in (found() for found in self.arrays) if array is not None), None)
+        return alive is not None and hash64(memoryview(alive.base)[: self.nbytes]) != self.digest  # type: ignore[arg-type]
 
 
 # ---- layouts
@@ -333,7 +350,7 @@ def _moved(
     for rows in dict.fromkeys((room, count)):  # if there is no space to spare, only what is needed
         made = _with_rows(described, count, Growth(rows, most))
         try:
-            moved = _move(catalog, key, entry, described, made, new)
+            moved = _move(catalog, key, name, entry, described, made, new)
             break
         except OutOfSpaceError:
             if rows == count:
@@ -341,7 +358,9 @@ def _moved(
     return catalog._array(moved, made)
 
 
-def _move(catalog: Catalog, key: bytes, entry: Entry, described: Layout, made: Layout, new: Array | None) -> Entry:
+def _move(
+    catalog: Catalog, key: bytes, name: str, entry: Entry, described: Layout, made: Layout, new: Array | None
+) -> Entry:
     core = catalog.core
     old = np.frombuffer(core.buffer(entry.offset, entry.length, False), np.uint8)  # with pending changes
     with catalog.new_extent(key, made.length) as offset:
@@ -351,7 +370,7 @@ def _move(catalog: Catalog, key: bytes, entry: Entry, described: Layout, made: L
         write_spare(core, offset, described.nbytes + (0 if new is None else new.nbytes), made.length)
         moved = entry._replace(offset=offset, length=made.length, meta=made.meta)
         core.put(key, moved)
-    _freeze(catalog, _address(old), entry.length)
+    _freeze(catalog, name, old, described.nbytes)
     return moved
 
 
@@ -367,14 +386,18 @@ def _address(array: Array) -> int:
 # ---- arrays over memory that the rows have left
 
 
-def _freeze(catalog: Catalog, start: int, length: int) -> None:
-    """Makes the arrays over some memory read-only. `thaw` finds them until the next commit."""
-    sequence = catalog.core.sequence
+def _freeze(catalog: Catalog, name: str, old: Array, nbytes: int) -> None:
+    """Makes the arrays over an extent read-only. `thaw` finds them until the next commit."""
+    sequence, start, found = catalog.core.sequence, _address(old), []
     catalog.grown.frozen = [one for one in catalog.grown.frozen if one[0] == sequence]
     for array in list(catalog._live.values()):
-        if start <= _address(array) < start + length and array.flags.writeable:
-            array.flags.writeable = False
-            catalog.grown.frozen.append((sequence, weakref.ref(array)))
+        if start <= _address(array) < start + len(old):
+            found.append(weakref.ref(array))
+            if array.flags.writeable:
+                array.flags.writeable = False
+                catalog.grown.frozen.append((sequence, found[-1]))
+    if found and nbytes:
+        catalog.grown.moved.append(Moved(name, found, nbytes, hash64(old[:nbytes].data)))
 
 
 def thaw(catalog: Catalog) -> None:
@@ -384,3 +407,4 @@ def thaw(catalog: Catalog) -> None:
         if array is not None and sequence == catalog.core.sequence:
             array.flags.writeable = True
     catalog.grown.frozen.clear()
+    catalog.grown.moved.clear()

@@ -17,6 +17,7 @@ from pmstore._catalog.names import check_name, key_of
 from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
+from pmstore._store.moved_rows import MovedRows
 from pmstore._values.array import Array
 from pmstore._values.registry import Parts
 
@@ -315,8 +316,8 @@ class NameMapping(MutableMapping[str, Any]):
         constant time for each row. While the array has room, nothing moves, and an array that was read before shows the
         same memory, with its old length. Otherwise the rows move to a place with room for twice as many. Changes
         made before are moved, too. Arrays that were read before are detached then, and become read-only, so that
-        nothing is written to them in vain; views of them can still be written, and that is lost. A rollback makes them
-        live again.
+        nothing is written to them in vain; views of them can still be written, and that is lost: the next commit warns
+        of it (LostUpdateWarning). A rollback makes them live again.
 
         Parameters
         ----------
@@ -341,7 +342,9 @@ class NameMapping(MutableMapping[str, Any]):
         UnknownNameError, CorruptStoreError, OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError
             The array is as it was.
         """
-        return growing.append(self._catalog, self._full(name), rows)
+        array = growing.append(self._catalog, self._full(name), rows)
+        MovedRows.follow(self.store)
+        return array
 
     def resize(self, name: str, length: int | Sequence[int]) -> Array:
         """Change the length of an array that was created with `maxshape`.
@@ -364,7 +367,9 @@ class NameMapping(MutableMapping[str, Any]):
 
         Raises as `append`.
         """
-        return growing.resize(self._catalog, self._full(name), length)
+        array = growing.resize(self._catalog, self._full(name), length)
+        MovedRows.follow(self.store)
+        return array
 
     def create_list(self, name: str) -> PersistentList:
         """Create an empty persistent list. Raises NameConflictError (a ValueError) if the name is taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,11 +115,41 @@ def test_changes_before_a_move_move_too(store: pmstore.Store, rest: int | None) 
         for array in (short, old):
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 1
-        view[1] = -3  # of a view this is not noticed: the change is lost
+        view[1] = -3  # of a view this is no error: the change is lost
     assert moved[3, 0] == -1 and moved[10, 0] == -2 and len(moved) == 500
     assert moved[11, 0] == 55
-    store.commit()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        store.commit()
+        store["n"] = 1
+        store.commit()
+    assert [str(one.message)[:13] for one in told] == ["'x' has moved"] * (rest is None)
+    assert all(one.category is pmstore.LostUpdateWarning and one.filename == __file__ for one in told)
     assert np.array_equal(store["x"], moved) and store.check().ok
+
+
+def test_no_warning_without_a_change(store: pmstore.Store) -> None:
+    """Of old rows that no view shows, that were changed before the move, or that a rollback makes live again."""
+    made(store, 100)
+    view = store["x"][:]
+    view[0] = 5
+    store.append("x", rows(100, 100))
+    with store.transaction():
+        store["x"][1] = 7
+    view[1] = 8  # after that commit nobody looks
+    with store.transaction():
+        store.append("x", rows(200, 500))
+    old = store["x"][:]
+    store.append("x", rows(700, 5000))
+    old[0] = 9
+    store.rollback()
+    old[0] = 9
+    store.commit()
+    assert store["x"][0, 0] == 9
+    store.append("x", rows(700, 5000))
+    old[0] = 10
+    with pytest.warns(pmstore.LostUpdateWarning, match="'x' has moved"):
+        store.close()
 
 
 def test_a_rollback_takes_an_append_back(store: pmstore.Store) -> None:

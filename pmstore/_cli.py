@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from pmstore._display import Row, aligned, columns, count_text, name_text, size_text, tree_lines
+from pmstore._display import Row, aligned, columns, count_text, name_text, notes_of, size_text, tree_lines
 from pmstore._values.as_json import to_json
 
 Command = Callable[[argparse.Namespace], int]
@@ -269,6 +269,7 @@ def info(chosen: argparse.Namespace) -> int:
             "values": 0,
             "lists": 0,
             "objects": 0,
+            "attributed": len(notes_of(store)),
             "contents_bytes": 0,
             "file_bytes": stats.file_size,
             "region_bytes": stats.region_size,
@@ -294,13 +295,14 @@ def info(chosen: argparse.Namespace) -> int:
         "medium": about["media"],
         "commits": f"{about['sequence']:,}",
         "names": ", ".join(count_text(about[f"{noun}s"], noun) for noun in _nouns(about)),
+        **({"attributes": f"of {count_text(about['attributed'], 'name')}"} if about["attributed"] else {}),
         "contents": size_text(about["contents_bytes"]),
         "file": size_text(about["file_bytes"]),
         "region": _fill(about["region_used_bytes"], about["region_bytes"]),
         "log": _fill(about["log_used_bytes"], about["log_bytes"]),
         "state": state,
     }.items():
-        print(f"  {label:<10}{text}")
+        print(f"  {label:<12}{text}" if about["attributed"] else f"  {label:<10}{text}")
     return SOUND
 
 
@@ -323,13 +325,16 @@ def ls_(chosen: argparse.Namespace) -> int:
     """Prints the names in the store or in one of its groups."""
     with pmstore.open(chosen.path, "r") as store:
         rows = _rows_below(store, chosen.group.strip("/"))
+        notes = notes_of(store) if chosen.long else {}
         if chosen.json:
-            _print_json([_row_json(row) for row in rows])
+            _print_json([_row_json(row, store) for row in rows])
         elif chosen.tree:
-            lines = tree_lines(rows)
-            _print_table((line.guide + line.label, *columns(line.row if chosen.long else None)) for line in lines)
+            _print_table(
+                (line.guide + line.label, *columns(line.row if chosen.long else None, notes.get(line.path, "")))
+                for line in tree_lines(rows)
+            )
         elif chosen.long:
-            _print_table((name_text(row[0]), *columns(row)) for row in rows)
+            _print_table((name_text(row[0]), *columns(row, notes.get(row[0], ""))) for row in rows)
         else:
             for row in rows:
                 print(name_text(row[0]))
@@ -352,11 +357,14 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
         yield (f"{group}/{name}", *about)
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: Row, store: pmstore.Store) -> dict[str, Any]:
     name, kind, shape, dtype, nbytes, type_name, _ = row
     about: dict[str, Any] = {"name": name, "kind": kind, "type": type_name, "nbytes": nbytes}
     if dtype is not None:
         about |= {"shape": list(shape or ()), "dtype": str(dtype)}
+    with contextlib.suppress(pmstore.CorruptStoreError, pmstore.StoreIOError, pmstore.StaleSnapshotError):
+        if attributes := store.attrs(name).items():
+            about["attributes"] = {key: to_json(value) for key, value in attributes}
     return about
 
 

@@ -35,6 +35,7 @@ class Line(NamedTuple):
     guide: str  # the branches drawn to the left of the label
     label: str
     row: Row | None  # None: a group
+    path: str = ""
 
     @property
     def depth(self) -> int:
@@ -57,7 +58,9 @@ def tree_text(mapping: Shown) -> str:
     """The tree of a Store or a Group, for ``str``: at most MAX_LINES lines of names, then the number of further
     ones."""
     title, lines, more = _look_at(mapping)
-    text = [f"<{title}>", *aligned((line.guide + line.label, *columns(line.row)) for line in lines)]
+    notes = notes_of(mapping)
+    rows = ((line.guide + line.label, *columns(line.row, notes.get(line.path, ""))) for line in lines)
+    text = [f"<{title}>", *aligned(rows)]
     if more:
         text.append(f"… and {more:,} more")
     return "\n".join(text)
@@ -68,16 +71,19 @@ def tree_html(mapping: Shown) -> str:
     import html
 
     title, lines, more = _look_at(mapping)
+    notes = notes_of(mapping)
     rows = []
     for line in lines:
         cells = [f'<td style="text-align:left;padding-left:{0.5 + 1.5 * line.depth}em">{html.escape(line.label)}</td>']
-        cells += [f'<td style="text-align:left">{html.escape(text)}</td>' for text in columns(line.row)]
+        shown = columns(line.row, notes.get(line.path, ""))
+        cells += [f'<td style="text-align:left">{html.escape(text)}</td>' for text in shown]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     if more:
         rows.append(f'<tr><td colspan="3">… and {more:,} more</td></tr>')
     text = f"<div><b>{html.escape(title)}</b></div>"
     if rows:
-        header = "".join(f'<th style="text-align:left">{name}</th>' for name in ("name", "type", "size"))
+        names = ("name", "type", "size", "attributes") if notes else ("name", "type", "size")
+        header = "".join(f'<th style="text-align:left">{name}</th>' for name in names)
         text += f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return text
 
@@ -99,9 +105,21 @@ def type_text(row: Row) -> str:
     return f"{text} {type_name}" if text else type_name
 
 
-def columns(row: Row | None) -> tuple[str, ...]:
-    """Type, with a small value, and size of a row. A list has no size here, because its elements aren't read. A group
-    has neither."""
+def notes_of(mapping: Any) -> dict[str, str]:
+    """The attributes of a Store or a Group in a few words each, by name."""
+    try:
+        found: dict[str, str] = {} if getattr(mapping, "closed", False) else mapping._brief()
+    except (AttributeError, Error):
+        return {}
+    return found
+
+
+def columns(row: Row | None, note: str = "") -> tuple[str, ...]:
+    """Type, with a small value, and size of a row, and a note. A list has no size here, because its elements aren't
+    read. A group has neither."""
+    if note:
+        kind, size = (*columns(row), "", "")[:2]
+        return kind, size, note
     if row is None:
         return ()
     text = f"{type_text(row)} = {row[6]}" if row[6] and row[1] != "array" else type_text(row)
@@ -144,15 +162,16 @@ def tree_lines(rows: Iterator[Row]) -> Iterator[Line]:
         for part in row[0].split("/"):
             node = node.children.setdefault(part, _Node())
         node.row = row
-    return _walk(root, "")
+    return _walk(root, "", "")
 
 
-def _walk(node: _Node, guide: str) -> Iterator[Line]:
+def _walk(node: _Node, guide: str, path: str) -> Iterator[Line]:
     last = len(node.children) - 1
     for i, (part, child) in enumerate(node.children.items()):
         label = _cut(name_text(part), MAX_NAME)
-        yield Line(guide + ("└─ " if i == last else "├─ "), label if child.row else label + "/", child.row)
-        yield from _walk(child, guide + ("   " if i == last else "│  "))
+        label = label if child.row else label + "/"
+        yield Line(guide + ("└─ " if i == last else "├─ "), label, child.row, path + part)
+        yield from _walk(child, guide + ("   " if i == last else "│  "), f"{path}{part}/")
 
 
 def _cut(text: str, width: int) -> str:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import growing
+from pmstore._catalog import attributes, growing
 from pmstore._catalog import names as _names
 from pmstore._catalog import objects
 from pmstore._catalog.declaration import Declaration
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.lists import PersistentList, count_elements
 from pmstore._catalog.lost_updates import LostUpdates
-from pmstore._catalog.names import DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
+from pmstore._catalog.names import ATTRIBUTES_PREFIX, DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
 from pmstore._core import FIXED, META_MAX, Core, Entry
 from pmstore._display import value_text
 from pmstore._errors import (
@@ -158,7 +158,7 @@ class Catalog:
             with contextlib.suppress(*UNSOUND), self.lock:
                 keys = self.core.stats()["keys"]
                 keys -= sum(self.core.get(key) is not None for key in _names.HIDDEN_KEYS)
-                for hidden in (DERIVED_PREFIX, OBJECT_PREFIX):
+                for hidden in (ATTRIBUTES_PREFIX, DERIVED_PREFIX, OBJECT_PREFIX):
                     if self.core.first(hidden) is not None:
                         keys -= sum(1 for _ in self.core.scan(hidden))
                 if (elements := count_elements(self, keys // 8)) is not None:
@@ -220,6 +220,8 @@ class Catalog:
         return live_array(buffer, described, writeable)
 
     def _stored(self, key: bytes) -> bytes | None:
+        if key[:1] == ATTRIBUTES_PREFIX:
+            return attributes.stored(self, key)
         entry = self.core.get(key)
         if entry is not None and entry.kind == OBJECT:
             return entry.meta
@@ -349,14 +351,20 @@ class Catalog:
         return made
 
     def delete(self, name: str) -> bool:
-        """Deletes a name, with a list's elements or a derived array's value. Returns False if there is no such name."""
+        """Deletes a name, with its attributes, a list's elements or a derived array's value. Returns False if there is
+        no such name."""
         key = key_of(name)
         with self.lock:
             self.writable()
             entry = self.core.get(key)
             if entry is None:
                 return False
-            return self.core.delete(key, self._belongings(key, entry))
+            attributed = attributes.any_in(self.core)
+            try:
+                return self.core.delete(key, self._belongings(key, entry))
+            finally:
+                if attributed:
+                    attributes.sweep(self, name)
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""

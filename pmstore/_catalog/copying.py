@@ -10,12 +10,21 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from pmstore._catalog import objects
+from pmstore._catalog import attributes, objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration
 from pmstore._catalog.growing import trimmed
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
-from pmstore._catalog.names import element_key, element_prefix, key_of, part_key, split_element, stamp_key, value_key
+from pmstore._catalog.names import (
+    attributes_key,
+    element_key,
+    element_prefix,
+    key_of,
+    part_key,
+    split_element,
+    stamp_key,
+    value_key,
+)
 from pmstore._core import Core, Entry, pointer_to
 from pmstore._errors import UNSOUND, CorruptStoreError, Error, NameConflictError, of
 
@@ -77,6 +86,8 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
     with catalog.lock:
         pairs = _pairs(catalog, old, new, group)
         moved, declared = _moved(catalog, pairs)
+        described = list(attributes.below(catalog, old))
+        moved += [(attributes_key(name), attributes_key(new + name[len(old) :])) for name in described]
         try:
             for before in declared:
                 _declare_under(catalog, pairs, before)
@@ -85,10 +96,13 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
         except BaseException:
             if moved and catalog.core.get(moved[0][0]) is None:  # a signal after the call
                 _end_rename(catalog, pairs, declared)
+                attributes.sweep(catalog, old)
             else:
                 _delete_declarations(catalog, declared.values())
             raise
         _end_rename(catalog, pairs, declared)
+        if attributes.any_in(catalog.core):
+            attributes.sweep(catalog, old)
         return list(pairs)
 
 
@@ -105,6 +119,10 @@ def copy(catalog: Catalog, old: str, new: str, check: Check, group: str) -> None
                 except UNSOUND as error:
                     raise of(before, error) from error
             _check_declarations(catalog, pairs.values(), check)
+            for before in list(attributes.below(catalog, old)):
+                entry = catalog.core.get(attributes_key(before))
+                if entry is not None:
+                    put_copy(catalog, attributes_key(new + before[len(old) :]), entry, verified(catalog.core, entry))
         except BaseException:
             for name in begun:
                 with contextlib.suppress(Error):

@@ -152,6 +152,8 @@ class LostUpdates:
 
 
 def _place(seen: _Seen) -> str:
+    if seen.key[:1] == names.ATTRIBUTES_PREFIX:
+        return f"store.attrs({seen.key[1:].partition(bytes(1))[0].decode()!r})[{seen.what!r}]"
     element = names.split_element(seen.key)
     if element is None:
         return f"store[{seen.what!r}]"

@@ -3,6 +3,7 @@
 ======  =======================================  ==========================================
 key     followed by                              holds
 ======  =======================================  ==========================================
+``a``   name or group, NUL                       its attributes; those of the store: an empty name
 ``d``   name, NUL, ``s`` or ``v``                the stamp of a derived array, and its value if that is stored
 ``n``   the name in UTF-8                        an array, a value, a list, an object or a derived array
 ``l``   list id, index: 8 bytes big-endian each  an element of a list
@@ -21,6 +22,7 @@ import struct
 from pmstore._errors import CorruptStoreError, InvalidNameError
 
 __all__ = [
+    "ATTRIBUTES_PREFIX",
     "DERIVED_PREFIX",
     "HIDDEN_KEYS",
     "LINEAGE_KEY",
@@ -30,6 +32,7 @@ __all__ = [
     "NOTE_KEY",
     "OBJECT_PREFIX",
     "PREFIXES",
+    "attributes_key",
     "check_name",
     "derived_prefix",
     "element_key",
@@ -38,6 +41,7 @@ __all__ = [
     "name_of",
     "object_prefix",
     "owner_of",
+    "owner_of_attributes",
     "parents",
     "part_key",
     "split_element",
@@ -52,11 +56,12 @@ NAME_PREFIX = b"n"
 LIST_PREFIX = b"l"
 DERIVED_PREFIX = b"d"
 OBJECT_PREFIX = b"o"
+ATTRIBUTES_PREFIX = b"a"
 LIST_ID_KEY = b"mlist-id"
 NOTE_KEY = b"mcommit-note"
 LINEAGE_KEY = b"mlineage"
 HIDDEN_KEYS = LIST_ID_KEY, NOTE_KEY, LINEAGE_KEY
-PREFIXES = NAME_PREFIX, LIST_PREFIX, OBJECT_PREFIX, DERIVED_PREFIX  # of all other keys
+PREFIXES = NAME_PREFIX, LIST_PREFIX, OBJECT_PREFIX, DERIVED_PREFIX, ATTRIBUTES_PREFIX  # of all other keys
 
 _ELEMENT = struct.Struct(">cQQ")
 _LIST = struct.Struct(">cQ")
@@ -164,3 +169,17 @@ def owner_of(key: bytes) -> bytes | None:
     if key[:1] != DERIVED_PREFIX or key[-2:] not in (b"\0s", b"\0v"):
         return None
     return NAME_PREFIX + key[1:-2]
+
+
+def attributes_key(name: str) -> bytes:
+    """The key of the attributes of a valid name or group; "" for those of the store."""
+    return ATTRIBUTES_PREFIX + name.encode() + b"\0"
+
+
+def owner_of_attributes(key: bytes) -> str:
+    """What the attributes under a key belong to; "" for the store. Raises CorruptStoreError."""
+    if key == ATTRIBUTES_PREFIX + b"\0":
+        return ""
+    if key[-1:] != b"\0":
+        raise CorruptStoreError(f"a damaged name: {key[1:]!r:.200}")
+    return name_of(key[:-1])

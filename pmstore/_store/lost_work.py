@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.kinds import DERIVED, LIST, OBJECT
-from pmstore._catalog.names import LIST_PREFIX, NAME_PREFIX, split_element, split_part
+from pmstore._catalog.names import ATTRIBUTES_PREFIX, LIST_PREFIX, NAME_PREFIX, split_element, split_part
 from pmstore._catalog.objects import head_of
 from pmstore._errors import AbandonedTransactionWarning, Error, OutOfSpaceError, UncommittedChangesWarning
 from pmstore._store.opening import outside
@@ -84,6 +84,8 @@ def count_names(catalog: Catalog) -> int:
                 told.add(catalog.list_id(entry))
             elif entry.kind == OBJECT:
                 told.add(head_of(entry).id)
+        elif key.startswith(ATTRIBUTES_PREFIX):
+            names.add(NAME_PREFIX + key[1:-1])
         elif key.startswith(LIST_PREFIX) and (place := split_element(key)) is not None:
             lists.add(place[0])
         elif (part := split_part(key)) is not None:

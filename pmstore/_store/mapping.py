@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import copying, growing
+from pmstore._catalog import attributes, copying, growing
+from pmstore._catalog.attributes import Attributes
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import check_name, key_of
@@ -96,6 +97,9 @@ class NameMapping(MutableMapping[str, Any]):
 
     def _rows(self) -> Iterator[Row]:
         return self._catalog.rows(self._prefix)
+
+    def _brief(self) -> dict[str, str]:
+        return attributes.brief(self._catalog, self._prefix)
 
     def __repr__(self) -> str:
         from pmstore._display import title_text
@@ -470,6 +474,19 @@ class NameMapping(MutableMapping[str, Any]):
         full = self._full(name)
         check_name(full)
         return Group(self.store, full)
+
+    def attrs(self, name: str = "") -> Attributes:
+        """The attributes of a name or a group, by default of this group or store: a mapping from str to small values.
+
+        They are part of transactions, snapshots and copies of the store, follow a renamed or copied name, and go with a
+        deleted one; a group goes with its last name. Assigning another value to the name keeps them. They don't appear
+        among the names. ``units`` and ``dims``, a list of the names of an array's axes, have a meaning for exports.
+
+        Raises UnknownNameError (a KeyError) for a name that does not exist; see `Attributes` for other errors.
+        """
+        if name:
+            check_name(name)
+        return Attributes(self._catalog, self._full(name) if name else self._prefix[:-1])
 
     # The names that h5py has for these.
     require_group = group

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
+from pmstore._catalog import attributes
 from pmstore._catalog import names as _names
 from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
@@ -148,6 +149,8 @@ def check(catalog: Catalog) -> CheckReport:
             found = _problem(catalog, lists, owners, offset, length, block, key, text)
             if found.name is not None and found.name in damaged:  # the core reports the place
                 problems = [problem for problem in problems if problem.name != found.name]
+            elif key[:1] == _names.ATTRIBUTES_PREFIX:
+                problems = [problem for problem in problems if (problem.name, problem.offset) != (None, offset)]
             problems.append(found)
     return CheckReport(problems)
 
@@ -187,6 +190,11 @@ def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[
                 decoded(note)
         except UNSOUND as error:
             problems.append(Problem(f"the note of the last commit: {error}"))
+        for row in catalog.core.scan(_names.ATTRIBUTES_PREFIX):
+            try:
+                _check_attributes(catalog, row.key, row.entry)
+            except UNSOUND as error:
+                problems.append(_of_attributes(row.key, str(error), row.entry.offset, row.entry.length))
         for row in catalog.core.scan(_names.DERIVED_PREFIX):
             try:
                 _check_derived(catalog, row.key, row.entry)
@@ -228,6 +236,19 @@ def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:
         Stamp.decode(entry.meta)
 
 
+def _check_attributes(catalog: Catalog, key: bytes, entry: Entry) -> None:
+    name = _names.owner_of_attributes(key)
+    attributes.decoded(catalog, entry)
+    if name and catalog.core.get(_names.key_of(name)) is None and not catalog.is_group(_names.key_of(name)):
+        raise CorruptStoreError("there is nothing of that name")  # I38
+
+
+def _of_attributes(key: bytes, text: str, offset: int, length: int, block: int | None = None) -> Problem:
+    """A problem of attributes. It has no name: what they belong to is sound."""
+    owner = key[1:].decode("utf-8", "backslashreplace").rstrip("\0")
+    return Problem(f"the attributes of {attributes.what_of(owner)}: {text}", None, offset, length, block)
+
+
 def _derived_name(key: bytes) -> str | None:
     owner = _names.owner_of(key)
     return None if owner is None else owner[1:].decode("utf-8", "backslashreplace")
@@ -259,6 +280,8 @@ def _problem(
 ) -> Problem:
     if not key:
         return Problem(text, None, offset, length)
+    if key[:1] == _names.ATTRIBUTES_PREFIX:
+        return _of_attributes(key, text, offset, length, block)
     name: str | None = None
     place = _names.split_element(key)
     if place is not None:

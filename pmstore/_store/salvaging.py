@@ -7,16 +7,19 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pmstore._catalog import objects
+from pmstore._catalog import attributes, objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, checked, copy_object, verified
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import (
+    ATTRIBUTES_PREFIX,
     NAME_MAX,
     NAME_PREFIX,
     element_key,
     element_prefix,
+    key_of,
     name_of,
+    owner_of_attributes,
     split_element,
     stamp_key,
     value_key,
@@ -86,7 +89,7 @@ class _Salvage:
         self.contents = checked if len(report) < _REPORTED else verified
 
     def run(self) -> list[Problem]:
-        for row in self._rows():
+        for row in self._rows(NAME_PREFIX):
             name = None
             try:
                 name = name_of(row.key)
@@ -94,7 +97,21 @@ class _Salvage:
                 self._copy(name, row.key, row.entry)
             except (*UNSOUND, NameConflictError) as error:
                 self._left_out(name, str(error))
+        for row in self._rows(ATTRIBUTES_PREFIX):
+            try:
+                self._copy_attributes(row)
+            except UNSOUND as error:
+                text = f"the attributes of {_shown(row.key)}: {error}"
+                if not any(str(problem).startswith(text.partition(":")[0]) for problem in self.problems):
+                    self.problems.append(Problem(text))
         return self.problems
+
+    def _copy_attributes(self, row: Row) -> None:
+        """Of the store, and of names and groups that were copied (I38)."""
+        name, catalog = owner_of_attributes(row.key), self.new.catalog
+        attributes.decoded(self.source, row.entry)
+        if not name or catalog.core.get(key_of(name)) is not None or catalog.is_group(key_of(name)):
+            self._put(row.key, row.entry, verified)
 
     def _left_out(self, name: str | None, text: str) -> None:
         if name not in self.damaged:  # otherwise the check has a better text
@@ -157,20 +174,21 @@ class _Salvage:
         if self.left < 0:
             raise CorruptStoreError("the names so far have more contents than the file")
 
-    def _rows(self) -> Iterator[Row]:
-        """The rows of all names that can be reached, past the damaged pages of the catalog."""
-        core, at = self.source.core, NAME_PREFIX
+    def _rows(self, prefix: bytes) -> Iterator[Row]:
+        """The rows of all names, or of attributes, that can be reached, past the damaged pages of the catalog."""
+        core, at = self.source.core, prefix
+        what = "any names" if prefix == NAME_PREFIX else "any attributes"
         while True:
             try:
-                for row in core.scan(NAME_PREFIX, start=at):
+                for row in core.scan(prefix, start=at):
                     yield row
                     at = row.key + b"\0"
                 return
             except UNSOUND as error:
-                behind = _readable_behind(core, at)
-                where = "" if at == NAME_PREFIX else f" behind {_shown(at)}"
+                behind = _readable_behind(core, prefix, at)
+                where = "" if at == prefix else f" behind {_shown(at)}"
                 where += "" if behind is None else f" before {_shown(behind)}"
-                self.problems.append(Problem(f"any names{where} are left out: {error}"))
+                self.problems.append(Problem(f"{what}{where} are left out: {error}"))
                 if behind is None:
                     return
                 at = behind
@@ -180,18 +198,18 @@ def _shown(key: bytes) -> str:
     return repr(key[1:].decode("utf-8", "backslashreplace").rstrip("\0"))
 
 
-def _readable_behind(core: Core, key: bytes) -> bytes | None:
+def _readable_behind(core: Core, prefix: bytes, key: bytes) -> bytes | None:
     """A key behind this one from which on the catalog can be read, if there is one: the first such key, unless two
     damaged pages are near each other.
     """
 
     def next_of(stem: bytes) -> bytes | None:
         """The first such key that is one byte longer than the stem."""
-        for byte in range(_NO_TEXT) if len(stem) <= NAME_MAX else ():
+        for byte in range(_NO_TEXT) if len(stem) <= NAME_MAX + (prefix == ATTRIBUTES_PREFIX) else ():
             start = stem + bytes([byte])
             if start > key:
                 with contextlib.suppress(*UNSOUND):
-                    next(core.scan(NAME_PREFIX, start=start), None)
+                    next(core.scan(prefix, start=start), None)
                     return start
         return None
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
-from pmstore._catalog.names import NAME_PREFIX, name_of
+from pmstore._catalog.names import ATTRIBUTES_PREFIX, NAME_PREFIX, name_of, owner_of_attributes
 from pmstore._values.array import Layout, read_layout
 from pmstore.archive._codecs import Bytes
 from pmstore.archive._versions import Contents, Version
@@ -21,7 +21,8 @@ class Difference(NamedTuple):
     Attributes
     ----------
     kind : str
-        "added", "removed", "changed" (other elements, or another value) or "replaced" (another shape, dtype or type).
+        "added", "removed", "changed" (other elements, or another value), "replaced" (another shape, dtype or type) or
+        "attributes": only the attributes of the name or group differ; the name "" stands for the store.
     elements : ndarray of int64, or None
         Of a changed array: where its elements differ, as indices into the flattened array in C order; None for anything
         else.
@@ -35,7 +36,12 @@ def difference(old: Version, new: Version) -> dict[str, Difference]:
     """See `Archive.diff`."""
     before, after = old._core._entries, new._core._entries
     found: dict[str, Difference] = {}
-    for key in sorted({*before, *after}):
+    for key in sorted({*before, *after}, reverse=True):  # names before attributes
+        if key.startswith(ATTRIBUTES_PREFIX):
+            one, other = before.get(key), after.get(key)
+            if one is None or other is None or not _same_bytes(old, new, one, other):
+                found.setdefault(owner_of_attributes(key), Difference("attributes"))
+            continue
         if not key.startswith(NAME_PREFIX):
             continue
         name, one, other = name_of(key), before.get(key), after.get(key)
@@ -48,7 +54,7 @@ def difference(old: Version, new: Version) -> dict[str, Difference]:
                 found[name] = different
         elif not _same(old, new, name, one, other):
             found[name] = Difference("changed")
-    return found
+    return dict(sorted(found.items()))
 
 
 def _same_shape(old: Version, new: Version, key: bytes, one: Contents, other: Contents) -> bool:
@@ -89,6 +95,10 @@ def _same(old: Version, new: Version, name: str, one: Contents, other: Contents)
     if one.kind == LIST:
         a, b = old[name], new[name]
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
+    return _same_bytes(old, new, one, other)
+
+
+def _same_bytes(old: Version, new: Version, one: Contents, other: Contents) -> bool:
     if one.meta != other.meta or one.length != other.length:
         return False
     if one.frames == other.frames:

@@ -13,13 +13,14 @@ import pytest
 import pmstore
 from pmstore.testing._files.fixture import CrashFiles
 from tests.mutants.build import Mutant
-from tests.store import test_compact, test_notes, test_rename, test_salvage
+from tests.store import test_attributes, test_compact, test_notes, test_rename, test_salvage
 
-COMPACT, NEW, SALVAGE, COPY = (
+COMPACT, NEW, SALVAGE, COPY, ATTRIBUTES = (
     "pmstore/_store/compacting.py",
     "pmstore/_store/new_store.py",
     "pmstore/_store/salvaging.py",
     "pmstore/_catalog/copying.py",
+    "pmstore/_catalog/attributes.py",
 )
 
 NOTICED = [
@@ -122,6 +123,23 @@ NOTICED = [
         "",
         "two names own an extent",
     ),
+    Mutant(
+        "attributes-stay-behind",
+        "F",
+        ATTRIBUTES,
+        "catalog.core.delete(attributes_key(one))",
+        "pass",
+        "another value gets the attributes of a deleted one",
+    ),
+    Mutant(
+        "attributes-not-moved",
+        "F",
+        COPY,
+        "list(attributes.below(catalog, old))",
+        "[]",
+        "a renamed name loses its attributes",
+        within="described = list(attributes.below(catalog, old))",
+    ),
 ]
 MUTANTS = [mutant._replace(parts=("anew",)) for mutant in NOTICED]
 
@@ -135,6 +153,7 @@ def anew(directory: Path) -> None:
         test_rename.test_the_copy_of_a_damaged_array_is_refused,
         test_rename.test_the_copy_of_an_unknown_kind_is_refused,
         test_rename.test_no_space_for_longer_names,
+        test_attributes.test_I38_they_follow_and_go,
         test_notes.test_a_commit_says_what_its_transaction_was_given,
         test_notes.test_the_innermost_that_begins_last_is_committed,
     )

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import pmstore
+from pmstore._catalog.names import parents
 from tests.conftest import LONGER
 
 NAMES = st.sampled_from(["a", "b", "g/c", "g/d", "g/h/e"])
@@ -47,7 +48,7 @@ class Model(RuleBasedStateMachine):
 
     Every array that is created gets a number. ids: the number of each array by name, now and at the last commit.
     held: live arrays that "the user" refers to, by number. detached: arrays that have no name, with the bytes that
-    they should keep.
+    they should keep. about: the attributes of names, groups and the store.
     """
 
     media: str
@@ -58,6 +59,7 @@ class Model(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="pmstore-test-", dir=self.parent))
         self.store = self.open()
         self.names, self.committed = {}, {}
+        self.about, self.committed_about = {}, {}
         self.ids, self.committed_ids, self.numbers = {}, {}, itertools.count()
         self.held, self.detached = {}, {}
 
@@ -85,10 +87,18 @@ class Model(RuleBasedStateMachine):
     def was_committed(self):
         self.committed = copied(self.names)
         self.committed_ids = self.ids.copy()
+        self.forget_what_is_gone()
+        self.committed_about = self.about.copy()
+
+    def forget_what_is_gone(self):
+        self.about = {one: k for one, k in self.about.items() if not one or self.below(one)}
+
+    def below(self, one):
+        return [name for name in self.names if f"{name}/".startswith(f"{one}/")]
 
     def was_rolled_back(self):
         self.names = copied(self.committed)
-        self.ids = self.committed_ids.copy()
+        self.ids, self.about = self.committed_ids.copy(), self.committed_about.copy()
         for number in set(self.held) - set(self.ids.values()):
             self.detach(number)
         for number in set(self.detached) & set(self.ids.values()):  # deleted or replaced since: live again
@@ -180,6 +190,7 @@ class Model(RuleBasedStateMachine):
             del self.store[name]
             self.took(name, None)
             del self.names[name]
+            self.forget_what_is_gone()
         else:
             with pytest.raises(KeyError):
                 del self.store[name]
@@ -188,7 +199,7 @@ class Model(RuleBasedStateMachine):
     def rename_or_copy(self, pair, move):
         old, new = pair
         change = self.store.rename if move else self.store.copy
-        moved = [name for name in self.names if f"{name}/".startswith(f"{old}/")]
+        moved = self.below(old)
         if not moved or any(f"{name}/".startswith(f"{new}/") for name in self.names):
             with pytest.raises(pmstore.NameConflictError if moved else KeyError):
                 change(old, new)
@@ -200,6 +211,17 @@ class Model(RuleBasedStateMachine):
                 self.took(name, None)
                 del self.names[name]
             self.took(new + name[len(old) :], value)
+        for one in [one for one in self.about if f"{one}/".startswith(f"{old}/")]:
+            self.about[new + one[len(old) :]] = self.about.pop(one) if move else self.about[one]
+
+    @rule(one=st.one_of(NAMES, st.sampled_from(["", "g", "g/h", "k"])), k=st.integers(0, 9), long=st.booleans())
+    def describe(self, one, k, long):
+        if one and not self.below(one):
+            with pytest.raises(KeyError):
+                self.store.attrs(one)
+            return
+        self.about[one] = {**self.about.get(one, {}), "k": k, "long": long * 3000 * f"{k}"}
+        self.store.attrs(one).update(self.about[one])
 
     @rule(name=NAMES)
     def make_list(self, name):
@@ -262,7 +284,7 @@ class Model(RuleBasedStateMachine):
             self.detach(number)
         if crash:
             self.store._drop(discard=True)
-            self.names, self.ids = copied(self.committed), self.committed_ids
+            self.names, self.ids, self.about = copied(self.committed), self.committed_ids, self.committed_about.copy()
         else:
             self.store.close()
         self.store = self.open()
@@ -285,6 +307,9 @@ class Model(RuleBasedStateMachine):
                 assert value.size == 0 or self.held.get(self.ids[name], value) is value
             else:
                 assert value == model, name
+        self.forget_what_is_gone()
+        for one in ("", *(part for name in self.names for part in (*parents(name), name))):
+            assert self.store.attrs(one) == self.about.get(one, {}), one
         for array, kept in self.detached.values():
             assert np.array_equal(array, kept)
 

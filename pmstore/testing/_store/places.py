@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 import pmstore
 from pmstore._catalog.kinds import ARRAY, OBJECT
-from pmstore._catalog.names import DERIVED_PREFIX, NAME_PREFIX, name_of, object_prefix, owner_of
+from pmstore._catalog.names import (
+    ATTRIBUTES_PREFIX,
+    DERIVED_PREFIX,
+    NAME_PREFIX,
+    name_of,
+    object_prefix,
+    owner_of,
+    owner_of_attributes,
+)
 from pmstore._catalog.objects import head_of
 from pmstore._core import Core, Entry
 from pmstore._display import count_text
@@ -56,6 +64,9 @@ class Places(NamedTuple):
         return "committed image: metadata, or space that no name owns"
 
 
+_PREFIXES = NAME_PREFIX, DERIVED_PREFIX, ATTRIBUTES_PREFIX
+
+
 def file_map(images: Sequence[bytes], medium: str, sandbox: Sandbox) -> Places:
     """The purposes of the bytes of a file, from its header and from the catalogs of several of its states."""
     log = log_end = 0
@@ -89,6 +100,8 @@ def _owned(core: Core) -> Iterator[tuple[str, Entry]]:
                 yield name_of(key), part.entry
     for key, entry in core.scan(DERIVED_PREFIX):
         yield name_of(owner_of(key) or key), entry
+    for key, entry in core.scan(ATTRIBUTES_PREFIX):
+        yield f"attributes of {owner_of_attributes(key) or 'the store'}", entry
 
 
 def lost_text(schedule: Schedule, medium: str, sector: int, places: Places) -> list[str]:

@@ -22,7 +22,7 @@ RACES := build/tsan
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
-WITHOUT_C := tests/aarch64 tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) $(call tests,core,build versions) \
+WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) $(call tests,core,build versions) \
 	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
 	$(call tests,testing,crash_files crash_files_use testing_command testing_describe testing_docs testing_plugin)
 
@@ -45,7 +45,7 @@ help:
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
 	@echo 'make docs      the documentation as a site in build/site, with tests of it'
 	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
-	@echo 'make test-archive  the tests of the archive with an S3 server and the formats that it exports to'
+	@echo 'make test-archive  the tests of the archive with an S3 server, and those of export and import with their formats'
 	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
@@ -81,10 +81,10 @@ test: build
 		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --durations=10 $(ARGS) || status=$$?; \
 		wait $$lint || status=1; cat build/lint.log; exit $$status
 
-# Beside what make test has: moto's server, which speaks S3, s3fs, zarr and safetensors.
+# Beside what make test has: moto's server, which speaks S3, s3fs, zarr, h5py and safetensors.
 test-archive: build
 	@set -e; $(call beside,build/archive,test-archive,)
-	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive $(ARGS)
+	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive tests/interchange $(ARGS)
 
 # Beside what make test has: pandas, polars and pyarrow.
 test-frames: build

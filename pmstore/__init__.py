@@ -36,6 +36,7 @@ from pmstore._errors import (
     FingerprintMismatchError,
     ForkedStoreError,
     FormatVersionError,
+    InterchangeError,
     InternalError,
     InvalidNameError,
     LostUpdateWarning,
@@ -118,6 +119,7 @@ __all__ = [
     "ForkedStoreError",
     "DetachedError",
     "InternalError",
+    "InterchangeError",
     "FingerprintMismatchError",
     "DerivedArrayError",
     "DerivedMismatchError",
@@ -136,6 +138,8 @@ __all__ = [
     "Shelf",
     "compact",
     "salvage",
+    "export",
+    "load_into",
     "__version__",
     "MapReduce",
     "Shard",
@@ -187,6 +191,10 @@ def __getattr__(name: str) -> _Any:
         import pmstore.scale
 
         return getattr(pmstore.scale, name)
+    if name in ("export", "load_into"):
+        from pmstore._interchange import exporting, importing
+
+        return exporting.export if name == "export" else importing.load_into
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 

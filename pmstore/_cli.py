@@ -1,8 +1,8 @@
-"""The command line: ``python -m pmstore info|ls|check|dump|export|backup|compact|salvage|watch|top|doctor PATH``, also
-installed as ``pmstore``.
+"""The command line: ``python -m pmstore info|ls|check|dump|export|import|backup|compact|salvage|watch|top|doctor
+PATH``, also installed as ``pmstore``.
 
-All but ``compact`` open a store for reading only, and never change it. ``crash`` is in ``testing/_command.py``,
-``archive`` in ``archive/_command.py``.
+All but ``compact`` and ``import`` open a store for reading only, and never change it. ``crash`` is in
+``testing/_command.py``, ``archive`` in ``archive/_command.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from pmstore._values.as_json import to_json
 Command = Callable[[argparse.Namespace], int]
 
 SOUND, DAMAGED, FAILED = 0, 1, 2
-FORMATS = ("zarr", "npz", "safetensors")  # of export
+FORMATS = ("zarr", "npz", "safetensors", "hdf5")  # of export and import
 
 EXIT_STATUS = """\
 exit status:
@@ -133,12 +132,27 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     exporting = add(
         "export",
         export_,
-        "write what is in the store as zarr, .npz or safetensors, also while it is written",
-        "  pmstore export run.pm run.npz\n  pmstore export run.pm run.zarr --group model\n",
+        "write what is in the store as HDF5, zarr, .npz or safetensors, also while it is written",
+        "  pmstore export run.pm run.h5\n  pmstore export run.pm run.zarr --group model\n",
     )
     exporting.add_argument("destination", metavar="DST", help="the new file or, for zarr, the new directory")
     exporting.add_argument("--format", choices=FORMATS, help="by default, what the name of DST ends in")
     exporting.add_argument("--group", default="", help="only what is in this group")
+    exporting.add_argument("--name", action="append", help="only this name or group; may be given several times")
+
+    importing = add(
+        "import",
+        import_,
+        "read a file of HDF5, zarr, .npz or safetensors into a store, in one commit",
+        "  pmstore import run.h5 run.pm\n  pmstore import run.npz run.pm --group model --name arr_0=weights\n",
+        "the file or, for zarr, the directory",
+    )
+    importing.add_argument("destination", metavar="STORE", help="the store, which is made if there is none")
+    importing.add_argument("--format", choices=FORMATS, help="by default, what the name of PATH ends in")
+    importing.add_argument("--group", default="", help="where the names go")
+    importing.add_argument(
+        "--name", action="append", metavar="NAME[=NEW]", help="only this name or group; may be given several times"
+    )
 
     backing_up = add(
         "backup",
@@ -461,38 +475,21 @@ def salvage(chosen: argparse.Namespace) -> int:
     return SOUND if report.ok else DAMAGED
 
 
-# ---- export and dump
+# ---- export, import and dump
 
 
 def export_(chosen: argparse.Namespace) -> int:
-    """Writes the names of one commit in another format, and prints how many."""
-    from pmstore.archive._export import export
+    """Writes the names of one commit in another format."""
+    from pmstore._interchange.command import export_
 
-    def write(path: str, progress: Callable[[int, int], object] | None) -> int:
-        with pmstore.open(path, "r") as store:
-            shown = store.group(chosen.group) if chosen.group else store
-            if chosen.group and not len(shown):
-                raise Failure(_what_is_missing(store, chosen.group))
-            return export(shown, chosen.destination, chosen.format, progress=progress)
+    return export_(chosen, Failure)
 
-    with _progress(chosen) as progress:
-        try:
-            count = write(chosen.path, progress)
-        except pmstore.StaleSnapshotError:  # commits are quicker: a copy of one changes no more
-            directory = os.path.dirname(os.path.abspath(chosen.destination))
-            with tempfile.TemporaryDirectory(prefix=".pmstore-export-", dir=directory) as copies:
-                with pmstore.open(chosen.path, "r") as store:
-                    store.backup(os.path.join(copies, "store.pm"))
-                count = write(os.path.join(copies, "store.pm"), progress)
-        except (ImportError, TypeError, ValueError) as error:
-            if isinstance(error, pmstore.Error):
-                raise
-            raise Failure(str(error)) from error
-    if chosen.json:
-        _print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
-    else:
-        print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
-    return SOUND
+
+def import_(chosen: argparse.Namespace) -> int:
+    """Reads a file of another format into a store."""
+    from pmstore._interchange.command import import_
+
+    return import_(chosen, Failure)
 
 
 def dump_(chosen: argparse.Namespace) -> int:

@@ -167,6 +167,10 @@ class TooLargeError(Error, ValueError):
     """A name, a shape or a value exceeds a limit of the format."""
 
 
+class InterchangeError(Error, ValueError):
+    """A file of another format is damaged, or is none of that format."""
+
+
 class InvalidNameError(Error, ValueError):
     """A name breaks the rules: not empty, parts between single "/", no NUL, no lone surrogates, 764 bytes at most."""
 

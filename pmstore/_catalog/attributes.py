@@ -89,7 +89,7 @@ class Attributes(MutableMapping[str, Any]):
         """A value that goes to the user."""
         if not self._catalog.read_only and has_containers(value):
             key = attributes_key(self._name) + name.encode()
-            self._catalog.watch.handed_out(key, name, value, encode(value))
+            self._catalog.lost_updates.handed_out(key, name, value, encode(value))
         return value
 
     def _unknown(self, name: str, found: dict[str, Any]) -> UnknownNameError:
@@ -134,8 +134,8 @@ class Attributes(MutableMapping[str, Any]):
         with self._catalog.lock:
             self._catalog.writable()
             self._put({**self._read(), **new})
-            for value in new.values() if self._catalog.watch else ():
-                self._catalog.watch.assigned(value, encode(value))
+            for value in new.values() if self._catalog.lost_updates else ():
+                self._catalog.lost_updates.assigned(value, encode(value))
 
     def clear(self) -> None:
         """Delete all attributes."""
@@ -214,7 +214,7 @@ def all_of(catalog: Catalog, name: str) -> dict[str, Any]:
 
 
 def stored(catalog: Catalog, key: bytes) -> bytes | None:
-    """The encoding of one attribute, for `Watch`. key: of the attributes, with the attribute's name behind it."""
+    """The encoding of one attribute, for `LostUpdates`. key: of the attributes, with the attribute's name after it."""
     owner, _, name = key[1:].partition(b"\0")
     found = all_of(catalog, owner.decode())
     return encode(found[name.decode()]) if name.decode() in found else None

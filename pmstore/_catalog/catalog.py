@@ -101,6 +101,17 @@ class Catalog:
             entry = self.core.get(key_of(name))
             return MISSING if entry is None else objects.parts_under(self, name, entry)
 
+    def layout_of(self, name: str) -> Layout:
+        """The layout of an array."""
+        with self.lock:
+            entry = self.core.get(key_of(name))
+            if entry is None:
+                raise self.unknown(name)
+            try:
+                return read_layout(self.core, entry)
+            except UNSOUND as error:
+                raise of(name, error) from error
+
     def declaration(self, name: str, entry: Entry) -> Declaration:
         """The declaration in the entry of a derived array."""
         try:

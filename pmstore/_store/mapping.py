@@ -19,7 +19,7 @@ from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
 from pmstore._store.moved_rows import MovedRows
-from pmstore._values.array import Array
+from pmstore._values.array import Array, Layout
 from pmstore._values.registry import Parts
 
 if TYPE_CHECKING:
@@ -100,6 +100,13 @@ class NameMapping(MutableMapping[str, Any]):
 
     def _brief(self) -> dict[str, str]:
         return attributes.brief(self._catalog, self._prefix)
+
+    def _attributes(self) -> dict[str, dict[str, Any]]:
+        names = attributes.below(self._catalog, self._prefix[:-1])
+        return {name[len(self._prefix) :]: attributes.all_of(self._catalog, name) for name in names}
+
+    def _layout(self, name: str) -> Layout:
+        return self._catalog.layout_of(self._full(name))
 
     def __repr__(self) -> str:
         from pmstore._display import title_text

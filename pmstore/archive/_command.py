@@ -11,10 +11,11 @@ from typing import Any
 
 from pmstore._display import aligned, count_text, name_text, size_text
 from pmstore._errors import ArchiveDamagedError, UnknownVersionError
+from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
-from pmstore.archive._export import FORMATS, export
+from pmstore.archive._export import export
 from pmstore.archive._format import lossy_text
 
 __all__ = ["add_parser"]

@@ -18,7 +18,9 @@ import pytest
 
 import pmstore
 from pmstore import _cli
-from pmstore.archive._export import _TEMPORARY, VALUES, export
+from pmstore._interchange.forms import HINTS, VALUES
+from pmstore._interchange.target import _TEMPORARY
+from pmstore.archive import export
 from tests.support.derivations import doubled
 
 NUMBERS: dict[str, Any] = {
@@ -61,6 +63,7 @@ def npz(path: Path) -> tuple[dict[str, Any], Any]:
     with np.load(path, allow_pickle=False) as found:
         arrays = {name: found[name] for name in found.files}
     values = arrays.pop(f"{VALUES}.json", None)
+    arrays.pop(f"{HINTS}.json", None)
     return arrays, None if values is None else json.loads(values)
 
 
@@ -186,7 +189,7 @@ def test_what_zarr_can_not_keep(tmp_path: Path, dtype: str) -> None:
 
 
 def test_large_arrays_come_in_pieces(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pmstore.archive._export._CHUNK", 1000)
+    monkeypatch.setattr("pmstore._interchange.zarr._CHUNK", 1000)
     given = {
         "rows": np.arange(7000.0).reshape(70, 100),
         "wide": np.arange(4000.0).reshape(2, 2000),
@@ -214,7 +217,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, name: str, form: str) -
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    for path, given in (("out", None), ("out.hdf5", None), ("out.npz", "hdf5")):
+    for path, given in (("out", None), ("out.parquet", None), ("out.npz", "parquet")):
         with pytest.raises(ValueError, match="zarr, npz, safetensors"):
             export({}, tmp_path / path, given)
     with pytest.raises(TypeError, match="a name is a str"):
@@ -286,7 +289,7 @@ def test_a_full_disk(small_disk: Callable[[str], Path], form: str) -> None:
 
 KILLED = """
 import os, signal, sys, numpy as np
-from pmstore.archive._export import export
+from pmstore import export
 export({"x": np.arange(3)}, sys.argv[1], sys.argv[2], progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
 """
 

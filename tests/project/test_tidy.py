@@ -55,6 +55,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_derived": {"_catalog", "_core", "_display", "_errors", "_values"},
     "_store": {"_catalog", "_core", "_derived", "_display", "_errors", "_locks", "_snapshot", "_values"},
     "_shelf": {"_errors", "_locks", "_store"},
+    "_interchange": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_resume": {"_errors", "_locks", "_store", "_values"},
     "codecs": {"_core"},
     "archive": {
@@ -63,6 +64,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "_derived",
         "_display",
         "_errors",
+        "_interchange",
         "_locks",
         "_snapshot",
         "_store",
@@ -77,7 +79,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_values", "scale"},
     "_doctor": {"_display"},
-    "_cli": {"_display", "_doctor", "_values", "_watch", "archive", "testing"},
+    "_cli": {"_display", "_doctor", "_interchange", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
 
@@ -144,6 +146,15 @@ PYTHON_ORDER = {
         "_latest",
         "__init__ _command",
     ],
+    "_interchange": [
+        "target forms",
+        "source found",
+        "text",
+        "hdf5 npz safetensors zarr",
+        "formats",
+        "exporting importing",
+        "__init__ command",
+    ],
     "_resume": [
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
@@ -182,6 +193,7 @@ FACE = {
     "_catalog",
     "_derived",
     "_errors",
+    "_interchange",
     "_resume",
     "_store",
     "_values",
@@ -423,8 +435,8 @@ def test_only_one_folder_imports_torch(path: Path) -> None:
 
 
 def test_importing_pmstore_is_light() -> None:
-    slow = ["torch", "sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs"]
-    slow += [f"pmstore.{room}" for room in USES_THE_FACE]
+    slow = ["torch", "sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs", "h5py", "zarr"]
+    slow += ["zipfile", *(f"pmstore.{room}" for room in USES_THE_FACE)]
     code = f"import sys, pmstore; print([m for m in {slow} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

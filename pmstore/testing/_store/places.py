@@ -64,7 +64,6 @@ class Places(NamedTuple):
         return "committed image: metadata, or space that no name owns"
 
 
-_PREFIXES = NAME_PREFIX, DERIVED_PREFIX, ATTRIBUTES_PREFIX
 
 
 def file_map(images: Sequence[bytes], medium: str, sandbox: Sandbox) -> Places:

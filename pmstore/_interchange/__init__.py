@@ -1,0 +1,1 @@
+"""Import and export of other formats: npz, safetensors, zarr, HDF5. docs/interchange.md describes what each keeps."""

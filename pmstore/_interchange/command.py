@@ -1,0 +1,136 @@
+"""``pmstore export`` and ``pmstore import``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pmstore._display import count_text, size_text
+from pmstore._errors import Error, StaleSnapshotError
+from pmstore._interchange.exporting import export
+from pmstore._interchange.importing import load_into
+from pmstore._interchange.source import Progress
+from pmstore._store.entrance import open as open_store
+from pmstore._store.store import Store
+
+__all__ = ["export_", "import_"]
+
+Failure = Callable[[str], Exception]
+
+
+@contextlib.contextmanager
+def _progress(chosen: argparse.Namespace, what: str) -> Iterator[Progress | None]:
+    """What is done is shown on a terminal: a bar of rich if it is there, otherwise a line. Both are gone at the end."""
+    if chosen.json or not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        console, bars = importlib.import_module("rich.console"), importlib.import_module("rich.progress")
+    except ImportError:
+
+        def tell(done: int, total: int) -> None:
+            print(f"\r\033[K{what}: {size_text(done)} of {size_text(total)}", end="", file=sys.stderr, flush=True)
+
+        try:
+            yield tell
+        finally:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        return
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console.Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None, start=True)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def export_(chosen: argparse.Namespace, failure: Failure) -> int:
+    """Writes the names of one commit in another format, and prints how many. failure: makes errors for the user."""
+
+    def write(path: str, progress: Progress | None) -> int:
+        with open_store(path, "r") as store:
+            shown = store.group(chosen.group) if chosen.group else store
+            if chosen.group and not len(shown):
+                raise failure(_missing(store, chosen.group))
+            return export(shown, chosen.destination, chosen.format, names=chosen.name, progress=progress)
+
+    with _progress(chosen, chosen.path) as progress, _told(failure):
+        try:
+            count = write(chosen.path, progress)
+        except StaleSnapshotError:  # commits are quicker: a copy of one changes no more
+            directory = os.path.dirname(os.path.abspath(chosen.destination))
+            with tempfile.TemporaryDirectory(prefix=".pmstore-export-", dir=directory) as copies:
+                with open_store(chosen.path, "r") as store:
+                    store.backup(os.path.join(copies, "store.pm"))
+                count = write(os.path.join(copies, "store.pm"), progress)
+    if chosen.json:
+        _print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
+    else:
+        print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
+    return 0
+
+
+def _missing(store: Store, name: str) -> str:
+    return f"no group {name!r} in it" if name.strip("/") not in store else f"{name!r} is a value, and no group"
+
+
+def import_(chosen: argparse.Namespace, failure: Failure) -> int:
+    """Reads a file of another format into a store, in one commit, and prints how many names came."""
+    names = dict(_renamed(text) for text in chosen.name) if chosen.name else None
+    new = not os.path.lexists(chosen.destination)
+    left_out: list[str] = []
+    with _progress(chosen, chosen.path) as progress, _told(failure):
+        if not os.path.lexists(chosen.path):
+            raise failure("there is no such file")
+        try:
+            with open_store(chosen.destination) as store, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                target = store.group(chosen.group) if chosen.group else store
+                count = load_into(target, chosen.path, chosen.format, names=names, progress=progress)
+        except BaseException:
+            if new:  # it is empty
+                with contextlib.suppress(OSError):
+                    os.unlink(chosen.destination)
+            raise
+        left_out = [str(one.message).partition("left out: ")[2] or str(one.message) for one in caught]
+    for text in left_out:
+        print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
+    if chosen.json:
+        about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
+        _print_json(about)
+    else:
+        where = f"group {chosen.group!r} of {chosen.destination}" if chosen.group else chosen.destination
+        print(f"{where}: {count_text(count, 'name')} of {chosen.path}")
+    return 0
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    old, _, new = text.partition("=")
+    return old, new or old
+
+
+@contextlib.contextmanager
+def _told(failure: Failure) -> Iterator[None]:
+    """Errors that are not the store's own are told in one line, too."""
+    try:
+        yield
+    except Error:
+        raise
+    except (ImportError, TypeError, ValueError) as error:
+        raise failure(str(error)) from error
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    print()

@@ -1,0 +1,29 @@
+"""The formats, by name and by what a path ends in."""
+
+from __future__ import annotations
+
+import os
+
+from pmstore._interchange.hdf5 import Hdf5
+from pmstore._interchange.npz import Npz
+from pmstore._interchange.safetensors import Safetensors
+from pmstore._interchange.source import Format
+from pmstore._interchange.zarr import Zarr
+
+__all__ = ["FORMATS", "format_of"]
+
+_FORMATS: dict[str, Format] = {"zarr": Zarr(), "npz": Npz(), "safetensors": Safetensors(), "hdf5": Hdf5()}
+_ENDS = {"h5": "hdf5", "he5": "hdf5", **{name: name for name in _FORMATS}}
+FORMATS = tuple(_FORMATS)
+
+
+def format_of(path: str, format: str | None) -> Format:
+    """By its name, or by the end of the path. Raises ValueError."""
+    known = ", ".join(_FORMATS)
+    if format is None:
+        format = _ENDS.get(os.path.splitext(path.rstrip("/"))[1][1:])
+        if format is None:
+            raise ValueError(f"{path!r} ends in no format: format= is one of {known}")
+    if format not in _FORMATS:
+        raise ValueError(f"the format {format!r} is none of {known}")
+    return _FORMATS[format]

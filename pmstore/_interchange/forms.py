@@ -1,0 +1,166 @@
+"""The forms that values and attributes have in other formats, and back.
+
+Each value has a readable form, in JSON or as a scalar of the format. Where that does not tell the exact type, a hint
+has the encoding of the value in a store, too. A hint counts only as long as the readable form agrees with it: who
+changes the readable form in the file changes the value.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._errors import CorruptStoreError
+from pmstore._values.as_json import to_json
+from pmstore._values.dtypes import descriptor_of, dtype_of
+from pmstore._values.values import decode, encode
+
+__all__ = ["ATTRIBUTES", "HINTS", "RESERVED", "VALUES", "Hints", "exact", "in_json", "json_of"]
+
+VALUES = "__values__"  # where the values are that are no arrays
+ATTRIBUTES = "__attributes__"  # where attributes are, in formats that have none
+HINTS = "__pmstore__"
+RESERVED = {f"{name}{end}" for name in (VALUES, ATTRIBUTES, HINTS) for end in ("", ".json")} | {"__metadata__"}
+
+
+def in_json(value: Any) -> str:
+    """JSON's text of what `to_json` returned."""
+    return json.dumps(value, allow_nan=False)
+
+
+def json_of(text: str | bytes) -> Any:
+    """What a JSON text of a file says. Raises ValueError."""
+    return json.loads(text, parse_constant=_no_constant)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def exact(value: Any) -> bool:
+    """Whether a value comes back from JSON as the same type."""
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is list:
+        return all(map(exact, value))
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(exact, value.values()))
+    return value is None or kind in (bool, int, str)
+
+
+class Hints(NamedTuple):
+    """What the readable forms in a file do not tell.
+
+    arrays: by name, the "order", whether it is "fixed", and its "dtype", where these are not the file's. values and
+    attributes: encodings. lists: the names of persistent lists.
+    """
+
+    arrays: dict[str, dict[str, Any]]
+    values: dict[str, str]
+    lists: list[str]
+    attributes: dict[str, dict[str, str]]
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Iterable[tuple[str, np.dtype[Any], np.dtype[Any], str, bool]],
+        values: Mapping[str, Any],
+        lists: list[str],
+        attributes: Mapping[str, Mapping[str, Any]],
+        every: bool,
+    ) -> Hints:
+        """arrays: name, dtype, the dtype that the file tells, order ("" if the file tells it), writeable. every: also
+        of values that JSON tells exactly."""
+        about = {}
+        for name, dtype, told, order, writeable in arrays:
+            known: dict[str, Any] = {}
+            if order == "F":
+                known["order"] = "F"
+            if not writeable:
+                known["fixed"] = True
+            with contextlib.suppress(TypeError, ValueError):
+                if (descriptor := descriptor_of(dtype)) != descriptor_of(told):
+                    known["dtype"] = descriptor
+            if known:
+                about[name] = known
+        return cls(
+            about,
+            {name: _text(value) for name, value in values.items() if every or not exact(value)},
+            lists,
+            {
+                name: found
+                for name, some in attributes.items()
+                if (found := {key: _text(value) for key, value in some.items() if every or not exact(value)})
+            },
+        )
+
+    @classmethod
+    def read(cls, found: Any) -> Hints:
+        """From the JSON of a file, which is not trusted: what is damaged is left out."""
+        found = found if isinstance(found, dict) else {}
+        arrays, values, lists, attributes = (found.get(name) for name in cls._fields)
+        return cls(
+            {key: one for key, one in _dict(arrays).items() if isinstance(one, dict)},
+            {key: one for key, one in _dict(values).items() if isinstance(one, str)},
+            [one for one in lists if isinstance(one, str)] if isinstance(lists, list) else [],
+            {key: one for key, one in _dict(attributes).items() if isinstance(one, dict)},
+        )
+
+    def json(self) -> dict[str, Any]:
+        """For the file; {} if there are none."""
+        return {name: part for name, part in self._asdict().items() if part}
+
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """The dtype that an array had in the store; None if it is the file's."""
+        if "dtype" not in (known := self.arrays.get(name, {})):
+            return None
+        try:
+            return dtype_of(known["dtype"])
+        except CorruptStoreError:
+            return None
+
+    def value(self, name: str, found: Any) -> Any:
+        """The value with this readable form."""
+        return _restored(self.values.get(name), found)
+
+    def attribute(self, name: str, key: str, found: Any) -> Any:
+        """The attribute with this readable form."""
+        return _restored(self.attributes.get(name, {}).get(key), found)
+
+
+def _dict(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return base64.b85encode(encode(value)).decode()
+
+
+def _restored(hint: Any, found: Any) -> Any:
+    if isinstance(hint, str):
+        try:
+            value = decode(base64.b85decode(hint))
+            wanted = to_json(value)
+            if (isinstance(found, str) and found == in_json(wanted)) or _same(to_json(found), wanted):
+                return value
+        except (ValueError, TypeError):  # CorruptStoreError is a ValueError
+            pass
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two are the same JSON: True is not 1 there."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    return bool(a == b)

@@ -1,0 +1,59 @@
+"""What is in a file of another format: names, described without reading the contents."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._errors import Error, InterchangeError, OutOfMemoryError
+from pmstore._interchange.forms import Hints
+
+__all__ = ["Found", "Stored", "damage", "require"]
+
+Pieces = Iterator[np.ndarray[Any, Any]]
+
+
+class Stored(NamedTuple):
+    """An array in a file. pieces: all elements, in `order`, in contiguous arrays."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    order: str
+    pieces: Callable[[], Pieces]
+
+
+@dataclass
+class Found:
+    """values, attributes: readable forms, which `hints` make exact. left_out: what a store has no place for."""
+
+    arrays: list[Stored] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hints: Hints = field(default_factory=lambda: Hints.read(None))
+    left_out: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
+    """Anything that a damaged or hostile file provokes is an InterchangeError."""
+    try:
+        yield
+    except (Error, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ImportError):
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"no memory for {what or os.fspath(path)!r}") from error
+    except Exception as error:  # zipfile, h5py, zarr and its codecs have many kinds
+        where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"
+        raise InterchangeError(f"{where} can't be read: {error or type(error).__name__}") from error
+
+
+def require(condition: object, text: str) -> None:
+    """Raise ValueError unless what a file says is so."""
+    if not condition:
+        raise ValueError(text)

@@ -1,0 +1,288 @@
+"""HDF5, by h5py: a dataset for each array, scalars as datasets without axes, attributes as attributes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pmstore._interchange.forms import HINTS, VALUES, Hints, in_json, json_of
+from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.source import PIECE, Described, Format, Source, rows_of
+from pmstore._interchange.text import as_text
+from pmstore._values.as_json import to_json
+from pmstore._values.dtypes import descriptor_of, dtype_of
+
+__all__ = ["Hdf5"]
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_SCALARS = "biufc"
+_OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "DIMENSION_LABELS"}  # and those of netCDF-4
+
+
+class Hdf5(Format):
+    """Written in the layout of HDF5 1.8, which has large attributes, contiguous and not compressed."""
+
+    def prepare(self) -> None:
+        _h5py()
+
+    def check(self, described: Described) -> None:
+        if _type(described.dtype) is None:
+            raise TypeError(f"{described.name!r} has dtype {described.dtype}, which HDF5 can't keep: npz keeps it")
+
+    def write(self, source: Source, path: str) -> None:
+        h5py = _h5py()
+        with h5py.File(path, "w", libver=("v108", "v110"), locking=False) as file:
+            for one in source.arrays:
+                array, kind = source.read(one), _type(one.dtype)
+                made = file.create_dataset(one.name, one.shape, kind)
+                for place, piece in rows_of(array, PIECE) if array.size else ():
+                    made[place] = _for_h5py(piece, kind)
+                    source.written(piece.nbytes)
+            others = {}
+            for name, value in source.values.items():
+                if _natural(value) and type(value) is not list:
+                    file.create_dataset(name, data=value)
+                else:
+                    others[name] = source.readable[name]
+            _put_attributes(h5py, file, source.attributes)
+            orphaned = {name: to_json(found) for name, found in source.attributes.items() if name and name not in file}
+            for name, document in (
+                (VALUES, others),
+                (VALUES + "attrs", orphaned),
+                (HINTS, source.hints(_told, every=True)),
+            ):
+                if document:
+                    file.create_dataset(name, data=in_json(document))
+
+    @contextlib.contextmanager
+    def read(self, path: str) -> Iterator[Found]:
+        h5py = _h5py()
+        with contextlib.ExitStack() as stack:
+            with damage(path):
+                file = stack.enter_context(h5py.File(path, "r", locking=False))
+                found = Found()
+                documents = {name: _document(file, name) for name in (VALUES, VALUES + "attrs", HINTS)}
+                found.values, found.attributes = documents[VALUES], documents[VALUES + "attrs"]
+                found.hints = Hints.read(documents[HINTS])
+                found.attributes[""] = _attributes(h5py, file, "", found)
+                _look(h5py, path, file, "", found, [_address(h5py, file)], set(documents))
+            yield found
+
+
+def _h5py() -> Any:
+    try:
+        return importlib.import_module("h5py")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('h5py is missing: pip install "pmstore[hdf5]" (or use .npz)', name="h5py") from error
+
+
+# ---- writing
+
+
+def _type(dtype: np.dtype[Any]) -> Any:
+    """The dtype for h5py; None if there is none that comes back the same."""
+    h5py = _h5py()
+    if dtype.kind == "U":
+        return h5py.string_dtype("utf-8", dtype.itemsize) if dtype.itemsize else None
+    if dtype.kind in "mM":
+        return h5py.opaque_dtype(dtype)
+    try:
+        made = h5py.h5t.py_create(dtype, logical=True).dtype
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+    same = made == dtype and not dtype.hasobject and dtype.itemsize
+    return dtype if same else None
+
+
+def _told(one: Described) -> np.dtype[Any]:
+    """Records, aligned and titled fields are not told."""
+    dtype = one.dtype
+    if dtype.kind == "U":
+        return np.dtype(f"S{dtype.itemsize}")
+    return dtype if dtype.names is None else np.dtype("V1")
+
+
+def _for_h5py(piece: np.ndarray[Any, Any], kind: Any) -> np.ndarray[Any, Any]:
+    if piece.dtype.kind == "U":
+        return np.char.encode(piece, "utf-8").astype(kind)
+    piece = np.asarray(piece, order="C")
+    return piece.view(kind) if piece.dtype.kind in "mM" else piece
+
+
+def _natural(value: Any) -> bool:
+    """Whether HDF5 has the value as it is: as a scalar, an array, or a list of text or numbers."""
+    kind = type(value)
+    if kind is str:
+        return bool(value) and "\0" not in value and value.isprintable()
+    if kind is int:
+        return value in _INT64
+    if kind is list:
+        return (
+            bool(value) and len({*map(type, value)}) == 1 and type(value[0]) is not list and all(map(_natural, value))
+        )
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in _SCALARS and _type(value.dtype) is not None
+    return kind in (float, complex, bool)
+
+
+def _put_attributes(h5py: Any, file: Any, attributes: dict[str, dict[str, Any]]) -> None:
+    for name, found in attributes.items():
+        if name and name not in file:
+            continue
+        member = file[name] if name else file
+        for key, value in found.items():
+            if isinstance(value, np.ndarray) and not value.size:
+                value = to_json(value)
+            if _natural(value):
+                value = np.array(value, h5py.string_dtype()) if type(value) is list and type(value[0]) is str else value
+            else:
+                value = in_json(to_json(value))
+            member.attrs.create(key, value)
+        dims = found.get("dims")
+        if isinstance(member, h5py.Dataset) and isinstance(dims, list) and len(dims) == member.ndim:
+            for axis, dim in enumerate(dims if all(type(dim) is str and _natural(dim) for dim in dims) else ()):
+                member.dims[axis].label = dim
+
+
+# ---- reading
+
+
+def _address(h5py: Any, member: Any) -> tuple[int, Any]:
+    about = h5py.h5o.get_info(member.id)
+    return about.fileno, about.addr
+
+
+def _document(file: Any, name: str) -> Any:
+    """A document in JSON; {} if there is none."""
+    if name not in file:
+        return {}
+    text = file[name][()]
+    require(isinstance(text, bytes), f"{name} is no text")
+    found = json_of(text)
+    require(isinstance(found, dict), f"{name} is no object")
+    return found
+
+
+def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, above: list[Any], hidden: set[str]) -> None:
+    """Links to other files are not followed: a file must not read others."""
+    for part in group:
+        name = prefix + part
+        if name in hidden:
+            continue
+        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
+            found.left_out.append(f"{name!r} is a soft or external link")
+            continue
+        member = group[part]
+        if isinstance(member, h5py.Group):
+            address = _address(h5py, member)
+            require(address not in above, f"the group {name!r} is in itself")
+            found.attributes[name] = _attributes(h5py, member, name, found)
+            _look(h5py, path, member, f"{name}/", found, [*above, address], hidden)
+        elif isinstance(member, h5py.Dataset):
+            _dataset(h5py, path, member, name, found)
+        else:
+            found.left_out.append(f"{name!r} is a named type")
+
+
+def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None:
+    if member.shape is None:
+        found.left_out.append(f"{name!r} is a dataset without a shape")
+        return
+    if member.is_virtual or member.external:
+        raise TypeError(f"{name!r} has its contents in other files, which are not read")
+    text = h5py.check_string_dtype(member.dtype)
+    found.attributes[name] = _attributes(h5py, member, name, found)
+    labels = [member.dims[axis].label for axis in range(member.ndim)]
+    if "dims" not in found.attributes[name] and any(labels):
+        found.attributes[name]["dims"] = labels
+    if text is not None and text.length is None:
+        if not member.ndim:
+            found.values[name] = member.asstr()[()]
+        else:
+            found.arrays.append(as_text(path, name, member.shape, lambda: member.asstr()[...]))
+        return
+    dtype = _plain(h5py, member.dtype, name)
+    if not member.ndim and name in found.hints.values:
+        value = member[()]
+        if found.hints.value(name, value) is not value:
+            found.values[name] = value
+            return
+    wanted = found.hints.dtype(name)
+    if text is not None and wanted is not None and wanted.kind == "U" and dtype.itemsize == wanted.itemsize:
+        dtype = wanted
+
+    def pieces() -> Iterator[np.ndarray[Any, Any]]:
+        with damage(path, name):
+            if not member.ndim:
+                yield _elements(np.asarray(member[()]), dtype)
+                return
+            rows = max(1, PIECE // max(1, member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=object))))
+            if member.chunks is not None:
+                rows = -(-rows // member.chunks[0]) * member.chunks[0]
+            plain = dtype.kind in _SCALARS and member.dtype == dtype
+            buffer = np.empty((min(rows, member.shape[0]), *member.shape[1:]), dtype) if plain else None
+            for at in range(0, member.shape[0], rows):
+                if buffer is None:
+                    yield _elements(member[at : at + rows], dtype)
+                else:
+                    part = buffer[: min(rows, member.shape[0] - at)]
+                    member.read_direct(part, np.s_[at : at + len(part)])
+                    yield part
+
+    found.arrays.append(Stored(name, member.shape, dtype, "C", pieces))
+
+
+def _elements(piece: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.kind == "U" and piece.dtype.kind == "S":
+        return np.char.decode(piece, "utf-8").astype(dtype)
+    return np.ascontiguousarray(piece).view(dtype) if piece.dtype.kind in "mM" else np.ascontiguousarray(piece, dtype)
+
+
+def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """Without what h5py notes in a dtype. Raises TypeError for types that a store lacks."""
+    try:
+        return dtype_of(descriptor_of(dtype))
+    except TypeError as error:
+        kind = (
+            "references" if h5py.check_ref_dtype(dtype) else "elements of any length" if dtype.hasobject else str(dtype)
+        )
+        raise TypeError(f"{name!r} holds {kind}, for which a store has no type") from error
+
+
+def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
+    known = {}
+    for key in member.attrs:
+        if key in _OF_SCALES or key.startswith("_Netcdf4"):
+            continue
+        try:
+            value = member.attrs[key]
+        except (OSError, TypeError, ValueError):
+            found.left_out.append(f"the attribute {key!r} of {name!r} has a type that can't be read")
+            continue
+        value = _attribute(h5py, value)
+        if value is _LEFT_OUT:
+            found.left_out.append(f"the attribute {key!r} of {name!r} is a reference, or of another type")
+        else:
+            known[key] = value
+    return known
+
+
+_LEFT_OUT = object()
+
+
+def _attribute(h5py: Any, value: Any) -> Any:
+    if isinstance(value, h5py.Empty):
+        return None
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        items = [one.decode() if isinstance(one, bytes) else one for one in value.ravel().tolist()]
+        return items if value.ndim == 1 and all(isinstance(one, str) for one in items) else _LEFT_OUT
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return value.astype(dtype_of(descriptor_of(value.dtype)), copy=False)
+        except (TypeError, ValueError):
+            return _LEFT_OUT
+    return value if isinstance(value, (str, bytes)) else _LEFT_OUT

@@ -1,0 +1,272 @@
+"""`load_into`: arrays, values and attributes of a file of another format become names of a store.
+
+    names, shapes and dtypes ── refuse what a store can't hold ──▶ arrays, one after the other ──▶ values ──▶ attributes
+
+All is done under the lock of the store's operations, and taken back if anything fails: a commit has all of it or
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pmstore._catalog.attributes import Attributes
+from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.copying import Contents, put_copy
+from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.names import key_of, parents
+from pmstore._core import FIXED, Entry
+from pmstore._errors import Error, InterchangeError, NameConflictError, UnknownNameError
+from pmstore._interchange.formats import format_of
+from pmstore._interchange.forms import Hints
+from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.source import Progress
+from pmstore._store.mapping import NameMapping
+from pmstore._values.array import Layout, layout
+from pmstore._values.dtypes import require_lengths
+from pmstore._values.values import encode
+
+__all__ = ["load_into"]
+
+
+def load_into(
+    mapping: NameMapping,
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    names: Iterable[str] | Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Read arrays, values and attributes from a file of another format into a store or a group of it.
+
+    All names are new, and all of them come, or none: after an error the store is as before. They are pending changes,
+    which the next commit makes durable together; other threads can't commit meanwhile. Attributes of the file itself
+    become those of the store or the group. Nothing is unpickled, and a file never runs code or reads other files.
+
+    Parameters
+    ----------
+    mapping : Store or Group
+        Where the names go.
+    path : path-like
+        The file or, for zarr, the directory. What `export` wrote comes back with its exact types; docs/interchange.md
+        has the forms of other files.
+    format : {"zarr", "npz", "safetensors", "hdf5"}, optional
+        By default, what the path ends in; .h5 is HDF5. zarr may be version 2 or 3.
+    names : iterable of str, or mapping of str to str, optional
+        The names and groups of the file to be read; all by default. A mapping gives them new names.
+    progress : callable, optional
+        Called now and then with the bytes of arrays that were read, and that there are. An exception ends the import.
+
+    Returns
+    -------
+    int
+        The number of names. A UserWarning tells of links, and of attributes, for which a store has no form.
+
+    Raises
+    ------
+    InterchangeError (a ValueError)
+        The file is damaged, or of another format.
+    TypeError
+        An array has a type that a store lacks, such as pickled objects or references.
+    NameConflictError, InvalidNameError
+        A name is taken, or can't be a name of a store: `names` gives it another one.
+    UnknownNameError
+        The file has no such name.
+    ModuleNotFoundError
+        The package zarr or h5py is not installed.
+    OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError, OSError
+    """
+    source = os.path.abspath(os.fspath(path))
+    read = format_of(source, format)
+    catalog = mapping._catalog
+    catalog.writable()
+    read.prepare()
+    with read.read(source) as found:
+        with damage(source):
+            require(isinstance(found.values, dict) and isinstance(found.attributes, dict), "its values are damaged")
+        pairs = _pairs(found, names)
+        for text in found.left_out if names is None else ():
+            warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
+        with mapping._derived.lock, catalog.lock:
+            catalog.writable()
+            return _Import(mapping, source, found, pairs, progress).run()
+
+
+def _pairs(found: Found, names: Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:
+    """The new name of each name in the file."""
+    there = [*(one.name for one in found.arrays), *found.values]
+    if names is None:
+        return {name: name for name in there}
+    if isinstance(names, str):
+        names = [names]
+    wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+    pairs = {}
+    for old, new in wanted.items():
+        below = [name for name in there if f"{name}/".startswith(f"{old}/")]
+        if not below:
+            raise UnknownNameError(old, what="name of the file")
+        pairs.update({name: new + name[len(old) :] for name in below})
+    return pairs
+
+
+class _Import:
+    def __init__(
+        self, mapping: NameMapping, path: str, found: Found, pairs: dict[str, str], progress: Progress | None
+    ) -> None:
+        self._mapping, self._path, self._found, self._pairs = mapping, path, found, pairs
+        self._catalog: Catalog = mapping._catalog
+        self._progress = progress
+        self._check_names()
+        self._layouts = [(one, self._layout(one)) for one in found.arrays if one.name in pairs]
+        self._total = sum(described.nbytes for _, described in self._layouts)
+        self._done = 0
+        self._values = {name: found.hints.value(name, value) for name, value in found.values.items() if name in pairs}
+        for name, value in self._values.items():
+            _encoded(name, value)
+        self._attributes = self._exact_attributes()
+
+    def _full(self, name: str) -> str:
+        return self._mapping._full(self._pairs[name])
+
+    def _check_names(self) -> None:
+        there = [*(one.name for one in self._found.arrays), *self._found.values]
+        if len(set(there)) != len(there):
+            raise NameConflictError(f"{self._path!r} has a name twice")
+        full: dict[str, str] = {}
+        for name in self._pairs:
+            new = self._full(name)
+            key = key_of(new)
+            if new in full:
+                raise NameConflictError(f"{full[new]!r} and {name!r} would both be {new!r}")
+            full[new] = name
+            if self._catalog.core.get(key) is not None:
+                raise NameConflictError(f"the name {new!r} is taken: import into a group, or give it another name")
+            self._catalog.refuse_conflict(new, key)
+        for new, name in full.items():
+            for group in parents(new):
+                if group in full:
+                    raise NameConflictError(f"{name!r} can't be imported beside {full[group]!r}, which is no group")
+
+    def _layout(self, one: Stored) -> Layout:
+        known, dtype = self._found.hints.arrays.get(one.name, {}), one.dtype
+        wanted = self._found.hints.dtype(one.name)
+        if wanted is not None and _same_elements(wanted, dtype):
+            dtype = wanted
+        order = "F" if "F" in (one.order, known.get("order")) else "C"
+        if len(one.shape) < 2:
+            order = "C"
+        try:
+            require_lengths(dtype)
+            return layout(one.shape, dtype, order, known.get("fixed") is not True)
+        except TypeError as error:
+            raise TypeError(f"{one.name!r}: {error}") from error
+
+    def _exact_attributes(self) -> dict[str, dict[str, Any]]:
+        """By full name, of what is imported and of the groups above; "" and others that are not there are left out."""
+        hints, out = self._found.hints, {}
+        there = {self._full(name) for name in self._pairs}
+        there |= {group for name in there for group in parents(name)}
+        renamed = {name: new for name, new in self._pairs.items() if name != new}
+        for name, found in self._found.attributes.items():
+            if not isinstance(found, dict) or not found:
+                continue
+            new = self._pairs.get(name, name) if not renamed or name in self._pairs else None
+            full = None if new is None else self._mapping._full(new) if new else self._mapping._prefix[:-1]
+            if full is not None and (full in there or not full):
+                out[full] = {key: hints.attribute(name, key, found[key]) for key in _in_order(hints, name, found)}
+                for key, value in out[full].items():
+                    _encoded(f"{name}, attribute {key}", value)
+        return out
+
+    def run(self) -> int:
+        catalog, made = self._catalog, []
+        root = self._mapping._prefix[:-1]
+        before: dict[str, Any] | None = None
+        try:
+            for one, described in self._layouts:
+                made.append(self._full(one.name))
+                self._put(one, described)
+            for name, value in self._values.items():
+                made.append(self._full(name))
+                if name in self._found.hints.lists and isinstance(value, list):
+                    catalog.create_list(made[-1]).extend(value)
+                else:
+                    catalog.set(made[-1], value)
+            for full, found in self._attributes.items():
+                about = Attributes(catalog, full)
+                if full == root:
+                    before = dict(about)
+                about.update(found)
+        except BaseException:
+            for full in made:
+                with contextlib.suppress(Error):
+                    catalog.delete(full)
+            if before is not None:
+                with contextlib.suppress(Error):
+                    about = Attributes(catalog, root)
+                    about.clear()
+                    about.update(before)
+            raise
+        return len(made)
+
+    def _put(self, one: Stored, described: Layout) -> None:
+        key = key_of(self._full(one.name))
+        flags = 0 if described.writeable else FIXED
+        if not described.length:
+            self._catalog.core.put(key, Entry(0, 0, ARRAY, 0, described.meta))
+            return
+        entry = Entry(8, described.length, ARRAY, flags, described.meta)  # put_copy chooses the place
+        put_copy(self._catalog, key, entry, self._contents(one, described))
+
+    def _contents(self, one: Stored, described: Layout) -> Contents:
+        """The bytes of the array's extent, in pieces."""
+        at = 0
+        for piece in one.pieces() if one.order == described.order else _reordered(one):
+            data: Any = np.ascontiguousarray(piece.astype(described.dtype, copy=False)).reshape(-1).view(np.uint8)
+            at += data.nbytes
+            if at > described.nbytes:
+                break
+            yield memoryview(data)
+            self._done += data.nbytes
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+        if at != described.nbytes:
+            raise InterchangeError(f"{self._path!r}, {one.name!r} has another number of elements than its shape")
+        if described.tail:
+            yield memoryview(bytes(described.length - described.nbytes - len(described.tail)) + described.tail)
+
+
+def _reordered(one: Stored) -> Iterator[np.ndarray[Any, Any]]:
+    """All elements in Fortran order, of an array that has them in C order."""
+    whole = np.empty(one.shape, one.dtype)
+    flat, at = whole.reshape(-1), 0
+    for piece in one.pieces():
+        flat[at : at + piece.size] = piece.reshape(-1)
+        at += piece.size
+    if at != flat.size:
+        raise InterchangeError(f"{one.name!r} has another number of elements than its shape")
+    yield whole.reshape(-1, order="F")
+
+
+def _same_elements(wanted: np.dtype[Any], found: np.dtype[Any]) -> bool:
+    """Whether elements of the one are those of the other, but for the order of bytes."""
+    return wanted.newbyteorder("<") == found.newbyteorder("<") and wanted.itemsize == found.itemsize
+
+
+def _in_order(hints: Hints, name: str, found: dict[str, Any]) -> list[str]:
+    """The attributes' names, in the order in which they were assigned where that is known."""
+    known = [key for key in hints.attributes.get(name, ()) if key in found]
+    return known if len(known) == len(found) else list(found)
+
+
+def _encoded(name: str, value: Any) -> None:
+    try:
+        encode(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name!r}: {error}") from error

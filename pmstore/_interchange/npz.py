@@ -1,0 +1,129 @@
+"""npz: numpy's own format, not compressed. np.load reads it. Nothing is pickled, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import math
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
+from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.source import Described, Format, Source, whole_elements
+from pmstore._values.as_json import to_json
+
+__all__ = ["Npz"]
+
+_HEAD = 1 << 20  # bytes of a member's head, at most
+_DOCUMENTS = (VALUES, ATTRIBUTES, HINTS)
+
+
+class Npz(Format):
+    """A zip file with a member ``name.npy`` for each array, and members in JSON for the rest."""
+
+    def check(self, described: Described) -> None:
+        try:
+            np.lib.format.dtype_to_descr(described.dtype)
+        except (TypeError, ValueError) as error:
+            text = f"{described.name!r} has dtype {described.dtype}, which npz can't keep: {error}"
+            raise TypeError(text) from error
+
+    def write(self, source: Source, path: str) -> None:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for one in source.arrays:
+                with archive.open(f"{one.name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(_Told(member, source), source.read(one), allow_pickle=False)
+            attributes = {name: to_json(found) for name, found in source.attributes.items()}
+            for name, document in zip(_DOCUMENTS, (source.readable, attributes, source.hints(_told, order=False))):
+                if document:
+                    archive.writestr(zipfile.ZipInfo(f"{name}.json"), in_json(document))
+
+    @contextlib.contextmanager
+    def read(self, path: str) -> Iterator[Found]:
+        with contextlib.ExitStack() as stack:
+            with damage(path):
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                found = _look(path, archive)
+            yield found
+
+
+def _told(one: Described) -> np.dtype[Any]:
+    return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(one.dtype))
+
+
+class _Told:
+    """A file that tells the source what was written."""
+
+    def __init__(self, file: Any, source: Source) -> None:
+        self._file, self._source = file, source
+        self._head = True
+
+    def write(self, data: Any) -> int:
+        count = int(self._file.write(data))
+        self._source.written(0 if self._head else count)  # numpy writes the head first
+        self._head = False
+        return count
+
+
+def _look(path: str, archive: zipfile.ZipFile) -> Found:
+    found, documents = Found(), {}
+    names = archive.namelist()
+    require(len(set(names)) == len(names), "a member is in it twice")
+    for member in archive.infolist():
+        name, _, end = member.filename.rpartition(".")
+        if end == "npy":
+            found.arrays.append(_described(path, archive, member, name))
+        elif end == "json" and name in _DOCUMENTS:
+            documents[name] = json_of(archive.read(member))
+        elif not member.is_dir():
+            found.left_out.append(f"the member {member.filename!r} is no array")
+    found.values = documents.get(VALUES, {})
+    found.attributes = documents.get(ATTRIBUTES, {})
+    found.hints = Hints.read(documents.get(HINTS))
+    return found
+
+
+def _described(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
+    with damage(path, name), archive.open(member) as file:
+        dtype, shape, order, start = _head(file, name)
+        nbytes = math.prod(shape) * dtype.itemsize
+        require(start + nbytes == member.file_size, "its size is not that of its elements")
+
+    def pieces() -> Iterator[np.ndarray[Any, Any]]:
+        with damage(path, name), archive.open(member) as file:
+            file.read(start)
+            left, buffer = nbytes, bytearray(min(nbytes, whole_elements(dtype)))
+            while left:
+                with memoryview(buffer)[:left] as part:
+                    at = 0
+                    while at < len(part):
+                        count = file.readinto(part[at:])  # type: ignore[attr-defined]
+                        require(count, "it ends too early")
+                        at += count
+                yield np.frombuffer(buffer, dtype, at // dtype.itemsize)
+                left -= at
+            require(not file.read(1), "it is too long")  # the checksum is verified at the end
+
+    return Stored(name, shape, dtype, order, pieces)
+
+
+def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:
+    """dtype, shape, order, and where the elements begin. numpy's own function would read pickles, too, if asked."""
+    magic = file.read(8)
+    require(magic[:6] == b"\x93NUMPY" and magic[6] in (1, 2, 3), "it is no array of numpy")
+    width = 2 if magic[6] == 1 else 4
+    length = int.from_bytes(file.read(width), "little")
+    require(length <= _HEAD, "its head is too long")
+    text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin1")
+    head = ast.literal_eval(text.strip())
+    require(isinstance(head, dict) and head.keys() == {"descr", "fortran_order", "shape"}, "its head is damaged")
+    shape = head["shape"]
+    require(isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape), "its shape is damaged")
+    dtype = np.lib.format.descr_to_dtype(head["descr"])
+    if dtype.hasobject:
+        raise TypeError(f"{name!r} holds pickled Python objects, which are never loaded")
+    return dtype, shape, "F" if head["fortran_order"] else "C", 8 + width + length

@@ -1,0 +1,172 @@
+"""What is exported: arrays, described without reading them where the mapping can do so; values; attributes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pmstore._catalog.lists import PersistentList
+from pmstore._errors import UnknownNameError
+from pmstore._interchange.forms import RESERVED, Hints
+from pmstore._values.as_json import to_json
+from pmstore._values.values import encode
+
+__all__ = ["Described", "Format", "Progress", "Source", "rows_of", "whole_elements"]
+
+Progress = Callable[[int, int], object]
+
+PIECE = 8 << 20  # bytes that are written or read at once, about
+
+
+class Described(NamedTuple):
+    """An array that is to be written."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def little(self) -> np.dtype[Any]:
+        """The same, little-endian."""
+        found: np.dtype[Any] = self.dtype.newbyteorder("<")
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Source:
+    """names: those, and the groups of that name, are exported; all by default."""
+
+    def __init__(self, mapping: Mapping[str, Any], progress: Progress | None, names: Iterable[str] | None) -> None:
+        self._mapping = mapping
+        self._progress = progress
+        self._done = 0
+        self._kept: dict[str, tuple[str, bool]] = {}
+        self.arrays: list[Described] = []
+        self.values: dict[str, Any] = {}
+        self.readable: dict[str, Any] = {}
+        self.lists: list[str] = []
+        asked = None if names is None else _asked(names)
+        rows = mapping._rows() if hasattr(mapping, "_rows") else ((name, "") for name in mapping)
+        found = set()
+        for name, kind, *_ in rows:
+            inside: list[str] = []
+            if asked is not None and not (inside := [one for one in asked if f"{name}/".startswith(f"{one}/")]):
+                continue
+            found.update(inside)
+            _check_name(name)
+            if kind == "array":
+                described = mapping._layout(name)  # type: ignore[attr-defined]
+                self.arrays.append(Described(name, described.shape, described.dtype))
+                self._kept[name] = described.order, described.writeable
+                continue
+            value = mapping[name]
+            if isinstance(value, np.ndarray):
+                order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+                self.arrays.append(Described(name, value.shape, value.dtype))
+                self._kept[name] = order, True
+                continue
+            if isinstance(value, PersistentList):
+                self.lists.append(name)
+                value = list(value)
+            self.values[name] = value
+            self.readable[name] = to_json(value)
+        for name in asked or ():
+            if name not in found:
+                raise UnknownNameError(name)
+        self.attributes = self._attributes()
+        self._total = sum(one.nbytes for one in self.arrays)
+
+    def _attributes(self) -> dict[str, dict[str, Any]]:
+        if not hasattr(self._mapping, "_attributes"):
+            return {}
+        kept = {"", *self.values, *(one.name for one in self.arrays)}
+        for name in list(kept):
+            parts = name.split("/")
+            kept.update("/".join(parts[:i]) for i in range(1, len(parts)))
+        return {name: found for name, found in self._mapping._attributes().items() if name in kept}
+
+    def hints(
+        self, told: Callable[[Described], np.dtype[Any]], order: bool = True, every: bool = False
+    ) -> dict[str, Any]:
+        """See `Hints`, in JSON. told: the dtype that the file tells; order: whether it does not tell the order."""
+        arrays = (
+            (one.name, one.dtype, told(one), kept if order else "", writeable)
+            for one in self.arrays
+            for kept, writeable in (self._kept[one.name],)
+        )
+        values = {name: value for name, value in self.values.items() if _storable(value)}
+        return Hints.of(arrays, values, self.lists, self.attributes, every).json()
+
+    def read(self, described: Described) -> np.ndarray[Any, Any]:
+        array = self._mapping[described.name]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
+            raise ValueError(f"{described.name!r} has changed while it was exported")
+        return array
+
+    def written(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _asked(names: Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _storable(value: Any) -> bool:
+    try:
+        encode(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}: {name!r:.80}")
+    parts = name.split("/")
+    if not all(parts) or "." in parts or ".." in parts or "\0" in name or "\\" in name:
+        raise ValueError(f"the name {name!r} is no path inside an export")
+    if parts[0] in RESERVED:
+        raise ValueError(f"the name {name!r} has a meaning of its own in an export")
+
+
+def rows_of(array: np.ndarray[Any, Any], nbytes: int | None = None) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
+    """An array in parts of several rows each, with their places in it. nbytes: of a part, about."""
+    if not array.ndim:
+        yield (), array
+        return
+    rows = max(1, (nbytes or PIECE) // max(1, array.nbytes // max(1, len(array))))
+    for at in range(0, len(array), rows):
+        yield slice(at, at + rows), array[at : at + rows]
+
+
+def whole_elements(dtype: np.dtype[Any]) -> int:
+    """The bytes of a piece, about `PIECE`, that has whole elements."""
+    return max(1, PIECE // max(1, dtype.itemsize)) * dtype.itemsize
+
+
+class Format:
+    """How a format is written, and read."""
+
+    directory = False
+
+    def prepare(self) -> None:
+        """Raise ModuleNotFoundError if a package is missing."""
+
+    def check(self, described: Described) -> None:
+        """Raise TypeError if the format has no type for an array, ValueError if it can't hold the name."""
+
+    def write(self, source: Source, path: str) -> None:
+        """Write all of the source to a path: an empty file, or for a directory an empty directory."""
+        raise NotImplementedError
+
+    def read(self, path: str) -> Any:
+        """A context manager over the `Found` of a file."""
+        raise NotImplementedError

@@ -1,0 +1,108 @@
+"""New files and directories of other formats, under a temporary name until they are complete.
+
+The temporary name is locked. A kill leaves it, and the next export beside it deletes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+
+from pmstore._errors import StoreExistsError
+from pmstore._store import opening
+
+__all__ = ["new_target"]
+
+_TEMPORARY = ".pmstore-exporting-"
+
+
+@contextlib.contextmanager
+def new_target(target: str, *, directory: bool) -> Iterator[str]:
+    """A temporary file or directory beside the target. It gets the target's name, durable, at the end of the block."""
+    parent = os.path.dirname(target)
+    _sweep(parent)
+    temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
+    fd = _made(temporary, directory)
+    try:
+        yield temporary
+        _sync(temporary)
+        if directory:
+            if os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            os.rename(temporary, target)
+        else:
+            opening._rename(temporary, target, replace=False)
+        opening._sync_directory(parent)
+    except FileExistsError:
+        _delete(temporary)
+        raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target) from None
+    except BaseException:
+        _delete(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _made(temporary: str, directory: bool) -> int:
+    """Makes it, and returns a descriptor that locks it."""
+    if directory:
+        os.mkdir(temporary)
+    fd = os.open(
+        temporary, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if directory else os.O_CREAT | os.O_EXCL), 0o666
+    )
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            os.close(fd)
+            _delete(temporary)
+            raise
+    return fd
+
+
+def _sweep(parent: str) -> None:
+    """Delete what exports left that were killed: its lock is free."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            if not name.startswith(_TEMPORARY):
+                continue
+            leftover = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                fd = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _delete(leftover)
+                finally:
+                    os.close(fd)
+
+
+def _delete(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+
+def _sync(path: str) -> None:
+    """Sync a file, or all of a directory."""
+    for folder, _, files in os.walk(path):
+        for name in files:
+            _sync_file(os.path.join(folder, name))
+        opening._sync_directory(folder)
+    if not os.path.isdir(path):
+        _sync_file(path)
+
+
+def _sync_file(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

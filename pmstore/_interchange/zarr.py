@@ -1,0 +1,179 @@
+"""zarr: a group in a directory. Version 3 is written, versions 2 and 3 are read."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pmstore._interchange.forms import HINTS, VALUES, Hints
+from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.source import Described, Format, Source
+from pmstore._interchange.text import as_text
+from pmstore._values.as_json import to_json
+
+__all__ = ["Zarr"]
+
+_CHUNK = 8 << 20  # bytes of a chunk, about
+_DIMS = "_ARRAY_DIMENSIONS"  # where xarray keeps names of axes in version 2
+# Codecs of zarr and numcodecs that only compute. "pickle" would run code of the file.
+# fmt: off
+_CODECS = {
+    "bytes", "gzip", "zstd", "blosc", "crc32c", "sharding_indexed", "transpose", "vlen-utf8", "vlen-bytes",
+    "zlib", "bz2", "lzma", "lz4", "shuffle", "delta", "fixedscaleoffset", "packbits", "quantize", "bitround",
+    "astype", "crc32", "adler32", "fletcher32", "jenkins_lookup3", "fixed_length_utf32", "cast_value",
+    "scale_offset", "pmstore.planes",
+}
+# fmt: on
+
+
+class Zarr(Format):
+    """A chunk has about 8 MiB. Arrays are little-endian and in C order."""
+
+    directory = True
+
+    def prepare(self) -> None:
+        try:
+            importlib.import_module("zarr")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                'zarr is missing: pip install "pmstore[export]" (or export to .npz)', name="zarr"
+            ) from error
+
+    def check(self, described: Described) -> None:
+        if any(part.startswith("__") or part == "zarr.json" for part in described.name.split("/")):
+            raise ValueError(f"the name {described.name!r} has a meaning of its own in zarr: export to .npz keeps it")
+        if described.dtype.kind in "mM" and np.datetime_data(described.dtype)[0] == "generic":
+            raise TypeError(f"{described.name!r} has dtype {described.dtype} without a unit, which zarr lacks")
+
+    def write(self, source: Source, path: str) -> None:
+        zarr = importlib.import_module("zarr")
+        attributes = {name: to_json(found) for name, found in source.attributes.items()}
+        root = zarr.create_group(path, zarr_format=3, overwrite=False)
+        groups = {"": root}
+        for one in source.arrays:
+            above, _, last = one.name.rpartition("/")
+            if above not in groups:
+                groups[above] = root.require_group(above)
+            about = attributes.pop(one.name, {})
+            dims = _dims(about, len(one.shape))
+            options: dict[str, Any] = {} if dims is None else {"dimension_names": dims}
+            try:
+                # Chunks that equal the fill value are written, too: -0.0 equals 0.0.
+                config = {"write_empty_chunks": True}
+                options |= {"chunks": _chunk(one), "config": config, "attributes": about}
+                made = groups[above].create_array(last, shape=one.shape, dtype=one.little, **options)
+                again = zarr.open_array(os.path.join(path, one.name), mode="r")
+                if (again.dtype, again.shape) != (one.little, one.shape):
+                    raise TypeError(f"it would come back as {again.dtype}")
+            except (TypeError, ValueError) as error:
+                text = f"{one.name!r} has dtype {one.dtype}, which zarr can't keep ({error}): export to .npz keeps it"
+                raise TypeError(text) from error
+            self._fill(made, source, one)
+        for name in [name for name in attributes if name and name not in source.values]:
+            root.require_group(name).attrs.update(attributes.pop(name))
+        about = attributes.pop("", {})
+        if attributes:  # of values
+            about[VALUES + "attrs"] = attributes
+        for name, document in ((VALUES, source.readable), (HINTS, source.hints(lambda one: one.little))):
+            if document:
+                about[name] = document
+        if about:
+            root.attrs.update(about)
+
+    @staticmethod
+    def _fill(made: Any, source: Source, one: Described) -> None:
+        array = source.read(one)
+        if not array.ndim:
+            made[...] = array.astype(one.little)
+            source.written(array.nbytes)
+            return
+        rows = made.chunks[0]
+        for at in range(0, len(array), rows):
+            piece = array[at : at + rows]
+            made[at : at + rows] = piece.astype(one.little, copy=False)
+            source.written(piece.nbytes)
+
+    @contextlib.contextmanager
+    def read(self, path: str) -> Iterator[Found]:
+        zarr = importlib.import_module("zarr")
+        with damage(path):
+            if not os.path.exists(path):
+                raise FileNotFoundError(2, os.strerror(2), path)
+            found = Found()
+            root = zarr.open_group(path, mode="r")
+            about = dict(root.attrs)
+            found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
+            found.attributes = about.pop(VALUES + "attrs", {})
+            require(isinstance(found.attributes, dict), "its attributes are damaged")
+            found.attributes[""] = about
+            for name, member in root.members(max_depth=None):
+                if hasattr(member, "shape"):
+                    found.arrays.append(_stored(path, name, member))
+                found.attributes[name] = _attributes(member)
+        yield found
+
+
+def _dims(attributes: dict[str, Any], axes: int) -> list[str] | None:
+    dims = attributes.get("dims")
+    if isinstance(dims, list) and len(dims) == axes and all(isinstance(dim, str) for dim in dims):
+        return dims
+    return None
+
+
+def _attributes(member: Any) -> dict[str, Any]:
+    found = dict(member.attrs)
+    dims = found.pop(_DIMS, None) or getattr(member.metadata, "dimension_names", None)
+    if "dims" not in found and isinstance(dims, (list, tuple)) and dims and all(isinstance(dim, str) for dim in dims):
+        found["dims"] = list(dims)
+    return found
+
+
+def _chunk(one: Described) -> tuple[int, ...]:
+    """The shape of a chunk: rows, or a part of one."""
+    chunk = [max(1, n) for n in one.shape]
+    for axis in range(len(chunk)):
+        nbytes = math.prod(chunk) * one.dtype.itemsize
+        if nbytes <= _CHUNK:
+            break
+        chunk[axis] = max(1, chunk[axis] * _CHUNK // nbytes)
+    return tuple(chunk)
+
+
+def _stored(path: str, name: str, member: Any) -> Stored:
+    described = member.metadata.to_dict()
+    _check_codecs(name, [described.get(key) for key in ("codecs", "filters", "compressor")])
+    dtype = np.dtype(member.dtype)
+    if dtype.hasobject or dtype.kind == "T":
+        return as_text(path, name, member.shape, lambda: member[...])
+
+    def pieces() -> Iterator[np.ndarray[Any, Any]]:
+        with damage(path, name):
+            if not member.ndim:
+                yield np.ascontiguousarray(member[...])
+                return
+            row = dtype.itemsize * math.prod(member.shape[1:])
+            rows = member.chunks[0] * max(1, _CHUNK // max(1, member.chunks[0] * row))
+            for at in range(0, member.shape[0], rows):
+                yield np.ascontiguousarray(member[at : at + rows], dtype)
+
+    return Stored(name, tuple(member.shape), dtype, "C", pieces)
+
+
+def _check_codecs(name: str, found: Any) -> None:
+    """Raise TypeError for a codec that might do more than compute: a file must not run code."""
+    for one in found if isinstance(found, (list, tuple)) else [found]:
+        if isinstance(one, (list, tuple)):
+            _check_codecs(name, one)
+        elif one is not None:
+            about = one if isinstance(one, dict) else getattr(one, "get_config", dict)()
+            codec = str(about.get("name", about.get("id", ""))).removeprefix("numcodecs.")
+            if codec not in _CODECS:
+                raise TypeError(f"{name!r} has the codec {codec!r}, which is not read: a file must not run code")
+            inner = about.get("configuration") or {}
+            _check_codecs(name, [inner.get("codecs"), inner.get("index_codecs")])

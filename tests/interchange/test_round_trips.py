@@ -1,0 +1,179 @@
+"""What a store exports comes back with the same types, orders, values and attributes."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import pmstore
+from tests.conftest import LONGER
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
+
+NAMES = ["a", "g/a", "g/h/b", "g/c", "ünï", "x-y", "k/1"]
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+ATOMS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), TEXT, st.binary(max_size=5)
+)
+SCALARS = st.sampled_from([np.float32(0.5), np.int8(-3), np.bool_(True), np.datetime64("2024-05-06"), np.str_("x")])
+VALUES = st.recursive(
+    ATOMS | SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=5,
+)
+NUMBERS = st.one_of(npst.integer_dtypes(), npst.unsigned_integer_dtypes(), npst.floating_dtypes(sizes=(16, 32, 64)))
+PLAIN = NUMBERS | npst.boolean_dtypes()
+OTHERS = (
+    npst.complex_number_dtypes(sizes=(64, 128))
+    | npst.byte_string_dtypes(min_len=1, max_len=5)
+    | npst.unicode_string_dtypes(min_len=1, max_len=4)
+    | st.sampled_from([np.dtype(f"M8[{unit}]") for unit in ("D", "s", "ns")] + [np.dtype("m8[ms]")])
+    | st.just(np.dtype([("n", "<i4"), ("x", ">f8"), ("s", "S3")]))
+)
+WIDE = st.just(np.dtype([("n", "<i4"), ("m", "<i2", (2,)), ("in", [("a", "?")])]))
+DTYPES = {"safetensors": PLAIN, "npz": PLAIN | OTHERS | WIDE, "zarr": PLAIN | OTHERS, "hdf5": PLAIN | OTHERS | WIDE}
+
+
+@st.composite
+def contents(draw: st.DrawFn, form: str) -> dict[str, Any]:
+    """Values by name, some of them arrays."""
+    found: dict[str, Any] = {}
+    for name in draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4)):
+        if draw(st.booleans()):
+            found[name] = draw(VALUES)
+            continue
+        dtype = draw(DTYPES[form])
+        shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+        seed = np.random.default_rng(draw(st.integers(0, 99)))
+        count = int(np.prod(shape)) * dtype.itemsize
+        if dtype.kind == "U":
+            flat = np.array([draw(TEXT) for _ in range(int(np.prod(shape)))], dtype)
+        elif dtype.kind == "b":
+            flat = seed.integers(0, 2, int(np.prod(shape))).astype(bool)
+        elif dtype.kind in "SV":
+            flat = seed.integers(0 if dtype.names else 1, 2 if dtype.names else 255, count, np.uint8).view(dtype)
+        else:
+            flat = np.frombuffer(seed.bytes(count), dtype)
+        found[name] = np.array(flat.reshape(shape), order=draw(st.sampled_from("CF")))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Comparable with ==, with types and bits."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, str(value.dtype), value.shape, value.flags.f_contiguous, value.tobytes()
+    if isinstance(value, pmstore.PersistentList):
+        return "persistent", plain(list(value))
+    if isinstance(value, (list, tuple)):
+        return type(value), [plain(item) for item in value]
+    if isinstance(value, dict):
+        return [(plain(key), plain(item)) for key, item in value.items()]
+    return type(value), repr(value)
+
+
+def described(mapping: Any) -> dict[str, Any]:
+    values = {
+        name: (plain(value), getattr(getattr(value, "flags", None), "writeable", 0)) for name, value in mapping.items()
+    }
+    attributes = {}
+    for name in ("", *mapping, *{name.rpartition("/")[0] for name in mapping}):
+        about = mapping.attrs(name)
+        attributes[name] = {key: plain(about[key]) for key in sorted(about)}
+    return {"values": values, "attributes": attributes}
+
+
+@pytest.mark.longer
+@settings(max_examples=25 * LONGER, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_all_comes_back(tmp_path: Path, form: str, data: st.DataObject) -> None:
+    found = data.draw(contents(form))
+    about = {
+        name: data.draw(st.dictionaries(TEXT.filter(bool), VALUES, max_size=2))
+        for name in data.draw(st.lists(st.sampled_from(["", "g", *found]), unique=True, max_size=3))
+        if not name or name in found or any(one.startswith(f"{name}/") for one in found)
+    }
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    (tmp_path / "out").mkdir()
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, value in found.items():
+            first[name] = value
+        for name, some in about.items():
+            first.attrs(name).update(some)
+        assert pmstore.export(first, tmp_path / "out" / "x", form) == len(found)
+        assert pmstore.load_into(second, tmp_path / "out" / "x", form) == len(found)
+        assert described(first) == described(second) and second.check().ok
+
+
+def test_layouts_and_lists(tmp_path: Path, form: str) -> None:
+    """Order, writeable=False, byte order and persistent lists are the store's own."""
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["f"] = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+        first.create_array("fixed", 5, "i2", fill_value=3, writeable=False)
+        first["big-endian"] = np.arange(3, dtype=">i4")
+        first.create_list("list").extend([1, (2, b"x")])
+        first.attrs("fixed").update(units="K", dims=["n"], some=[1, 2], pair=(1.5, 2), none=None, a=np.arange(3))
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+        second["list"].append(3)
+        assert second["f"].flags.f_contiguous and not second["fixed"].flags.writeable
+
+
+def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) -> None:
+    store["m/w"], store["m/k"], store["other"] = np.arange(3.0), 5, np.ones(2)
+    store.attrs("m")["of"] = "m"
+    store.attrs("m/w")["units"] = "K"
+    assert pmstore.export(store.group("m"), tmp_path / "group", form) == 2
+    assert pmstore.load_into(store.group("n/o"), tmp_path / "group", form) == 2
+    assert store["n/o/k"] == 5 and store.attrs("n/o")["of"] == "m" and store.attrs("n/o/w")["units"] == "K"
+    assert pmstore.export(store, tmp_path / "some", form, names=["m", "n/o/k"]) == 3
+    assert pmstore.load_into(store.group("p"), tmp_path / "some", form, names={"m/w": "v", "n": "q"}) == 2
+    assert sorted(store.group("p")) == ["q/o/k", "v"] and store.attrs("p/v")["units"] == "K"
+    with pytest.raises(pmstore.UnknownNameError):
+        pmstore.export(store, tmp_path / "none", form, names=["m", "none"])
+    with pytest.raises(pmstore.UnknownNameError, match="name of the file 'none'"):
+        pmstore.load_into(store.group("r"), tmp_path / "some", form, names=["none"])
+    assert not (tmp_path / "none").exists() and store.check().ok
+
+
+def test_larger_than_a_piece(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pmstore._interchange.source.PIECE", 1000)
+    monkeypatch.setattr("pmstore._interchange.hdf5.PIECE", 1000)
+    monkeypatch.setattr("pmstore._interchange.zarr._CHUNK", 1000)
+    told: list[tuple[int, int]] = []
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["rows"] = np.arange(7000.0).reshape(70, 100)
+        first["wide"] = np.arange(4000.0).reshape(2, 2000)
+        first["odd"] = np.arange(999, dtype="i2").reshape(3, 333)
+        first["f"] = np.asfortranarray(np.arange(600.0).reshape(20, 30))
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form, progress=lambda done, total: told.append((done, total)))
+        assert described(first) == described(second)
+        total = sum(array.nbytes for array in first.values())
+        assert told[-1] == (total, total) and told == sorted(told)
+
+
+def test_what_was_changed_in_the_file_counts(tmp_path: Path) -> None:
+    """A hint about a type does not bring an old value back."""
+    h5py = pytest.importorskip("h5py", "3.10")
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first.update({"epoch": 3, "rate": np.float32(0.5), "config": (1, 2), "x": np.arange(3.0)})
+        first.attrs("x").update(units="K", scale=(1, 2))
+        pmstore.export(first, tmp_path / "x.h5")
+        with h5py.File(tmp_path / "x.h5", "r+") as file:
+            file["epoch"][()] = 7
+            file["x"].attrs["units"] = "m"
+            file["x"].attrs["scale"] = np.array([3, 4])
+        pmstore.load_into(second, tmp_path / "x.h5")
+        assert int(second["epoch"]) == 7 and second["rate"] == 0.5 and type(second["rate"]) is np.float32
+        assert second["config"] == (1, 2) and second.attrs("x")["units"] == "m"
+        assert second.attrs("x")["scale"].tolist() == [3, 4]

@@ -11,7 +11,7 @@ import numpy as np
 
 from pmstore._interchange.forms import HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, damage, require
-from pmstore._interchange.source import PIECE, Described, Format, Source, rows_of
+from pmstore._interchange.source import PIECE, Described, Format, Source, rows_per_piece
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
@@ -37,9 +37,9 @@ class Hdf5(Format):
         h5py = _h5py()
         with h5py.File(path, "w", libver=("v108", "v110"), locking=False) as file:
             for one in source.arrays:
-                array, kind = source.read(one), _type(one.dtype)
+                kind = _type(one.dtype)
                 made = file.create_dataset(one.name, one.shape, kind)
-                for place, piece in rows_of(array, PIECE) if array.size else ():
+                for place, piece in source.rows(one, rows_per_piece(one, PIECE)) if one.nbytes else ():
                     made[place] = _for_h5py(piece, kind)
                     source.written(piece.nbytes)
             others = {}

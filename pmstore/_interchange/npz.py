@@ -36,7 +36,10 @@ class Npz(Format):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for one in source.arrays:
                 with archive.open(f"{one.name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(_Told(member, source), source.read(one), allow_pickle=False)
+                    member.write(_head_of(one, order := source.order(one)))
+                    for piece in source.flat(one, order):
+                        member.write(piece.view(np.uint8).data)
+                        source.written(piece.nbytes)
             attributes = {name: to_json(found) for name, found in source.attributes.items()}
             for name, document in zip(_DOCUMENTS, (source.readable, attributes, source.hints(_told, order=False))):
                 if document:
@@ -55,18 +58,16 @@ def _told(one: Described) -> np.dtype[Any]:
     return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(one.dtype))
 
 
-class _Told:
-    """A file that tells the source what was written."""
-
-    def __init__(self, file: Any, source: Source) -> None:
-        self._file, self._source = file, source
-        self._head = True
-
-    def write(self, data: Any) -> int:
-        count = int(self._file.write(data))
-        self._source.written(0 if self._head else count)  # numpy writes the head first
-        self._head = False
-        return count
+def _head_of(one: Described, order: str) -> bytes:
+    """The head of a member, of version 1 or, for names that Latin-1 lacks, version 3."""
+    about = {"descr": np.lib.format.dtype_to_descr(one.dtype), "fortran_order": order == "F", "shape": one.shape}
+    text = repr(about)
+    version, encoded = 1, text.encode("latin1", "replace")
+    if len(encoded) > 60_000 or encoded.decode("latin1") != text:
+        version, encoded = 3, text.encode()
+    width = 2 if version == 1 else 4
+    encoded += b" " * (-(8 + width + len(encoded) + 1) % 64) + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + len(encoded).to_bytes(width, "little") + encoded
 
 
 def _look(path: str, archive: zipfile.ZipFile) -> Found:

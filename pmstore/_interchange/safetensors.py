@@ -14,7 +14,6 @@ import numpy as np
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Described, Format, Source, whole_elements
-from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
 from pmstore._values.tensors import BITS, named
 
@@ -65,7 +64,7 @@ class Safetensors(Format):
         with open(path, "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for one in arrays:
-                for piece in chunks(source.read(one), "C") if one.nbytes else ():
+                for piece in source.flat(one, "C"):
                     file.write(piece.astype(one.little, copy=False).view(np.uint8).data)
                     source.written(piece.nbytes)
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pmstore._catalog.lists import PersistentList
-from pmstore._errors import UnknownNameError
+from pmstore._catalog.names import key_of
+from pmstore._core import pointer_to
+from pmstore._errors import UNSOUND, UnknownNameError, of
 from pmstore._interchange.forms import RESERVED, Hints
+from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
 from pmstore._values.values import encode
 
-__all__ = ["Described", "Format", "Progress", "Source", "rows_of", "whole_elements"]
+__all__ = ["Described", "Format", "Progress", "Source", "rows_per_piece", "whole_elements"]
 
 Progress = Callable[[int, int], object]
 
-PIECE = 8 << 20  # bytes that are written or read at once, about
+PIECE = 4 << 20  # bytes that are written or read at once, about
+_COPIED = 1 << 20  # bytes from which on arrays of a snapshot are copied piece by piece
 
 
 class Described(NamedTuple):
@@ -109,6 +114,64 @@ class Source:
             raise ValueError(f"{described.name!r} has changed while it was exported")
         return array
 
+    def order(self, described: Described) -> str:
+        """ "C" or "F"."""
+        return self._kept[described.name][0]
+
+    def flat(self, described: Described, order: str, nbytes: int = 0) -> Iterator[np.ndarray[Any, Any]]:
+        """The elements in an order, in contiguous 1-d arrays. nbytes: of each but the last, if the elements are copied
+        from a snapshot. The next one may have the memory of the last one."""
+        kept, _ = self._kept[described.name]
+        if described.nbytes >= _COPIED and order == kept and (core := self._snapshot_core()) is not None:
+            yield from self._copied(core, described, nbytes or whole_elements(described.dtype))
+        elif described.nbytes:
+            yield from chunks(self.read(described), order)
+
+    def rows(self, described: Described, rows: int) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
+        """The elements in parts of so many rows, with their places."""
+        row = described.nbytes // max(1, described.shape[0]) if described.shape else 0
+        if row and described.nbytes >= _COPIED and self._kept[described.name][0] == "C" and self._snapshot_core():
+            for i, piece in enumerate(self.flat(described, "C", rows * row)):
+                yield slice(i * rows, (i + 1) * rows), piece.reshape(-1, *described.shape[1:])
+            return
+        array = self.read(described)
+        if not array.ndim:
+            yield (), array
+        for at in range(0, len(array), rows) if array.ndim else ():
+            yield slice(at, at + rows), array[at : at + rows]
+
+    def _snapshot_core(self) -> Any:
+        """The core of a snapshot, from which pieces can be copied; None for other mappings."""
+        core = getattr(getattr(self._mapping, "_catalog", None), "core", None)
+        return core if core is not None and getattr(core, "snapshot", None) is not None else None
+
+    def _copied(self, core: Any, described: Described, nbytes: int) -> Iterator[np.ndarray[Any, Any]]:
+        """Verified pieces of an array in a snapshot: a whole copy would need its memory, and time to get that."""
+        mapping: Any = self._mapping
+        entry = core.get(key_of(mapping._full(described.name)))
+        if entry is None or entry.length < described.nbytes:
+            raise ValueError(f"{described.name!r} has changed while it was exported")
+        buffers = [np.empty(min(nbytes, described.nbytes), np.uint8) for _ in range(2)]
+
+        def copy(at: int) -> np.ndarray[Any, Any]:
+            count = min(nbytes, described.nbytes - at)
+            piece = buffers[at // nbytes % 2][:count]
+            with mapping._catalog.lock:
+                core.require_open()
+                core.snapshot.copy(entry.offset, entry.length, at, pointer_to(piece), count)
+            return piece.view(described.dtype)
+
+        with ThreadPoolExecutor(1, "pmstore-export") as pool:
+            try:
+                ahead = pool.submit(copy, 0)
+                for at in range(nbytes, described.nbytes, nbytes):
+                    piece = ahead.result()
+                    ahead = pool.submit(copy, at)  # while this piece is written
+                    yield piece
+                yield ahead.result()
+            except UNSOUND as error:
+                raise of(described.name, error) from error
+
     def written(self, nbytes: int) -> None:
         self._done += nbytes
         if self._progress is not None:
@@ -137,19 +200,15 @@ def _check_name(name: object) -> None:
         raise ValueError(f"the name {name!r} has a meaning of its own in an export")
 
 
-def rows_of(array: np.ndarray[Any, Any], nbytes: int | None = None) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
-    """An array in parts of several rows each, with their places in it. nbytes: of a part, about."""
-    if not array.ndim:
-        yield (), array
-        return
-    rows = max(1, (nbytes or PIECE) // max(1, array.nbytes // max(1, len(array))))
-    for at in range(0, len(array), rows):
-        yield slice(at, at + rows), array[at : at + rows]
-
-
 def whole_elements(dtype: np.dtype[Any]) -> int:
     """The bytes of a piece, about `PIECE`, that has whole elements."""
     return max(1, PIECE // max(1, dtype.itemsize)) * dtype.itemsize
+
+
+def rows_per_piece(described: Described, nbytes: int) -> int:
+    """The rows of an array that take about so many bytes."""
+    rows = described.shape[0] if described.shape else 1
+    return max(1, nbytes // max(1, described.nbytes // max(1, rows)))
 
 
 class Format:

@@ -88,15 +88,8 @@ class Zarr(Format):
 
     @staticmethod
     def _fill(made: Any, source: Source, one: Described) -> None:
-        array = source.read(one)
-        if not array.ndim:
-            made[...] = array.astype(one.little)
-            source.written(array.nbytes)
-            return
-        rows = made.chunks[0]
-        for at in range(0, len(array), rows):
-            piece = array[at : at + rows]
-            made[at : at + rows] = piece.astype(one.little, copy=False)
+        for place, piece in source.rows(one, made.chunks[0] if one.shape else 1):
+            made[place] = piece.astype(one.little, copy=False)
             source.written(piece.nbytes)
 
     @contextlib.contextmanager

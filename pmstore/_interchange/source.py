@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,26 +150,16 @@ class Source:
         entry = core.get(key_of(mapping._full(described.name)))
         if entry is None or entry.length < described.nbytes:
             raise ValueError(f"{described.name!r} has changed while it was exported")
-        buffers = [np.empty(min(nbytes, described.nbytes), np.uint8) for _ in range(2)]
-
-        def copy(at: int) -> np.ndarray[Any, Any]:
-            count = min(nbytes, described.nbytes - at)
-            piece = buffers[at // nbytes % 2][:count]
-            with mapping._catalog.lock:
-                core.require_open()
-                core.snapshot.copy(entry.offset, entry.length, at, pointer_to(piece), count)
-            return piece.view(described.dtype)
-
-        with ThreadPoolExecutor(1, "pmstore-export") as pool:
+        buffer = np.empty(min(nbytes, described.nbytes), np.uint8)
+        for at in range(0, described.nbytes, nbytes):
+            piece = buffer[: min(nbytes, described.nbytes - at)]
             try:
-                ahead = pool.submit(copy, 0)
-                for at in range(nbytes, described.nbytes, nbytes):
-                    piece = ahead.result()
-                    ahead = pool.submit(copy, at)  # while this piece is written
-                    yield piece
-                yield ahead.result()
+                with mapping._catalog.lock:
+                    core.require_open()
+                    core.snapshot.copy(entry.offset, entry.length, at, pointer_to(piece), piece.nbytes)
             except UNSOUND as error:
                 raise of(described.name, error) from error
+            yield piece.view(described.dtype)
 
     def written(self, nbytes: int) -> None:
         self._done += nbytes

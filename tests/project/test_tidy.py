@@ -153,7 +153,7 @@ PYTHON_ORDER = {
         "hdf5 npz safetensors zarr",
         "formats",
         "exporting importing",
-        "__init__ command",
+        "__init__ command xarray",
     ],
     "_resume": [
         "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",

@@ -1,0 +1,157 @@
+"""The engine "pmstore" of xarray: a group of a store as a dataset. xarray loads this module by its entry point."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pmstore._catalog.names import key_of
+from pmstore._core import pointer_to
+from pmstore._errors import UNSOUND, StaleSnapshotError, UnknownNameError, of
+from pmstore._store.entrance import open as open_store
+from pmstore._store.store import Store
+from pmstore._values.array import Layout
+
+__all__ = ["PmstoreBackend"]
+
+_backends: Any = importlib.import_module("xarray.backends")
+_indexing: Any = importlib.import_module("xarray.core.indexing")
+_xarray: Any = importlib.import_module("xarray")
+
+_SCALARS = (bool, int, float, complex, str, np.generic)
+
+
+class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
+    """``xarray.open_dataset("run.pm", engine="pmstore", group="model")``: arrays of the group, read when they are used.
+
+    The attribute `dims` of an array, a list of str, names its axes; others are called after the array. An array of one
+    axis with its name is an index. Numbers and text become variables without axes; values of other types, and names in
+    groups of the group, are left out. Attributes, also those of the group, become attributes, and are decoded by CF's
+    conventions like those of other engines.
+
+    The dataset shows one commit. Reading an array that a later commit has changed raises StaleSnapshotError: `load()`
+    reads all at once. Datasets may be used by several threads, and be pickled; elsewhere they show the newest commit.
+    """
+
+    description = "Stores of pmstore"
+    open_dataset_parameters = ("filename_or_obj", "drop_variables", "group")
+
+    def guess_can_open(self, filename_or_obj: Any) -> bool:
+        return isinstance(filename_or_obj, (str, os.PathLike)) and os.fspath(filename_or_obj).endswith(".pm")
+
+    def open_dataset(
+        self,
+        filename_or_obj: Any,
+        *,
+        mask_and_scale: bool = True,
+        decode_times: Any = True,
+        concat_characters: bool = True,
+        decode_coords: Any = True,
+        drop_variables: str | Iterable[str] | None = None,
+        use_cftime: bool | None = None,
+        decode_timedelta: Any = None,
+        group: str | None = None,
+    ) -> Any:
+        store = open_store(filename_or_obj, "r")
+        try:
+            mapping = store.group(group) if group else store
+            if group and not len(mapping):
+                raise UnknownNameError(group, what="group")
+            decoding = {
+                "mask_and_scale": mask_and_scale,
+                "decode_times": decode_times,
+                "concat_characters": concat_characters,
+                "decode_coords": decode_coords,
+                "drop_variables": drop_variables,
+                "use_cftime": use_cftime,
+                "decode_timedelta": decode_timedelta,
+            }
+            dataset = _xarray.conventions.decode_cf(_Group(store, mapping), **_given(decoding))
+            dataset.set_close(store.close)
+            return dataset
+        except BaseException:
+            store.close()
+            raise
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class _Group(_backends.common.AbstractDataStore):  # type: ignore[misc]
+    """What xarray decodes: variables and attributes."""
+
+    def __init__(self, store: Store, mapping: Any) -> None:
+        self._store, self._mapping = store, mapping
+
+    def load(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        prefix, mapping = self._mapping._prefix, self._mapping
+        about = mapping._attributes()
+        variables = {}
+        for name, kind, *_ in mapping._rows():
+            if "/" in name:
+                continue
+            attributes = dict(about.get(name, {}))
+            if kind == "array":
+                described = mapping._layout(name)
+                dims = attributes.pop("dims", None)
+                if not _names_axes(dims, len(described.shape)):
+                    dims = [f"{name}_{axis}" for axis in range(len(described.shape))]
+                data = _indexing.LazilyIndexedArray(_Array(self._store, prefix + name, described))
+                variables[name] = _xarray.Variable(dims, data, attributes)
+            elif kind == "value" and isinstance(value := mapping[name], _SCALARS):
+                variables[name] = _xarray.Variable((), value, attributes)
+        return variables, about.get("", {})
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _names_axes(dims: Any, axes: int) -> bool:
+    return isinstance(dims, (list, tuple)) and len(dims) == axes == len(set(dims)) and all(type(d) is str for d in dims)
+
+
+class _Array(_backends.BackendArray):  # type: ignore[misc]
+    """An array that is read when it is used: of one in C order, only the rows that are asked for."""
+
+    def __init__(self, store: Store, name: str, described: Layout) -> None:
+        self._store, self._name, self._layout = store, name, described
+        self.shape, self.dtype = described.shape, described.dtype
+
+    def __getitem__(self, key: Any) -> Any:
+        support = _indexing.IndexingSupport.OUTER
+        return _indexing.explicit_indexing_adapter(key, self.shape, support, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> Any:
+        with self._store._catalog.lock:
+            described = self._store._layout(self._name)
+            if (described.shape, described.dtype) != (self.shape, self.dtype):
+                raise StaleSnapshotError(f"{self._name!r} has another shape or dtype now: open the dataset anew")
+            if self.shape and described.order == "C" and described.nbytes:
+                rows = np.arange(self.shape[0])[key[0]]
+                first, last = (int(np.min(rows)), int(np.max(rows)) + 1) if np.size(rows) else (0, 0)
+                array = self._rows(described, first, last)
+                key = (rows - first, *key[1:])
+            else:
+                array = self._store[self._name]
+        for axis in reversed(range(len(key))):  # each array of indices stands for its own axis
+            array = array[(slice(None),) * axis + (key[axis],)]
+        return np.array(array)
+
+    def _rows(self, described: Layout, first: int, last: int) -> np.ndarray[Any, Any]:
+        core = self._store._catalog.core
+        entry = core.get(key_of(self._name))
+        width = described.nbytes // self.shape[0]
+        if entry is None or core.snapshot is None or (last - first) * width < 4096:
+            found: np.ndarray[Any, Any] = self._store[self._name][first:last]
+            return found
+        out = np.empty((last - first, *self.shape[1:]), self.dtype)
+        try:
+            core.snapshot.copy(entry.offset, entry.length, first * width, pointer_to(out), out.nbytes)
+        except UNSOUND as error:
+            raise of(self._name, error) from error
+        return out

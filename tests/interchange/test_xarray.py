@@ -1,0 +1,138 @@
+"""xarray.open_dataset with the engine of stores: names of axes, lazy reading, several threads and processes."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+if sys.version_info >= (3, 11):
+    import tomllib
+
+xarray = pytest.importorskip("xarray", "2024.7")
+BACKEND = importlib.import_module("pmstore._interchange.xarray").PmstoreBackend
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store["g/t"] = np.arange(24.0 * 50 * 40).reshape(24, 50, 40)
+        store["g/f"] = np.asfortranarray(np.arange(24.0 * 50).reshape(24, 50))
+        store["g/time"] = np.arange(24, dtype="i4")
+        store["g/x"] = np.linspace(0, 1, 40)
+        store["g/packed"] = np.array([1, 2, -1], "i2")
+        store["g/epoch"], store["g/config"], store["g/run"] = 3, {"k": 5}, "second"
+        store["g/deep/inside"] = store["top"] = np.zeros(2)
+        store["g/empty"] = np.zeros((0, 3))
+        store.attrs("g").update(title="a run", Conventions="CF-1.8")
+        store.attrs("g/t").update(units="K", dims=["time", "y", "x"])
+        store.attrs("g/f").update(dims=["time", "y"])
+        store.attrs("g/time").update(units="hours since 2024-05-06", dims=["time"])
+        store.attrs("g/x").update(dims=["x"])
+        store.attrs("g/packed").update(scale_factor=0.5, _FillValue=np.int16(-1))
+    return tmp_path / "run.pm"
+
+
+@pytest.fixture
+def dataset(path: Path) -> Iterator[Any]:
+    with xarray.open_dataset(path, engine=BACKEND, group="g") as dataset:
+        yield dataset
+
+
+def test_variables_axes_and_attributes(dataset: Any, path: Path) -> None:
+    assert set(dataset.variables) == {"t", "f", "time", "x", "packed", "epoch", "run", "empty"}
+    assert dataset.t.dims == ("time", "y", "x") and set(dataset.coords) == {"time", "x"}
+    assert dataset.t.attrs == {"units": "K"} and dataset.attrs == {"title": "a run", "Conventions": "CF-1.8"}
+    assert str(dataset.time.values[1]).startswith("2024-05-06T01") and dataset.packed.dims == ("packed_0",)
+    assert dataset.packed.values.tolist()[:2] == [0.5, 1.0] and np.isnan(dataset.packed.values[2])
+    assert int(dataset.epoch) == 3 and str(dataset.run.values) == "second" and dataset["empty"].shape == (0, 3)
+    with pmstore.open(path, "r") as store:
+        assert np.array_equal(dataset.t, store["g/t"]) and np.array_equal(dataset.f, store["g/f"])
+    with xarray.open_dataset(path, engine=BACKEND, decode_times=False, drop_variables=["top"]) as root:
+        assert not root.variables
+    with pytest.raises(pmstore.UnknownNameError, match="no group 'none'"):
+        xarray.open_dataset(path, engine=BACKEND, group="none")
+    with pytest.raises(pmstore.StoreNotFoundError):
+        xarray.open_dataset(path.with_name("none.pm"), engine=BACKEND)
+
+
+def test_rows_are_read_when_they_are_used(dataset: Any) -> None:
+    whole = np.arange(24.0 * 50 * 40).reshape(24, 50, 40)
+    loaded: list[int] = []
+    core = dataset.t.variable._data
+    while not hasattr(core, "_store"):
+        core = core.array
+    snapshot = core._store._catalog.core.snapshot
+    copy = type(snapshot).copy
+
+    def counted(self: Any, offset: int, length: int, at: int, address: Any, count: int) -> None:
+        loaded.append(count)
+        copy(self, offset, length, at, address, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(snapshot), "copy", counted)
+        assert np.array_equal(dataset.t.isel(time=slice(3, 5)), whole[3:5]) and loaded == [2 * 50 * 40 * 8]
+        assert np.array_equal(dataset.t.isel(time=7, y=3), whole[7, 3])
+        assert np.array_equal(dataset.t.isel(time=[5, 2, 9], x=[0, 3]), whole[[5, 2, 9]][..., [0, 3]])
+        assert np.array_equal(dataset.t.isel(time=slice(None, None, -5), y=slice(1, 40, 7)), whole[::-5, 1:40:7])
+        assert np.array_equal(dataset.f.isel(y=[1, 1, 0]), np.arange(24.0 * 50).reshape(24, 50)[:, [1, 1, 0]])
+        assert dataset.t.isel(time=[]).shape == (0, 50, 40) and dataset.t.isel(time=slice(4, 4)).values.size == 0
+        assert np.array_equal(dataset.t.sel(time="2024-05-06T02", x=1.0), whole[2, :, -1])
+    assert sum(loaded) < 3 * whole.nbytes
+
+
+def test_pickles_and_threads(dataset: Any) -> None:
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again.equals(dataset) and again.t.attrs == {"units": "K"}
+    with ThreadPoolExecutor(4) as pool:
+        sums = list(pool.map(lambda k: float(again.t.isel(time=k % 24).sum()), range(96)))
+    assert sums == [float(again.t[k % 24].sum()) for k in range(96)]
+    again.close()
+
+
+def test_beside_a_writer(path: Path) -> None:
+    """The dataset shows one commit, or raises."""
+    with pmstore.open(path) as store, xarray.open_dataset(path, engine=BACKEND, group="g") as dataset:
+        loaded = dataset.x.values.copy()
+        for k in range(3):
+            store["g/t"][:] = k
+            store["g/x"] = np.zeros((3, 3))
+            store.commit()
+            store._catalog.core.checkpoint()
+        try:
+            found = dataset.t.values
+        except pmstore.StaleSnapshotError:
+            pass
+        else:
+            assert found[0, 0, 1] == 1 and found[-1, -1, -1] == found.size - 1
+        assert np.array_equal(dataset.x, loaded)
+
+
+def test_a_round_trip_of_zarr(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("zarr", "3")
+    with pmstore.open(path, "r") as store:
+        pmstore.export(store.group("g"), tmp_path / "g.zarr", names=["t", "time", "x"])
+    with xarray.open_dataset(path, engine=BACKEND, group="g") as one:
+        with xarray.open_zarr(tmp_path / "g.zarr", consolidated=False) as other:
+            assert (
+                other.t.dims == one.t.dims and np.array_equal(other.t, one.t) and set(other.coords) == set(one.coords)
+            )
+            assert np.array_equal(other.time, one.time)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no tomllib")
+def test_the_entry_point(path: Path) -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    module, _, name = described["project"]["entry-points"]["xarray.backends"]["pmstore"].partition(":")
+    assert getattr(importlib.import_module(module), name) is BACKEND
+    assert BACKEND().guess_can_open(path) and not BACKEND().guess_can_open("x.nc") and not BACKEND().guess_can_open(b"")

@@ -82,6 +82,8 @@ def load_into(
         The package zarr or h5py is not installed.
     OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError, OSError
     """
+    if not isinstance(mapping, NameMapping):
+        raise TypeError(f"load_into() takes a Store or a Group, not {type(mapping).__name__}")
     source = os.path.abspath(os.fspath(path))
     read = format_of(source, format)
     catalog = mapping._catalog

@@ -14,12 +14,15 @@ from pmstore._interchange.found import Stored, damage
 
 __all__ = ["as_text"]
 
+_TEXTS = 1 << 27  # elements, at most: a file may claim many that take no bytes in it
 _MANY = 1 << 28  # bytes from which on the longest text must not make the others long
 
 
 def as_text(path: str | os.PathLike[str], name: str, shape: Any, read: Callable[[], Any]) -> Stored:
     """The text is read at once, because its longest element determines the dtype. Raises TypeError if it is no text."""
     with damage(path, name):
+        if math.prod(shape) > _TEXTS:
+            raise TooLargeError(f"{name!r} has {math.prod(shape):,} texts, which have to be read at once")
         found = np.asarray(read(), object)
         texts = found.ravel().tolist()
         if not all(isinstance(text, str) for text in texts):

@@ -74,6 +74,18 @@ def test_a_file_of_h5py(store: pmstore.Store, tmp_path: Path) -> None:
     assert store["flags"].dtype == bool and store["lazy"][999] == 7 and store["nothing"].shape == (0, 3)
 
 
+def test_claims_without_contents(store: pmstore.Store, tmp_path: Path) -> None:
+    """A small file that claims arrays of any size."""
+    library = h5py()
+    for name, dtype, shape in (("x", "f8", (1 << 20,) * 3), ("text", library.string_dtype(), (1 << 40,))):
+        with library.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("first", data=np.arange(3))
+            file.create_dataset(name, shape, dtype, chunks=(1,) * len(shape))
+        refused(store, tmp_path / f"{name}.h5", (pmstore.TooLargeError, pmstore.OutOfSpaceError), None)
+    with pytest.raises(TypeError, match="takes a Store or a Group"):
+        pmstore.load_into({}, tmp_path / "x.h5")  # type: ignore[arg-type]
+
+
 def test_what_hdf5_has_and_a_store_lacks(store: pmstore.Store, tmp_path: Path) -> None:
     library = h5py()
     (tmp_path / "secret").write_bytes(bytes(80))
@@ -337,6 +349,23 @@ def test_the_command(tmp_path: Path, form: str, capsys: pytest.CaptureFixture[st
     assert (status, text) == (2, "") and "is taken" in error and error.count("\n") == 1
     status, text, _ = run(capsys, "import", "--json", out, tmp_path / "c.pm")
     assert (status, json.loads(text)["names"]) == (0, 2)
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_progress_on_a_terminal(
+    tmp_path: Path, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    np.savez(tmp_path / "x.npz", x=np.arange(10**6))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for command in (["import", "x.npz", "x.pm"], ["export", "x.pm", "y.npz"]):
+        status, _, error = run(capsys, command[0], *(tmp_path / name for name in command[1:]))
+        assert status == 0 and (rich or error.endswith("MiB of 7.6 MiB\r\033[K")), error
+    status, _, error = run(capsys, "import", "--json", tmp_path / "x.npz", tmp_path / "z.pm")
+    assert (status, error) == (0, "")
 
 
 def test_a_failed_import_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

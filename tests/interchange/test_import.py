@@ -195,6 +195,30 @@ def test_nothing_is_unpickled(store: pmstore.Store, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "exploded").exists()
 
 
+def test_only_known_codecs_of_zarr_are_used(store: pmstore.Store, tmp_path: Path) -> None:
+    """A codec that this process happens to have may do anything."""
+    zarr = pytest.importorskip("zarr", "3")
+    numcodecs = pytest.importorskip("numcodecs")
+    used = []
+
+    class Evil(numcodecs.abc.Codec):  # type: ignore[misc]
+        codec_id = "evil"
+
+        def encode(self, buf: Any) -> Any:
+            return buf
+
+        def decode(self, buf: Any, out: Any = None) -> Any:
+            used.append(1)
+            return buf
+
+    numcodecs.register_codec(Evil)
+    root = zarr.create_group(tmp_path / "x.zarr", zarr_format=2)
+    made = root.create_array("x", shape=(3,), dtype="f8", chunks=(3,), compressors=Evil())
+    made[:] = 1
+    refused(store, tmp_path / "x.zarr", TypeError, "'x' has the codec 'evil', which is not read")
+    assert not used and made[:].sum() == 3 and used
+
+
 @pytest.mark.parametrize(
     "names, error, text",
     [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from pmstore._interchange.forms import HINTS, VALUES, Hints, in_json, json_of
+from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import PIECE, Described, Format, Source, rows_per_piece
 from pmstore._interchange.text import as_text
@@ -38,6 +39,10 @@ class Hdf5(Format):
         with h5py.File(path, "w", libver=("v108", "v110"), locking=False) as file:
             for one in source.arrays:
                 kind = _type(one.dtype)
+                if 0 < one.nbytes <= PIECE:  # in one call, which is quicker
+                    file.create_dataset(one.name, data=_for_h5py(source.read(one), kind), dtype=kind)
+                    source.written(one.nbytes)
+                    continue
                 made = file.create_dataset(one.name, one.shape, kind)
                 for place, piece in source.rows(one, rows_per_piece(one, PIECE)) if one.nbytes else ():
                     made[place] = _for_h5py(piece, kind)
@@ -52,7 +57,7 @@ class Hdf5(Format):
             orphaned = {name: to_json(found) for name, found in source.attributes.items() if name and name not in file}
             for name, document in (
                 (VALUES, others),
-                (VALUES + "attrs", orphaned),
+                (ATTRIBUTES, orphaned),
                 (HINTS, source.hints(_told, every=True)),
             ):
                 if document:
@@ -65,8 +70,8 @@ class Hdf5(Format):
             with damage(path):
                 file = stack.enter_context(h5py.File(path, "r", locking=False))
                 found = Found()
-                documents = {name: _document(file, name) for name in (VALUES, VALUES + "attrs", HINTS)}
-                found.values, found.attributes = documents[VALUES], documents[VALUES + "attrs"]
+                documents = {name: _document(file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
+                found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
                 found.attributes[""] = _attributes(h5py, file, "", found)
                 _look(h5py, path, file, "", found, [_address(h5py, file)], set(documents))
@@ -83,6 +88,7 @@ def _h5py() -> Any:
 # ---- writing
 
 
+@functools.lru_cache(256)
 def _type(dtype: np.dtype[Any]) -> Any:
     """The dtype for h5py; None if there is none that comes back the same."""
     h5py = _h5py()
@@ -256,7 +262,7 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
     known = {}
     for key in member.attrs:
-        if key in _OF_SCALES or key.startswith("_Netcdf4"):
+        if (key in _OF_SCALES or key.startswith("_Netcdf4")) and key not in found.hints.attributes.get(name, {}):
             continue
         try:
             value = member.attrs[key]

@@ -22,6 +22,7 @@ __all__ = ["Described", "Format", "Progress", "Source", "rows_per_piece", "whole
 Progress = Callable[[int, int], object]
 
 PIECE = 4 << 20  # bytes that are written or read at once, about
+_LIVE = 64 << 20  # the same, of arrays that are in memory: for the sake of progress only
 _COPIED = 1 << 20  # bytes from which on arrays of a snapshot are copied piece by piece
 
 
@@ -93,7 +94,10 @@ class Source:
         for name in list(kept):
             parts = name.split("/")
             kept.update("/".join(parts[:i]) for i in range(1, len(parts)))
-        return {name: found for name, found in self._mapping._attributes().items() if name in kept}
+        found = {name: about for name, about in self._mapping._attributes().items() if name in kept}
+        for name in RESERVED.intersection(found.get("", ())):
+            raise ValueError(f"the attribute {name!r} has a meaning of its own in an export")
+        return found
 
     def hints(
         self, told: Callable[[Described], np.dtype[Any]], order: bool = True, every: bool = False
@@ -136,6 +140,7 @@ class Source:
         array = self.read(described)
         if not array.ndim:
             yield (), array
+        rows = max(rows, rows_per_piece(described, _LIVE))
         for at in range(0, len(array), rows) if array.ndim else ():
             yield slice(at, at + rows), array[at : at + rows]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._interchange.forms import HINTS, VALUES, Hints
+from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Described, Format, Source
 from pmstore._interchange.text import as_text
@@ -79,7 +79,7 @@ class Zarr(Format):
             root.require_group(name).attrs.update(attributes.pop(name))
         about = attributes.pop("", {})
         if attributes:  # of values
-            about[VALUES + "attrs"] = attributes
+            about[ATTRIBUTES] = attributes
         for name, document in ((VALUES, source.readable), (HINTS, source.hints(lambda one: one.little))):
             if document:
                 about[name] = document
@@ -88,7 +88,8 @@ class Zarr(Format):
 
     @staticmethod
     def _fill(made: Any, source: Source, one: Described) -> None:
-        for place, piece in source.rows(one, made.chunks[0] if one.shape else 1):
+        rows = made.chunks[0] if one.shape else 1
+        for place, piece in source.rows(one, rows):
             made[place] = piece.astype(one.little, copy=False)
             source.written(piece.nbytes)
 
@@ -102,7 +103,7 @@ class Zarr(Format):
             root = zarr.open_group(path, mode="r")
             about = dict(root.attrs)
             found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
-            found.attributes = about.pop(VALUES + "attrs", {})
+            found.attributes = about.pop(ATTRIBUTES, {})
             require(isinstance(found.attributes, dict), "its attributes are damaged")
             found.attributes[""] = about
             for name, member in root.members(max_depth=None):

@@ -20,6 +20,7 @@ import pmstore
 from pmstore import _cli
 from pmstore._interchange.forms import HINTS, VALUES
 from pmstore._interchange.target import _TEMPORARY
+from pmstore._values.as_json import to_json
 from pmstore.archive import export
 from tests.support.derivations import doubled
 
@@ -110,20 +111,48 @@ def zarr(path: Path) -> tuple[dict[str, Any], Any]:
     return arrays, group.attrs.get(VALUES)
 
 
-READ: dict[str, Callable[[Path], tuple[dict[str, Any], Any]]] = {"npz": npz, "safetensors": safetensors, "zarr": zarr}
+def hdf5(path: Path) -> tuple[dict[str, Any], Any]:
+    h5py = importlib.import_module("h5py")
+    with h5py.File(path, "r") as file:
+        values, hints = (json.loads(file[name][()]) if name in file else {} for name in (VALUES, HINTS))
+        arrays = {}
+
+        def visit(name: str, one: Any) -> None:
+            if name in (VALUES, HINTS) or not hasattr(one, "shape"):
+                return
+            text = h5py.check_string_dtype(one.dtype)
+            if name in hints.get("values", {}):
+                values[name] = to_json(one.asstr()[()] if text else one[()])
+            elif text and text.encoding == "utf-8":
+                arrays[name] = np.char.decode(one[...], "utf-8").astype(f"U{text.length // 4}")
+            else:
+                arrays[name] = one[...]
+
+        file.visititems(visit)
+    return arrays, values or None
+
+
+READ: dict[str, Callable[[Path], tuple[dict[str, Any], Any]]] = {
+    "hdf5": hdf5,
+    "npz": npz,
+    "safetensors": safetensors,
+    "zarr": zarr,
+}
 
 
 @pytest.fixture(params=sorted(READ))
 def form(request: pytest.FixtureRequest) -> str:
     if request.param == "zarr":
         pytest.importorskip("zarr", "3")
+    if request.param == "hdf5":
+        pytest.importorskip("h5py", "3.10")
     return str(request.param)
 
 
 def assert_same(found: Mapping[str, Any], given: Mapping[str, Any], form: str) -> None:
     assert found.keys() == given.keys()
     for name, array in given.items():
-        dtype = array.dtype if form == "npz" else array.dtype.newbyteorder("<")
+        dtype = array.dtype if form in ("npz", "hdf5") else array.dtype.newbyteorder("<")
         assert (found[name].dtype, found[name].shape) == (dtype, array.shape), name
         assert np.asarray(found[name]).tobytes() == array.astype(dtype).tobytes(), name
 

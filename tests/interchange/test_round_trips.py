@@ -162,6 +162,19 @@ def test_larger_than_a_piece(tmp_path: Path, form: str, monkeypatch: pytest.Monk
         assert told[-1] == (total, total) and told == sorted(told)
 
 
+def test_attributes_with_names_that_mean_something(tmp_path: Path, form: str) -> None:
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["g/x"] = np.arange(3)
+        first.attrs("g/x").update({"NAME": "n", "CLASS": (1, 2), "a/b": 1, "large": "l" * 100_000, "dims": ["x", "y"]})
+        first.attrs("g")["CLASS"] = "c"
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+        first.attrs()["__values__"] = 1
+        with pytest.raises(ValueError, match="the attribute '__values__' has a meaning"):
+            pmstore.export(first, tmp_path / "y", form)
+
+
 def test_what_was_changed_in_the_file_counts(tmp_path: Path) -> None:
     """A hint about a type does not bring an old value back."""
     h5py = pytest.importorskip("h5py", "3.10")

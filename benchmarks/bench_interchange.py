@@ -1,7 +1,9 @@
 """Export and import of other formats, compared with the formats' own libraries in the same run.
 
-    export   pmstore.export of an open store; the library writes the same arrays from memory, and the file is synced
-    command  the same of a store that is opened for it with mode "r": it reads and verifies the store's file, too
+    export   pmstore.export of a store that was just opened; the library writes the live arrays of a store that was just
+             opened, and the file is synced. Both read the store's file for the first time
+    command  the same of snapshots: the time has the opening with mode "r", and reading is verified
+    memory   the time of "export", compared with the library's for arrays that are in memory already
     import   pmstore.load_into a new store, and commit; the library reads the same file, and the arrays are assigned to
              names of a new store and committed. "read" is the library's reading alone, into memory
 
@@ -114,19 +116,24 @@ def measured(folder: Path, form: str, arrays: Arrays, repetitions: int) -> dict[
     )
     with pmstore.open(source, "w") as store:
         store.update(arrays)
-    ratios: dict[str, list[float]] = {"export": [], "command": [], "import": [], "read": []}
+    ratios: dict[str, list[float]] = {"export": [], "command": [], "memory": [], "import": [], "read": []}
 
-    def by_us() -> None:
-        with pmstore.open(source) as store:
-            ratios["export"].append(seconds(lambda: pmstore.export(store, ours, form)))
+    def by_us(mode: Any) -> list[float]:
+        with pmstore.open(source, mode) as store:
+            return [seconds(lambda: pmstore.export(store, ours, form))]
 
-    def by_command() -> None:
-        with pmstore.open(source, "r") as store:
-            pmstore.export(store, ours, form)
+    def by_library(mode: Any) -> list[float]:
+        with pmstore.open(source, mode) as store:
+            return [seconds(lambda: written(dict(store)))]
 
-    def by_library() -> None:
+    def written(arrays: Arrays) -> None:
         write(arrays, theirs)
         sync(theirs)
+
+    def anew(call: Callable[[], Any]) -> Any:
+        delete(ours)
+        delete(theirs)
+        return call()
 
     def load() -> None:
         with pmstore.open(new, "w") as store:
@@ -137,13 +144,11 @@ def measured(folder: Path, form: str, arrays: Arrays, repetitions: int) -> dict[
             store.update(read(ours))
 
     for _ in range(repetitions + 1):
-        delete(theirs)
-        written = seconds(by_library)
-        delete(ours)
-        by_us()
-        ratios["export"][-1] = written / ratios["export"][-1]
-        delete(ours)
-        ratios["command"].append(written / seconds(by_command))
+        exported = anew(lambda: by_us("a"))[0]
+        ratios["export"].append(anew(lambda: by_library("a"))[0] / exported)
+        ratios["memory"].append(anew(lambda: seconds(lambda: written(arrays))) / exported)
+        slow = anew(lambda: seconds(lambda: by_library("r")))
+        ratios["command"].append(slow / anew(lambda: seconds(lambda: by_us("r"))))
         times = []
         for call in (load, load_by_library):
             delete(new)
@@ -164,13 +169,13 @@ def main() -> None:
     cases = (
         {"1 array of 20 MB": (20, 1)} if chosen.quick else {"4 arrays of 50 MB": (200, 4), "200 of 100 kB": (20, 200)}
     )
-    print("| format | medium | arrays | export | command | import | library's reading alone |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| format | medium | arrays | export | command | memory | import | read |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for form, (package, *_) in FORMATS.items():
         try:
             importlib.import_module(package)
         except ModuleNotFoundError:
-            print(f"| {form} | no {package} | | | | |")
+            print(f"| {form} | no {package} | | | | | | |")
             continue
         for medium, parent in (("tmpfs", chosen.memory), ("disk", chosen.disk)):
             for case, size in cases.items():

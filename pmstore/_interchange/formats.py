@@ -18,7 +18,7 @@ FORMATS = tuple(_FORMATS)
 
 
 def format_of(path: str, format: str | None) -> Format:
-    """By its name, or by the end of the path. Raises ValueError."""
+    """The format of this name or, for None, of this end of the path. Raises ValueError."""
     known = ", ".join(_FORMATS)
     if format is None:
         format = _ENDS.get(os.path.splitext(path.rstrip("/"))[1][1:])

@@ -1,8 +1,8 @@
 """The forms that values and attributes have in other formats, and back.
 
 Each value has a readable form, in JSON or as a scalar of the format. Where that does not tell the exact type, a hint
-has the encoding of the value in a store, too. A hint counts only as long as the readable form agrees with it: who
-changes the readable form in the file changes the value.
+has the encoding of the value in a store, too. A hint counts only as long as the readable form agrees with it:
+another program that changes the readable form changes the value.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Hints(NamedTuple):
 
     @classmethod
     def read(cls, found: Any) -> Hints:
-        """From the JSON of a file, which is not trusted: what is damaged is left out."""
+        """The hints in the JSON of a file, which is not trusted: damaged ones are left out."""
         found = found if isinstance(found, dict) else {}
         arrays, values, lists, attributes = (found.get(name) for name in cls._fields)
         return cls(
@@ -114,7 +114,7 @@ class Hints(NamedTuple):
         )
 
     def json(self) -> dict[str, Any]:
-        """For the file; {} if there are none."""
+        """The hints in JSON, for the file; {} if there are none."""
         return {name: part for name, part in self._asdict().items() if part}
 
     def dtype(self, name: str) -> np.dtype[Any] | None:

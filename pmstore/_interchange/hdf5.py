@@ -249,7 +249,7 @@ def _elements(piece: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
 
 
 def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Without what h5py notes in a dtype. Raises TypeError for types that a store lacks."""
+    """The dtype without h5py's notes in it. Raises TypeError for types that a store lacks."""
     try:
         return dtype_of(descriptor_of(dtype))
     except TypeError as error:

@@ -170,7 +170,7 @@ class _Import:
             raise TypeError(f"{one.name!r}: {error}") from error
 
     def _exact_attributes(self) -> dict[str, dict[str, Any]]:
-        """By full name, of what is imported and of the groups above; "" and others that are not there are left out."""
+        """The attributes of imported names and of the groups above, by full name. Others are left out."""
         hints, out = self._found.hints, {}
         there = {self._full(name) for name in self._pairs}
         there |= {group for name in there for group in parents(name)}

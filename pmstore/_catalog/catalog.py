@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import attributes, growing
+from pmstore._catalog import attributes, growing, listing, objects
 from pmstore._catalog import names as _names
-from pmstore._catalog import objects
 from pmstore._catalog.declaration import Declaration
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.lists import PersistentList, count_elements
 from pmstore._catalog.lost_updates import LostUpdates
 from pmstore._catalog.names import ATTRIBUTES_PREFIX, DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
 from pmstore._core import FIXED, META_MAX, Core, Entry
-from pmstore._display import value_text
 from pmstore._errors import (
     UNSOUND,
     CorruptStoreError,
@@ -30,7 +28,6 @@ from pmstore._errors import (
     OutOfSpaceError,
     ReadOnlyStoreError,
     StaleSnapshotError,
-    StoreIOError,
     UnknownNameError,
     of,
 )
@@ -41,7 +38,6 @@ from pmstore._values.types import is_text
 from pmstore._values.values import PLAIN, decode, encode, has_containers, type_name
 
 if TYPE_CHECKING:
-    from pmstore._display import Row
     from pmstore._locks import Lock
 
 __all__ = ["COMPUTED", "MISSING", "Catalog"]
@@ -175,41 +171,6 @@ class Catalog:
                 if (elements := count_elements(self, keys // 8)) is not None:
                     return max(0, keys - elements)
         return sum(1 for _ in self.core.scan(NAME_PREFIX + prefix.encode()))
-
-    def rows(self, prefix: str = "") -> Iterator[Row]:
-        """The rows of a listing: the names of `names`, with kind, shape, dtype, bytes and type, without reading
-        contents."""
-        for row in self.core.scan(NAME_PREFIX + prefix.encode()):
-            name, entry = name_of(row.key)[len(prefix) :], row.entry
-            try:
-                with self.lock:
-                    about = self._row(row.key, entry)
-            except UNSOUND as error:
-                why = "unreadable" if isinstance(error, StoreIOError) else "damaged"
-                about = "value", None, None, entry.length or len(entry.meta), why, ""
-            yield name, *about
-
-    def _row(self, key: bytes, entry: Entry) -> tuple[str, tuple[int, ...] | None, Any, int, str, str]:
-        if entry.kind == ARRAY:
-            described = read_layout(self.core, entry)
-            text = "" if described.growth is None else f"of {described.maxshape}"
-            return "array", described.shape, described.dtype, described.nbytes, "numpy.ndarray", text
-        if entry.kind == LIST:
-            length = self.list_length(self.list_id(entry))
-            return "list", (length,), None, 0, f"list of {length:,}", ""
-        if entry.kind == OBJECT:
-            return "object", None, None, *objects.about(self, entry)
-        if entry.kind == DERIVED:
-            text = str(Declaration.decode(self.encoded(entry)))
-            stored = self.core.get(_names.value_key(key))
-            if stored is None:
-                return "derived", None, None, 0, f"{text}, not stored", ""
-            described = read_layout(self.core, stored)
-            return "derived", described.shape, described.dtype, described.nbytes, f"{text}, stored", ""
-        if entry.kind == BLOB:
-            return "value", None, None, entry.length, entry.meta.decode("utf-8", "replace"), ""
-        value = decode(self.encoded(entry), raw=True)
-        return "value", None, None, len(entry.meta), type_name(value), value_text(value)
 
     def _array(self, entry: Entry, described: Layout) -> Array:
         writeable = described.writeable and not self.read_only
@@ -599,7 +560,7 @@ class Catalog:
         return _names.derived_prefix(key) if entry is not None and entry.kind == DERIVED else b""
 
     def _what(self, key: bytes, entry: Entry) -> str:
-        kind, *_, text, _ = self._row(key, entry)
+        kind, *_, text, _ = listing.about(self, key, entry)
         return text if kind == "derived" else f"a {text}"
 
 

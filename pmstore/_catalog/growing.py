@@ -146,7 +146,7 @@ def matches(described: Layout, wanted: Layout) -> bool:
 
 
 def shape_text(described: Layout) -> str:
-    """For messages."""
+    """The shape of an array in messages, or its maxshape."""
     return f"shape {described.shape}" if described.growth is None else f"maxshape {described.maxshape}"
 
 
@@ -326,7 +326,7 @@ def _beside(catalog: Catalog, entry: Entry, described: Layout) -> Array:
 
 
 def _show(catalog: Catalog, offset: int, array: Array) -> None:
-    """From now on this is the live array of an extent."""
+    """Makes this the live array of an extent."""
     old = catalog._live.get(offset)
     if old is not None:
         catalog._shadowed.add(offset)
@@ -337,7 +337,7 @@ def _show(catalog: Catalog, offset: int, array: Array) -> None:
 def _moved(
     catalog: Catalog, key: bytes, name: str, entry: Entry, described: Layout, count: int, new: Array | None
 ) -> Array:
-    """As `_resized`, in a larger extent."""
+    """Does what `_resized` does, in a larger extent."""
     assert described.growth is not None
     capacity, most = described.growth
     try:
@@ -401,7 +401,7 @@ def _freeze(catalog: Catalog, name: str, old: Array, nbytes: int) -> None:
 
 
 def thaw(catalog: Catalog) -> None:
-    """After a rollback: arrays whose rows are back can be written again."""
+    """Makes arrays whose rows a rollback has brought back writeable again."""
     for sequence, found in catalog.grown.frozen:
         array = found()
         if array is not None and sequence == catalog.core.sequence:

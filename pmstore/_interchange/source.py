@@ -15,6 +15,7 @@ from pmstore._errors import UNSOUND, UnknownNameError, of
 from pmstore._interchange.forms import RESERVED, Hints
 from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
+from pmstore._values.registry import Parts
 from pmstore._values.values import encode
 
 __all__ = ["Described", "Format", "Progress", "Source", "rows_per_piece", "whole_elements"]
@@ -56,6 +57,8 @@ class Source:
         self.values: dict[str, Any] = {}
         self.readable: dict[str, Any] = {}
         self.lists: list[str] = []
+        self._parts: dict[str, tuple[str, str]] = {}  # by the name in the export, the object and the part
+        self._types: dict[str, str] = {}  # of objects
         asked = None if names is None else _asked(names)
         rows = mapping._rows() if hasattr(mapping, "_rows") else ((name, "") for name in mapping)
         found = set()
@@ -70,22 +73,44 @@ class Source:
                 self.arrays.append(Described(name, described.shape, described.dtype))
                 self._kept[name] = described.order, described.writeable
                 continue
-            value = mapping[name]
-            if isinstance(value, np.ndarray):
-                order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-                self.arrays.append(Described(name, value.shape, value.dtype))
-                self._kept[name] = order, True
-                continue
-            if isinstance(value, PersistentList):
-                self.lists.append(name)
-                value = list(value)
-            self.values[name] = value
-            self.readable[name] = to_json(value)
+            if kind == "object":
+                self._add_parts(name)
+            else:
+                self._add(name, mapping[name])
         for name in asked or ():
             if name not in found:
                 raise UnknownNameError(name)
         self.attributes = self._attributes()
         self._total = sum(one.nbytes for one in self.arrays)
+
+    def _add(self, name: str, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            self.arrays.append(Described(name, value.shape, value.dtype))
+            self._kept[name] = order, True
+            return
+        if isinstance(value, PersistentList):
+            self.lists.append(name)
+            value = list(value)
+        self.values[name] = value
+        self.readable[name] = to_json(value)
+
+    def _add_parts(self, name: str) -> None:
+        """A value of a registered type is written as a group of its parts. The attribute ``type`` of the group has the
+        name of the type."""
+        parts = self._parts_of(name)
+        self._types[name] = parts.type_name
+        for i, (part, content) in enumerate(parts.items()):
+            below = f"{name}/{part}"
+            if not part or part in (".", "..") or set(part) & set("/\\\0"):
+                below = f"{name}/part {i}"
+            self._parts[below] = name, part
+            self._add(below, content)
+
+    def _parts_of(self, name: str) -> Parts:
+        mapping: Any = self._mapping
+        found: Parts = mapping._catalog.parts(mapping._full(name))
+        return found
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         if not hasattr(self._mapping, "_attributes"):
@@ -95,6 +120,8 @@ class Source:
             parts = name.split("/")
             kept.update("/".join(parts[:i]) for i in range(1, len(parts)))
         found = {name: about for name, about in self._mapping._attributes().items() if name in kept}
+        for name, kind in self._types.items():
+            found[name] = {"type": kind, **found.get(name, {})}
         for name in RESERVED.intersection(found.get("", ())):
             raise ValueError(f"the attribute {name!r} has a meaning of its own in an export")
         return found
@@ -112,7 +139,11 @@ class Source:
         return Hints.of(arrays, values, self.lists, self.attributes, every).json()
 
     def read(self, described: Described) -> np.ndarray[Any, Any]:
-        array = self._mapping[described.name]
+        if described.name in self._parts:
+            name, part = self._parts[described.name]
+            array = self._parts_of(name).get(part)
+        else:
+            array = self._mapping[described.name]
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
             raise ValueError(f"{described.name!r} has changed while it was exported")
         return array
@@ -125,7 +156,7 @@ class Source:
         """The elements in an order, in contiguous 1-d arrays. nbytes: of each but the last, if the elements are copied
         from a snapshot. The next one may have the memory of the last one."""
         kept, _ = self._kept[described.name]
-        if described.nbytes >= _COPIED and order == kept and (core := self._snapshot_core()) is not None:
+        if described.nbytes >= _COPIED and order == kept and (core := self._snapshot_core(described)) is not None:
             yield from self._copied(core, described, nbytes or whole_elements(described.dtype))
         elif described.nbytes:
             yield from chunks(self.read(described), order)
@@ -133,7 +164,8 @@ class Source:
     def rows(self, described: Described, rows: int) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
         """The elements in parts of so many rows, with their places."""
         row = described.nbytes // max(1, described.shape[0]) if described.shape else 0
-        if row and described.nbytes >= _COPIED and self._kept[described.name][0] == "C" and self._snapshot_core():
+        c_order = self._kept[described.name][0] == "C"
+        if row and described.nbytes >= _COPIED and c_order and self._snapshot_core(described):
             for i, piece in enumerate(self.flat(described, "C", rows * row)):
                 yield slice(i * rows, (i + 1) * rows), piece.reshape(-1, *described.shape[1:])
             return
@@ -144,8 +176,10 @@ class Source:
         for at in range(0, len(array), rows) if array.ndim else ():
             yield slice(at, at + rows), array[at : at + rows]
 
-    def _snapshot_core(self) -> Any:
-        """The core of a snapshot, from which pieces can be copied; None for other mappings."""
+    def _snapshot_core(self, described: Described) -> Any:
+        """The core of a snapshot, from which pieces of an array can be copied; None for other mappings and parts."""
+        if described.name in self._parts:
+            return None
         core = getattr(getattr(self._mapping, "_catalog", None), "core", None)
         return core if core is not None and getattr(core, "snapshot", None) is not None else None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import attributes, copying, growing
+from pmstore._catalog import attributes, copying, growing, listing
 from pmstore._catalog.attributes import Attributes
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
 from pmstore._catalog.lists import PersistentList
@@ -96,7 +96,7 @@ class NameMapping(MutableMapping[str, Any]):
         return True  # bool() says that the store is open; len() counts names
 
     def _rows(self) -> Iterator[Row]:
-        return self._catalog.rows(self._prefix)
+        return listing.rows(self._catalog, self._prefix)
 
     def _brief(self) -> dict[str, str]:
         return attributes.brief(self._catalog, self._prefix)

@@ -29,7 +29,7 @@ class MovedRows:
 
     @classmethod
     def follow(cls, store: Store) -> None:
-        """After an append or a resize."""
+        """Watches the rows that an append or a resize has moved."""
         grown = store._catalog.grown
         if grown.moved and grown.companion is None:
             grown.companion = cls(grown)

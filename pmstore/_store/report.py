@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
-from pmstore._catalog import attributes
+from pmstore._catalog import attributes, objects
 from pmstore._catalog import names as _names
-from pmstore._catalog import objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration, Stamp
 from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST, OBJECT

@@ -107,7 +107,7 @@ class _Salvage:
         return self.problems
 
     def _copy_attributes(self, row: Row) -> None:
-        """Of the store, and of names and groups that were copied (I38)."""
+        """Copies the attributes of the store, and of names and groups that were copied (I38)."""
         name, catalog = owner_of_attributes(row.key), self.new.catalog
         attributes.decoded(self.source, row.entry)
         if not name or catalog.core.get(key_of(name)) is not None or catalog.is_group(key_of(name)):

@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
     @property
     def maxshape(self) -> tuple[int | None, ...] | None:
-        """Of an array that grows, the shape that it may have; None in it: any length."""
+        """The shape that an array that grows may have; None in it: any length."""
         return None if self.growth is None else (self.growth.most, *self.shape[1:])
 
     @property
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
         return _align8(self.nbytes) + len(self.tail) if self.tail else self.nbytes
 
     def with_rows(self, rows: int) -> Layout:
-        """Of an array that grows, the layout with so many rows in the same extent. It is quick."""
+        """The layout of an array that grows, with so many rows in the same extent. It is quick."""
         assert self.growth is not None and rows <= self.growth.capacity
         parts = msgpack.unpackb(self.meta)
         parts[1][0] = rows

@@ -107,7 +107,7 @@ def _same_bytes(old: Version, new: Version, one: Contents, other: Contents) -> b
 
 
 def _content(version: Version, name: str) -> Any:
-    """Of an object: its type, and of each part the name, the entry and the contents."""
+    """The type of an object, and of each part the name, the entry and the contents."""
     from pmstore._catalog.names import key_of
     from pmstore._catalog.objects import head_of, rows
 

@@ -116,7 +116,13 @@ C_ORDER = {
     "python": ["lock rows", "transaction"],
 }
 PYTHON_ORDER = {
-    "_catalog": ["kinds names", "declaration lost_updates", "lists catalog", "copying", "__init__"],
+    "_catalog": [
+        "kinds names",
+        "declaration lost_updates",
+        "attributes growing listing lists objects catalog",
+        "copying",
+        "__init__",
+    ],
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
         "companions interrupts lineage notes only reading",
@@ -124,7 +130,7 @@ PYTHON_ORDER = {
         "cores opening",
         "new_store",
         "backup compacting",
-        "mapping following lost_work store entrance",
+        "mapping moved_rows following lost_work store entrance",
         "hooks salvaging",
         "__init__",
     ],
@@ -435,7 +441,19 @@ def test_only_one_folder_imports_torch(path: Path) -> None:
 
 
 def test_importing_pmstore_is_light() -> None:
-    slow = ["torch", "sklearn", "scipy", "rich", "argparse", "matplotlib", "http", "fsspec", "numcodecs", "h5py", "zarr"]
+    slow = [
+        "torch",
+        "sklearn",
+        "scipy",
+        "rich",
+        "argparse",
+        "matplotlib",
+        "http",
+        "fsspec",
+        "numcodecs",
+        "h5py",
+        "zarr",
+    ]
     slow += [f"pmstore.{room}" for room in USES_THE_FACE]
     code = f"import sys, pmstore; print([m for m in {slow} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

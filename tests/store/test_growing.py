@@ -129,7 +129,7 @@ def test_changes_before_a_move_move_too(store: pmstore.Store, rest: int | None) 
 
 
 def test_no_warning_without_a_change(store: pmstore.Store) -> None:
-    """Of old rows that no view shows, that were changed before the move, or that a rollback makes live again."""
+    """Old rows are not warned of if no view shows them, they changed before the move, or a rollback makes them live."""
     made(store, 100)
     view = store["x"][:]
     view[0] = 5

@@ -261,15 +261,20 @@ def test_the_tree(store: Any) -> None:
 
 
 def test_exports(store: Any, tmp_path: Path) -> None:
-    from pmstore.archive._export import export
-
+    """An object is exported as a group of its parts, and comes back as that."""
     store["m"], store["c"], store["x"] = Model(np.arange(1000.0), 0.5), Colour.RED, np.arange(3)
-    assert export(store, tmp_path / "out.npz") == 4
+    store.attrs("m")["units"] = "m"
+    assert pmstore.export(store, tmp_path / "out.npz") == 5
     with np.load(tmp_path / "out.npz") as found:
         assert found["m/weights"].tolist() == list(range(1000)) and found["x"].tolist() == [0, 1, 2]
         values = json.loads(found["__values__.json"])
-    assert values["m"] == {"type": "Model", "parts": {"rate": 0.5, "history": [1, {"loss": 0.5}]}}
+    assert (values["m/rate"], values["m/history"]) == (0.5, [1, {"loss": 0.5}])
     assert values["c"]["parts"] == {"name": "RED"}
+    with pmstore.open(":memory:") as other:
+        pmstore.load_into(other, tmp_path / "out.npz")
+        assert other["c"] is Colour.RED
+        assert other["m/weights"].tolist() == list(range(1000))
+        assert dict(other.attrs("m")) == {"type": "Model", "units": "m"}
 
 
 def test_json_and_fingerprints() -> None:

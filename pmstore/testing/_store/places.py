@@ -64,8 +64,6 @@ class Places(NamedTuple):
         return "committed image: metadata, or space that no name owns"
 
 
-
-
 def file_map(images: Sequence[bytes], medium: str, sandbox: Sandbox) -> Places:
     """The purposes of the bytes of a file, from its header and from the catalogs of several of its states."""
     log = log_end = 0

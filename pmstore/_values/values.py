@@ -98,6 +98,8 @@ def has_containers(value: Any) -> bool:
 def type_name(value: Any) -> str:
     """The name of a storable value's type: "int", "numpy.float64"."""
     kind = type(value)
+    if kind in PLAIN:
+        return kind.__name__
     if kind is Parts:
         return str(value.type_name)
     if (found := registered(kind)) is not None:

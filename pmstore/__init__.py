@@ -74,12 +74,15 @@ from pmstore._store.salvaging import salvage
 from pmstore._store.store import Store
 from pmstore._values.registry import Parts, register
 
-if _TYPE_CHECKING:
+if _TYPE_CHECKING:  # the others are imported when they are used: see _LATER
+    from pmstore._interchange.exporting import export
+    from pmstore._interchange.importing import load_into
     from pmstore._resume.fit_group import prune
     from pmstore._resume.history import History, history
     from pmstore._resume.loop import Resumable
     from pmstore._resume.partial_fit import partial_fit
     from pmstore._resume.state import Field, State
+    from pmstore.scale import MapReduce, Shard
 
 __version__ = "0.1.0"
 
@@ -157,44 +160,31 @@ __all__ = [
 ]
 
 
-_RESUME = {
-    "prune": "fit_group", "History": "history", "history": "history", "Resumable": "loop",
-    "partial_fit": "partial_fit", "Field": "state", "State": "state",
-}  # fmt: skip
-"""Names, and the modules of pmstore._resume that have them. They are imported when they are used: fits need them, and
-programs that keep arrays do not."""
+_LATER = {
+    "_interchange.exporting": ["export"],
+    "_interchange.importing": ["load_into"],
+    "_resume.fit_group": ["prune"],
+    "_resume.history": ["History", "history"],
+    "_resume.loop": ["Resumable"],
+    "_resume.partial_fit": ["partial_fit"],
+    "_resume.state": ["Field", "State"],
+    "scale": ["MapReduce", "Shard"],
+}
+"""Modules that are imported when one of their names is used: programs that keep arrays do not need them."""
+
+_MODULES = frozenset({"archive", "codecs", "scale", "torch"})
+"""The same for modules that are used by their own name."""
 
 
 def __getattr__(name: str) -> _Any:
-    if name in _RESUME:
-        import importlib
+    import importlib
 
-        found = globals()[name] = getattr(importlib.import_module(f"pmstore._resume.{_RESUME[name]}"), name)
-        return found
-    if name == "archive":  # imported when it is used
-        import pmstore.archive
-
-        return pmstore.archive
-    if name == "torch":
-        import pmstore.torch
-
-        return pmstore.torch
-    if name == "codecs":
-        import pmstore.codecs
-
-        return pmstore.codecs
-    if name == "scale":
-        import pmstore.scale
-
-        return pmstore.scale
-    if name in ("MapReduce", "Shard"):
-        import pmstore.scale
-
-        return getattr(pmstore.scale, name)
-    if name in ("export", "load_into"):
-        from pmstore._interchange import exporting, importing
-
-        return exporting.export if name == "export" else importing.load_into
+    if name in _MODULES:
+        return importlib.import_module(f"pmstore.{name}")
+    for module, names in _LATER.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(f"pmstore.{module}"), name)
+            return found
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 

@@ -26,6 +26,7 @@ NAV: dict[str, list[str]] = {
         "docs/estimators.md",
         "docs/watching.md",
         "docs/workers.md",
+        "docs/interchange.md",
         "docs/derived.md",
         "docs/archive.md",
         "docs/archive-tuning.md",
@@ -94,7 +95,7 @@ def main(out: Path) -> None:
     settings |= {"docs_dir": str(pages), "site_dir": str(out), "nav": nav}
     config = pages.parent / f"{out.name}.yml"
     config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    cli(["build", "--quiet", "--config-file", str(config)])
+    cli(["build", "--strict", "--config-file", str(config)])  # --quiet would hide what --strict counts
 
 
 def copy_pages(pages: Path) -> list[str]:

@@ -332,8 +332,16 @@ class Store(Following):
         array : numpy.ndarray
             A live array of this store or a view of one, of any shape and dtype; one without elements does nothing.
 
-        Raises TypeError for anything else; ValueError for an array that is detached or not of this store, or that was
-        stored with ``writeable=False``; ReadOnlyStoreError in mode "r"; StoreIOError if the disk can't read the pages.
+        Raises
+        ------
+        TypeError
+            For anything else.
+        ValueError
+            For an array that is detached or not of this store, or that was stored with ``writeable=False``.
+        ReadOnlyStoreError
+            In mode "r".
+        StoreIOError
+            The disk can't read the pages.
         """
         self._require_writable()
         self._catalog.lock.call(mark, self._catalog.core, array)

@@ -434,7 +434,9 @@ class Version(NameMapping):
         rows : slice
             Of the first axis, with the step 1: ``np.s_[100:200]``.
 
-        Raises UnknownNameError, TypeError, ArchiveDamagedError.
+        Raises
+        ------
+        UnknownNameError, TypeError, ArchiveDamagedError
         """
         from pmstore._values.array import read_layout
 

@@ -112,7 +112,10 @@ class Planes(Codec):
     elementsize : int
         The bytes of an element: 2, 4 or 8.
 
-    Raises ValueError.
+    Raises
+    ------
+    ValueError
+        For another number.
     """
 
     codec_id = "pmstore.planes"

@@ -21,7 +21,14 @@ SITE = Path(__file__).resolve().parent
 ROOT = SITE.parent.parent
 
 NAV: dict[str, list[str]] = {
-    "Start": ["README.md", "docs/tour.md", "docs/stores.md", "docs/coming-from.md", "docs/guarantees.md"],
+    "Start": [
+        "README.md",
+        "docs/tour.md",
+        "docs/stores.md",
+        "docs/coming-from.md",
+        "docs/compare.md",
+        "docs/guarantees.md",
+    ],
     "How to": [
         "docs/estimators.md",
         "docs/watching.md",

@@ -22,7 +22,8 @@ RACES := build/tsan
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
-WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch $(call tests,store,cli display) $(call tests,core,build versions) \
+WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
+	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build versions) \
 	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
 	$(call tests,testing,crash_files crash_files_use testing_command testing_describe testing_docs testing_plugin)
 

@@ -188,6 +188,10 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module 'pmstore' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
 def _drained(*arguments: _Any, **options: _Any) -> _Any:
     from pmstore.archive._begin import begin
 

@@ -43,14 +43,19 @@ class Shelf:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Copies a value into the store, like ``store[name] = value``, with the same errors."""
-        if name.startswith("_") or name == "store" or hasattr(Shelf, name):
-            raise AttributeError(f"{name!r} can't be set on a shelf: use another name, or s.store[{name!r}] = value")
+        self._require_free(name)
         self.store[name] = value
 
     def __delattr__(self, name: str) -> None:
         """Deletes a name. An array that is still referenced is detached, and keeps its bytes."""
-        getattr(self, name)
+        self._require_free(name)
+        if name not in self.store:
+            raise AttributeError(f"a shelf has no attribute {name!r}", name=name, obj=self)
         self.erase(name)
+
+    def _require_free(self, name: str) -> None:
+        if name.startswith("_") or name == "store" or hasattr(Shelf, name):
+            raise AttributeError(f"{name!r} is of the shelf itself: use another name, or s.store[{name!r}]")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.items]
@@ -77,8 +82,9 @@ class Shelf:
 
     def tx_begin(self) -> None:
         """Begin a transaction, as `transaction` does. A second one, inside it, joins it."""
-        self._transactions.append(self.transaction())
-        self._transactions[-1].__enter__()
+        transaction = self.transaction()
+        transaction.__enter__()
+        self._transactions.append(transaction)
 
     def tx_end(self) -> None:
         """End the transaction that `tx_begin` began last; the outermost one commits."""

@@ -185,6 +185,10 @@ class Catalog:
             self._live[entry.offset] = array
         return array
 
+    def live(self, entry: Entry) -> Array | None:
+        """The live array over an entry's extent, if there is one."""
+        return self._live.get(entry.offset) if entry.kind == ARRAY and entry.offset else None
+
     def _fresh(self, entry: Entry, described: Layout) -> Array:
         writeable = described.writeable and not self.read_only
         fixed = not described.writeable and bool(entry.flags & FIXED)

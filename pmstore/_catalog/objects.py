@@ -103,18 +103,54 @@ def _is_live(part: Any) -> bool:
 
 
 def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
-    """Stores an object under a catalog key. gone: prefix of the keys that are deleted with the old value. Returns the
-    meta of its entry."""
+    """Stores an object under a catalog key. gone: prefix of the keys that are deleted with the old value. A part that
+    is a live array of the old value is moved, and stays live. Returns the meta of the object's entry."""
     name, items = made_of
+    live = _live_parts(catalog, key)
+    moved: list[tuple[bytes, bytes]] = []
     with new_parts(catalog, key) as number:
         for i, (part, (one, other)) in enumerate(items):
-            if isinstance(one, Layout):
-                catalog.put_array(part_key(number, i, part), one, other)
+            to = part_key(number, i, part)
+            if not isinstance(one, Layout):
+                catalog.put_encoded(to, one, other)
+            elif (old := live.pop(_place(other), None)) is not None:
+                moved.append((old, to))
             else:
-                catalog.put_encoded(part_key(number, i, part), one, other)
+                catalog.put_array(to, one, other)
         meta = Head(number, len(items), name).meta()
-        catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone)
+        try:
+            if moved:
+                catalog.core.rename(moved)
+            catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone)
+        except BaseException:
+            _move_back(catalog, key, number, moved)
+            raise
     return meta
+
+
+def _live_parts(catalog: Catalog, key: bytes) -> dict[Any, bytes]:
+    """The keys of the parts of an object whose arrays are alive, by their place in memory."""
+    entry = catalog.core.get(key)
+    found = {}
+    if entry is not None and entry.kind == OBJECT:
+        with contextlib.suppress(*UNSOUND):
+            for _, row in rows(catalog, entry):
+                array = catalog.live(row.entry)
+                if array is not None and array.nbytes:
+                    found[_place(array)] = row.key
+    return found
+
+
+def _place(array: Array) -> Any:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+
+
+def _move_back(catalog: Catalog, key: bytes, number: int, moved: list[tuple[bytes, bytes]]) -> None:
+    """Gives parts back to the old object if the new one was not put."""
+    entry = catalog.core.get(key)
+    is_new = entry is not None and entry.kind == OBJECT and head_of(entry).id == number
+    if moved and not is_new and catalog.core.get(moved[0][1]) is not None:
+        catalog.core.rename([(to, old) for old, to in moved])
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 import pmstore
 import pmstore.testing
+from pmstore._catalog.kinds import OBJECT
 from pmstore._store import hooks
 from pmstore._values import registry
 from tests.support.registered import Colour, Layer, Level, Model, Point, Slots, Way, cli, parts_in, sound, types  # noqa: F401
@@ -109,9 +110,50 @@ def test_a_value_replaces_itself(store: Any) -> None:
     model = store["m"]
     model.weights[0], model.rate = 5, 0.7
     store["m"] = model
-    assert store["m"] == model and store["m"].weights is not model.weights
-    model.weights[1] = 9  # detached
-    assert store["m"].weights[1] == 1
+    assert store["m"] == model and store["m"].weights is model.weights
+    model.weights[1] = 9  # it is still live
+    assert store["m"].weights[1] == 9
+    sound(store, 3)
+    store.commit()
+    model.weights[2], model.rate = 7, 0.9
+    store["m"] = model
+    store.rollback()
+    assert store["m"].weights is model.weights and model.weights[:3].tolist() == [5, 9, 2]
+    assert store["m"].rate == 0.7
+    model.weights = np.arange(1000.0)  # another array
+    store["m"] = model
+    assert store["m"].weights is not model.weights
+    sound(store, 3)
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+@pytest.mark.parametrize("what", ["rename", "put"])
+def test_I37_an_interrupt_while_live_parts_move(
+    store: Any, monkeypatch: pytest.MonkeyPatch, what: str, at: str
+) -> None:
+    store["m"] = Model(np.arange(3000.0), 0.5)
+    store.commit()
+    model = store["m"]
+    model.weights[0] = 5
+    model.rate = 0.7
+    kind = type(hooks.core_of(store))
+    real = getattr(kind, what)
+
+    def interrupted(self: Any, *arguments: Any) -> None:
+        if what == "put" and arguments[1].kind != OBJECT:
+            return real(self, *arguments)
+        monkeypatch.undo()
+        if at == "after":
+            real(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, what, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store["m"] = model
+    assert store["m"].weights is model.weights and model.weights[0] == 5
+    assert store["m"].rate == (0.7 if (what, at) == ("put", "after") else 0.5)
+    sound(store, 3)
+    store.commit()
     sound(store, 3)
 
 

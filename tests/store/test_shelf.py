@@ -40,9 +40,12 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             del s.weight
         with pytest.raises(KeyError):
             s.erase("weight")
-        for name in ("_x", "items", "store", "persist"):
-            with pytest.raises(AttributeError, match=rf"s.store\['{name}'\] = value"):
-                setattr(s, name, 1)
+        for name in ("_x", "items", "store", "persist", "_transactions"):
+            s.store[name] = 7
+            for change in (lambda name=name: setattr(s, name, 1), lambda name=name: delattr(s, name)):
+                with pytest.raises(AttributeError, match=rf"s.store\['{name}'\]"):
+                    change()
+            assert s.store.pop(name) == 7
         with pytest.raises(AttributeError, match="_ipython"):
             _ = s._ipython_display_
         with pytest.raises(TypeError):
@@ -51,8 +54,13 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
             s.tx_end()
     with pytest.raises(pmstore.ClosedStoreError):
         _ = s.weights
-    with pytest.raises(pmstore.ReadOnlyStoreError), pmstore.shelf(tmp_path / "s.pm", "r") as s:
-        s.x = 1
+    with pmstore.shelf(tmp_path / "s.pm", "r") as s:
+        with pytest.raises(pmstore.ReadOnlyStoreError):
+            s.x = 1
+        with pytest.raises(pmstore.ReadOnlyStoreError):
+            s.tx_begin()
+        with pytest.raises(pmstore.TransactionError, match="none|no transaction"):
+            s.tx_end()
 
 
 def test_what_leaves_by_an_exception_is_rolled_back(tmp_path: Path) -> None:

@@ -480,7 +480,8 @@ class Catalog:
                 and (value.shape, value.dtype) == (described.shape, described.dtype)
                 and (either or described.fits(value))
             ):
-                if described.nbytes >= _DIRECT_FROM and not self._may_live(existing):
+                spare = described.length - described.nbytes  # of an array that grows: it would be written, too
+                if described.nbytes >= max(_DIRECT_FROM, spare) and not self._may_live(existing):
                     # No live array shows the difference. Writing once, to another place, is faster and needs no memory.
                     with contextlib.suppress(OutOfSpaceError):
                         self.put_array(key, described, value)

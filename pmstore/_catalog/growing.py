@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
-from pmstore._catalog.names import key_of
+from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
 from pmstore._values.array import Array, Growth, Layout, decode_layout, layout, live_array, order_of, read_layout
@@ -58,17 +58,21 @@ class Grown:
     """What an open store remembers of arrays that grow.
 
     layouts: the last layout in an extent, by its offset; an entry may have another by now. frozen: arrays that a move
-    made read-only, and the last commit before it. moved: rows that programs may still write to since the last commit;
-    companion: of the store, as long as there are such.
+    made read-only, with the last commit before it and the offset of the extent. made: the last commit before a move,
+    and the offset of the extent that rows have moved to. moved: rows that programs may still write to since the last
+    commit; companion: of the store, as long as there are such. lost: names of arrays whose old rows were written, of
+    which nobody was warned yet.
     """
 
-    __slots__ = ("companion", "frozen", "layouts", "moved")
+    __slots__ = ("companion", "frozen", "layouts", "lost", "made", "moved")
 
     def __init__(self) -> None:
         self.layouts: dict[int, Layout] = {}
-        self.frozen: list[tuple[int, weakref.ref[Array]]] = []
+        self.frozen: list[tuple[int, int, weakref.ref[Array]]] = []
+        self.made: list[tuple[int, int]] = []
         self.moved: list[Moved] = []
         self.companion: Any = None
+        self.lost: list[str] = []
 
 
 class Moved(NamedTuple):
@@ -370,7 +374,8 @@ def _move(
         write_spare(core, offset, described.nbytes + (0 if new is None else new.nbytes), made.length)
         moved = entry._replace(offset=offset, length=made.length, meta=made.meta)
         core.put(key, moved)
-    _freeze(catalog, name, old, described.nbytes)
+    _freeze(catalog, name, entry.offset, old, described.nbytes)
+    catalog.grown.made.append((core.sequence, moved.offset))
     return moved
 
 
@@ -386,25 +391,35 @@ def _address(array: Array) -> int:
 # ---- arrays over memory that the rows have left
 
 
-def _freeze(catalog: Catalog, name: str, old: Array, nbytes: int) -> None:
+def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -> None:
     """Makes the arrays over an extent read-only. `thaw` finds them until the next commit."""
     sequence, start, found = catalog.core.sequence, _address(old), []
     catalog.grown.frozen = [one for one in catalog.grown.frozen if one[0] == sequence]
+    catalog.grown.made = [one for one in catalog.grown.made if one[0] == sequence]
     for array in list(catalog._live.values()):
         if start <= _address(array) < start + len(old):
             found.append(weakref.ref(array))
             if array.flags.writeable:
+                catalog.grown.frozen.append((sequence, offset, found[-1]))
                 array.flags.writeable = False
-                catalog.grown.frozen.append((sequence, found[-1]))
     if found and nbytes:
         catalog.grown.moved.append(Moved(name, found, nbytes, hash64(old[:nbytes].data)))
 
 
 def thaw(catalog: Catalog) -> None:
-    """Makes arrays whose rows a rollback has brought back writeable again."""
-    for sequence, found in catalog.grown.frozen:
-        array = found()
-        if array is not None and sequence == catalog.core.sequence:
-            array.flags.writeable = True
-    catalog.grown.frozen.clear()
-    catalog.grown.moved.clear()
+    """Makes arrays whose rows a rollback has brought back writeable again, and those read-only that show rows which it
+    has taken away."""
+    grown = catalog.grown
+    if grown.frozen or grown.made:
+        offsets = {row.entry.offset for row in catalog.core.scan(NAME_PREFIX)}
+        for sequence, offset, found in grown.frozen:
+            array = found()
+            if array is not None and sequence == catalog.core.sequence and offset in offsets:
+                array.flags.writeable = True
+        for sequence, offset in grown.made:
+            array = catalog._live.get(offset)
+            if array is not None and sequence == catalog.core.sequence and offset not in offsets:
+                array.flags.writeable = False
+    grown.frozen.clear()
+    grown.made.clear()
+    grown.moved.clear()

@@ -36,17 +36,23 @@ class MovedRows:
             store._accompany(grown.companion)
 
     def before_commit(self) -> None:
-        for moved in self._taken():
-            if moved.changed():
-                warnings.warn(
-                    f"{moved.name!r} has moved because it grew, and a view of its old rows was changed since: the "
-                    "change is not in the store. Make views of the array that append() or resize() returned",
-                    LostUpdateWarning,
-                    stacklevel=outside()[0],
-                )
+        self._grown.lost += [moved.name for moved in self._taken() if moved.changed()]
 
     def after_rollback(self) -> None:
         self._taken()
+        self._grown.lost.clear()
+
+    @staticmethod
+    def warn(grown: Grown) -> None:
+        """Warns of changes that the last commit lacks."""
+        while grown.lost:
+            name = grown.lost.pop()
+            warnings.warn(
+                f"{name!r} has moved because it grew, and a view of its old rows was changed since: the change is not "
+                "in the store. Make views of the array that append() or resize() returned",
+                LostUpdateWarning,
+                stacklevel=outside()[0],
+            )
 
     def _taken(self) -> list[Moved]:
         grown = self._grown

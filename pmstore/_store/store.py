@@ -32,6 +32,7 @@ from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.interrupts import later
 from pmstore._store.lost_work import Undo, warn_of_drop
+from pmstore._store.moved_rows import MovedRows
 from pmstore._store.only import mark, spans, violation
 from pmstore._store.opening import open_source, outside
 from pmstore._store.report import CheckReport, Stats, check
@@ -270,6 +271,8 @@ class Store(Following):
             catalog.lock.call(catalog.core.commit)
         else:
             catalog.lock.call(catalog.core.commit_only, only)
+        if catalog.grown.lost:
+            MovedRows.warn(catalog.grown)
 
     def _commit_and_compare(self, only: Any, closing: bool) -> list[tuple[str, str]]:
         """Commit, and return the values that were read and changed, but not assigned back."""

@@ -52,8 +52,16 @@ NOTICED = [
         "arrays-of-old-rows-stay-writable",
         "W",
         GROW,
-        "array.flags.writeable = False",
-        "pass",
+        "catalog.grown.frozen.append((sequence, offset, found[-1]))\n                array.flags.writeable = False",
+        "catalog.grown.frozen.append((sequence, offset, found[-1]))",
+        "a change is lost without an error",
+    ),
+    Mutant(
+        "arrays-of-rows-that-are-taken-back-stay-writable",
+        "W",
+        GROW,
+        "offset not in offsets",
+        "offset != offset",
         "a change is lost without an error",
     ),
     Mutant(
@@ -63,14 +71,6 @@ NOTICED = [
         "array.flags.writeable = True",
         "pass",
         "a live array can't be written",
-    ),
-    Mutant(
-        "arrays-of-a-committed-move-thaw",
-        "C",
-        GROW,
-        "array is not None and sequence == catalog.core.sequence",
-        "array is not None",
-        "a change is lost without an error after a rollback",
     ),
     Mutant(
         "the-last-rows-do-not-move",

@@ -128,6 +128,30 @@ def test_changes_before_a_move_move_too(store: pmstore.Store, rest: int | None) 
     assert np.array_equal(store["x"], moved) and store.check().ok
 
 
+def test_a_warning_that_is_an_error_loses_nothing(open_store: Any) -> None:
+    with open_store() as store:
+        made(store, 100)
+        store.commit()
+        view = store["x"][:1]
+        store["important"] = 1
+        store.append("x", rows(100, 3000))
+        view[0] = 9
+        with warnings.catch_warnings(), pytest.raises(pmstore.LostUpdateWarning):
+            warnings.simplefilter("error")
+            store.close()
+    with open_store() as store:
+        assert store["important"] == 1 and np.array_equal(store["x"], rows(0, 3100))
+
+
+def test_assignment_writes_no_spare_rows(store: pmstore.Store) -> None:
+    store.create_array("x", data=np.ones((500, 784)), maxshape=(5000, 784))
+    store.commit()
+    before = store.stats().bytes_written
+    store["x"] = np.full((500, 784), 2.0)
+    store.commit()
+    assert store["x"].max() == 2 and store.stats().bytes_written - before < 3 * 500 * 784 * 8
+
+
 def test_no_warning_without_a_change(store: pmstore.Store) -> None:
     """Old rows are not warned of if no view shows them, they changed before the move, or a rollback makes them live."""
     made(store, 100)
@@ -182,6 +206,7 @@ def test_a_rollback_takes_a_move_back(store: pmstore.Store) -> None:
     store.rollback()
     assert store["x"] is old and old.flags.writeable and np.array_equal(old, rows(0, 100))
     assert np.array_equal(again[100:], rows(100, 3050)) and np.array_equal(moved[100:], rows(100, 50))
+    assert not again.flags.writeable and not moved.flags.writeable  # their rows are in no array
     old[0] = 7
     store.commit()
     assert store["x"][0, 0] == 7

@@ -114,6 +114,10 @@ class Changes(NamedTuple):
             return None
         return None if described.tail else described.dtype
 
+    def has_spare_rows(self, key: bytes) -> bool:
+        """Whether an array grows. Its spare rows would count in the errors of an approximation."""
+        return read_layout(self.core, self.entries[key]).growth is not None
+
     @property
     def losses(self) -> dict[bytes, Loss]:
         """The losses of the arrays that the version approximates."""
@@ -213,7 +217,7 @@ class _Scan:
         if self._seen.lossy is None or before.replica is None or not before.describes(entry):
             return None
         dtype = self.changes.dtype(key)
-        if dtype is None or not self._seen.lossy(key, dtype):
+        if dtype is None or self.changes.has_spare_rows(key) or not self._seen.lossy(key, dtype):
             return None
         return 0 if before.approximation is None else before.approximation.since
 

@@ -264,6 +264,10 @@ def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array
     dtype, axes = described.dtype, described.shape[1:]
     # Python's numbers are converted if that keeps their value, others as an assignment converts them.
     array = given if given is not None else np.asarray(rows, None if dtype.kind in "biufc" else dtype)
+    if given is None and dtype.kind in "iuf" and array.dtype.kind in "fO":  # numpy has no type for large whole numbers
+        exactly = np.asarray(rows, object)
+        if all(isinstance(number, int | np.integer) for number in exactly.flat):
+            array = _converted(exactly, dtype, name)
     if array.shape == axes:
         array = array[np.newaxis]
     elif array.shape == (0,):
@@ -282,6 +286,14 @@ def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array
                 "them with astype"
             )
     return array
+
+
+def _converted(numbers: Array, dtype: np.dtype[Any], name: str) -> Array:
+    """Whole numbers of Python as a dtype. Raises OverflowError."""
+    try:
+        return numbers.astype(dtype)
+    except OverflowError as error:
+        raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold") from error
 
 
 def _resized(

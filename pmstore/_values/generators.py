@@ -52,7 +52,7 @@ def set_generator_state(generator: np.random.Generator, state: Any) -> None:
 
 def generator_parts(generator: np.random.Generator) -> list[Any]:
     """The state of a generator, and the seeds from which `spawn` makes its children; the seeds are None if it has
-    none. Raises TypeError for bit generators and seeds of other packages.
+    none. Raises TypeError for bit generators and seeds of other packages, and for a pool_size that is too large.
     """
     bits: Any = generator.bit_generator
     kind = type(bits).__name__
@@ -63,10 +63,15 @@ def generator_parts(generator: np.random.Generator) -> list[Any]:
         return [dict(bits.state), None]
     if type(seeds) is not np.random.SeedSequence:
         raise TypeError(f"a store can't keep a generator that was seeded with a {type(seeds).__name__}")
+    if seeds.pool_size > _POOL_MAX:
+        raise TypeError(
+            f"a store can't keep a generator whose SeedSequence has a pool_size of {seeds.pool_size}, but at most "
+            f"{_POOL_MAX}; numpy's default is 4"
+        )
     entropy = seeds.entropy.tolist() if isinstance(seeds.entropy, np.ndarray) else seeds.entropy
     return [
         dict(bits.state),
-        [entropy, list(seeds.spawn_key), seeds.pool_size, seeds.n_children_spawned],
+        [entropy, list(seeds.spawn_key), int(seeds.pool_size), seeds.n_children_spawned],
     ]
 
 

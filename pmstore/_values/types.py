@@ -286,7 +286,7 @@ _BY_NAME: dict[str, tuple[str, Small]] = {
     ),
     "timedelta": ("datetime", Small(12, lambda value: [value.days, value.seconds, value.microseconds], _timedelta)),
     "Decimal": ("decimal", Small(13, lambda value: [str(value)], _decimal)),
-    "Fraction": ("fractions", Small(14, lambda value: [value.numerator, value.denominator], _fraction)),
+    "Fraction": ("fractions", Small(14, lambda value: [int(value.numerator), int(value.denominator)], _fraction)),
     "UUID": ("uuid", Small(15, lambda value: [value.bytes], _uuid)),
     **dict.fromkeys(_PATHS, ("pathlib", _PATH)),
     "slice": ("builtins", Small(17, _bounds, _slice, holds=True)),

@@ -199,6 +199,14 @@ def test_generators_of_others_are_refused(store):
         store["v"] = np.random.Generator(Own())
     with pytest.raises(TypeError, match="seeded with a Seeds"):
         store["v"] = np.random.Generator(np.random.PCG64(Seeds()))
+    with pytest.raises(TypeError, match="a pool_size of 1025, but at most 1024"):
+        store["v"] = np.random.Generator(np.random.PCG64(np.random.SeedSequence(0, pool_size=1025)))
+    assert "v" not in store
+
+
+def test_a_fraction_of_numpy_numbers(store):
+    store["v"] = [fractions.Fraction(np.int64(3), np.int64(4)), fractions.Fraction(np.uint8(3))]
+    assert form(store["v"]) == form([fractions.Fraction(3, 4), fractions.Fraction(3)])
 
 
 def test_nesting_has_a_limit(store):
@@ -329,6 +337,32 @@ anything = hashables | st.builds(slice, hashables, leaves) | st.lists(leaves).ma
 @given(anything)
 def test_any_value_round_trips(value):
     assert form(decode(encode(value))) == form(value)
+
+
+numbers = st.integers(1, 1000) | st.integers(1, 100).map(np.int64) | st.integers(1, 100).map(np.uint8)
+seeds = st.builds(
+    np.random.SeedSequence,
+    st.none() | numbers | st.lists(numbers) | st.lists(numbers).map(np.array),
+    spawn_key=st.lists(numbers).map(tuple),
+    pool_size=st.sampled_from([4, np.int64(8), 1024, 1025, 2000]),
+    n_children_spawned=numbers,
+)
+unusual = (
+    st.builds(fractions.Fraction, numbers, numbers)
+    | st.builds(range, numbers, numbers, numbers)
+    | st.builds(slice, numbers, numbers)
+    | seeds.map(lambda one: np.random.Generator(np.random.PCG64(one)))
+)
+
+
+@settings(max_examples=100)
+@given(unusual)
+def test_what_is_encoded_can_be_decoded(value):
+    try:
+        encoded = encode([value])
+    except (TypeError, ValueError):
+        return
+    assert encode(decode(encoded)) == encoded
 
 
 def test_json():

@@ -557,11 +557,12 @@ class Catalog:
 
     def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
         """The prefix of the keys that belong to an entry: a list's elements, an object's parts, a derived array's
-        value; b"" for others."""
+        value; b"" for others, and for a damaged object whose id is lost."""
         if entry is not None and entry.kind == LIST:
             return _names.element_prefix(self.list_id(entry))
         if entry is not None and entry.kind == OBJECT:
-            return _names.object_prefix(objects.head_of(entry).id)
+            owner = objects.id_of(entry)
+            return b"" if owner is None else _names.object_prefix(owner)
         return _names.derived_prefix(key) if entry is not None and entry.kind == DERIVED else b""
 
     def _what(self, key: bytes, entry: Entry) -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "check_parts",
     "get",
     "head_of",
+    "id_of",
     "parts",
     "prepared",
     "parts_under",
@@ -74,6 +75,15 @@ def head_of(entry: Entry) -> Head:
     if not sound or not all(type(part) is kind for part, kind in zip(head, (int, int, str))):
         raise CorruptStoreError("a damaged object")
     return head
+
+
+def id_of(entry: Entry) -> int | None:
+    """The id of an object whose head may be damaged, so that it can be deleted; None if there is none."""
+    with contextlib.suppress(Exception):
+        number, _, _ = msgpack.unpackb(entry.meta)
+        if type(number) is int and 0 < number < 1 << 64:
+            return number
+    return None
 
 
 # ---- writing

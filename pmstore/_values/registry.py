@@ -205,9 +205,13 @@ def check_name(name: object, what: str) -> bytes:
 def parts_of(value: Any) -> tuple[str, dict[str, Any]] | None:
     """The name of the type of a value, and its parts; None if its type is not registered.
 
-    Raises TypeError or ValueError if `encode` gives no dict of str, and what `encode` raises.
+    Raises TypeError or ValueError if `encode` gives no dict of str or a name of a Parts breaks the rules, and what
+    `encode` raises.
     """
     if type(value) is Parts:
+        check_name(value.type_name, "of the type of a Parts")
+        for name in value._parts:
+            check_name(name, f"of a part of a {value.type_name}")
         return value.type_name, value._parts
     found = registered(type(value))
     if found is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -276,6 +277,47 @@ def test_what_can_not_be_stored_leaves_everything(store: Any, parts: Any, hint: 
             with pytest.raises((TypeError, ValueError), match=hint):
                 store[name] = value
     assert [tuple(row) for row in hooks.core_of(store).scan(b"")] == before
+
+
+ARRAY = np.arange(3)
+BAD_PARTS = [
+    (pmstore.Parts("", {"a": ARRAY}), "the name of the type of a Parts has 1 to 255 bytes"),
+    (pmstore.Parts("x" * 300, {"a": ARRAY}), "the name of the type of a Parts has 1 to 255 bytes"),
+    (pmstore.Parts(5, {"a": ARRAY}), "the name of the type of a Parts is a str, not int"),  # type: ignore[arg-type]
+    (pmstore.Parts("\ud800", {"a": ARRAY}), "holds a lone surrogate"),
+    (pmstore.Parts("t", {"": ARRAY}), "the name of a part of a t has 1 to 255 bytes"),
+    (pmstore.Parts("t", {"k" * 300: 1}), "the name of a part of a t has 1 to 255 bytes"),
+    (pmstore.Parts("t", {1: 1}), "the name of a part of a t is a str, not int"),  # type: ignore[dict-item]
+    (pmstore.Parts("t", {"a": ARRAY, "\ud800": 1}), "holds a lone surrogate"),
+]
+
+
+@pytest.mark.parametrize("parts, hint", BAD_PARTS, ids=[str(i) for i in range(len(BAD_PARTS))])
+def test_names_of_parts_are_checked(store: Any, parts: pmstore.Parts, hint: str) -> None:
+    store["m"] = Model(np.arange(3.0), 0.5)
+    before = [tuple(row) for row in hooks.core_of(store).scan(b"")]
+    for name in ("m", "new"):
+        for value in (parts, [parts]):
+            with pytest.raises((TypeError, ValueError), match=hint):
+                store[name] = value
+    assert [tuple(row) for row in hooks.core_of(store).scan(b"")] == before
+
+
+@pytest.mark.parametrize("meta, left", [([None, 2, ""], 0), ([None, 2], 3), ([0, 2, "t"], 3)])
+def test_a_damaged_object_can_be_deleted_and_replaced(store: Any, meta: list[Any], left: int) -> None:
+    core = hooks.core_of(store)
+    for change in (lambda: store.__delitem__("m"), lambda: store.__setitem__("m", 1)):
+        for row in list(core.scan(b"o")):
+            core.delete(row.key)
+        store["m"] = Model(np.arange(3.0), 0.5)
+        entry = core.get(b"nm")
+        number = msgpack.unpackb(entry.meta)[0]
+        core.put(b"nm", entry._replace(meta=msgpack.packb([number if one is None else one for one in meta])))
+        with pytest.raises(pmstore.CorruptStoreError):
+            store["m"]
+        change()
+        assert store.get("m") in (None, 1) and len(list(core.scan(b"o"))) == left
+        store.commit()
 
 
 def test_an_encode_that_fails(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

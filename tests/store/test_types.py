@@ -351,6 +351,7 @@ unusual = (
     st.builds(fractions.Fraction, numbers, numbers)
     | st.builds(range, numbers, numbers, numbers)
     | st.builds(slice, numbers, numbers)
+    | st.builds(pmstore.Parts, st.text(max_size=3) | numbers, st.dictionaries(st.text(max_size=3) | numbers, numbers))
     | seeds.map(lambda one: np.random.Generator(np.random.PCG64(one)))
 )
 

@@ -160,7 +160,8 @@ class FormatVersionError(Error, ValueError):
 
 class DecodeError(Error, ValueError):
     """The `decode` of a registered type raised an exception: see `pmstore.register`. Store.parts(name) gives the parts
-    of the value, which are as they were stored."""
+    of the value, which are as they were stored. Or a time has a time zone that this machine does not know: the package
+    tzdata has them all."""
 
 
 class TooLargeError(Error, ValueError):

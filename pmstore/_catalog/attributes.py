@@ -193,11 +193,11 @@ def what_of(name: str) -> str:
     return repr(name) if name else "the store"
 
 
-def decoded(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """The attributes in an entry. Raises CorruptStoreError if they are none."""
+def decoded(catalog: Catalog, entry: Entry, *, raw: bool = False) -> dict[str, Any]:
+    """The attributes in an entry. Raises CorruptStoreError if they are none. raw: see `values.decode`."""
     if entry.kind not in (INLINE, BLOB) or entry.length > ATTRIBUTES_MAX:
         raise CorruptStoreError("damaged attributes")
-    found = decode(catalog.encoded(entry))
+    found = decode(catalog.encoded(entry), raw=raw)
     if type(found) is not dict or not all(type(name) is str and name and "\0" not in name for name in found):
         raise CorruptStoreError("damaged attributes")
     return found

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import CorruptStoreError, DecodeError
 from pmstore._values.generators import generator_of, generator_parts
 
 __all__ = ["BY_CODE", "Small", "is_text", "small_of"]
@@ -51,7 +51,8 @@ class Small(NamedTuple):
     """How values of one type are kept.
 
     code: of the extension. parts: the list for a value; raises TypeError if it can't be kept. make: the value of a
-    list. mutable: whether a value can be changed in place. holds: whether the parts may be any values.
+    list. mutable: whether a value can be changed in place. holds: whether the parts may be any values. raw: what
+    takes the place of `make` where nothing outside of the file counts.
     """
 
     code: int
@@ -59,6 +60,7 @@ class Small(NamedTuple):
     make: Callable[[list[Any]], Any]
     mutable: bool = False
     holds: bool = False
+    raw: Callable[[list[Any]], Any] | None = None
 
 
 def small_of(kind: type) -> Small | None:
@@ -131,6 +133,8 @@ def _zone(zone: Any) -> Any:
     found = sys.modules.get("zoneinfo")
     if found is not None and type(zone) is found.ZoneInfo and zone.key is not None:
         return zone.key
+    if type(zone) is _Unknown:
+        return zone.key
     kind = type(zone)
     raise TypeError(
         f"a store can't keep the time zone {zone!r:.80}, a {kind.__module__}.{kind.__qualname__}: use a "
@@ -147,12 +151,34 @@ def _zone_of(zone: Any) -> Any:
         try:
             return zoneinfo.ZoneInfo(zone)
         except (LookupError, OSError) as error:
-            raise CorruptStoreError(
+            raise DecodeError(
                 f"the time zone {zone!r:.80} is unknown to this machine: install the package tzdata, or the system's"
             ) from error
     offset, *name = zone
     _ints([offset])
     return datetime.timezone(offset * _MICROSECOND, *name)
+
+
+class _Unknown(datetime.tzinfo):
+    """A zone that this machine does not know. A time in it compares as one without a zone."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"zoneinfo.ZoneInfo(key={self.key!r})"
+
+    def utcoffset(self, _: datetime.datetime | None) -> None:
+        return None
+
+    dst = tzname = utcoffset
+
+
+def _zone_if_known(zone: Any) -> Any:
+    try:
+        return _zone_of(zone)
+    except DecodeError:
+        return _Unknown(zone)
 
 
 def _date(parts: list[Any]) -> Any:
@@ -168,13 +194,13 @@ def _time_parts(value: Any) -> list[Any]:
     return [value.hour, value.minute, value.second, value.microsecond, value.fold, _zone(value.tzinfo)]
 
 
-def _timed(kind: Any, count: int) -> Callable[[list[Any]], Any]:
+def _timed(kind: Any, count: int, zone_of: Callable[[Any], Any] = _zone_of) -> Callable[[list[Any]], Any]:
     def make(parts: list[Any]) -> Any:
         *numbers, fold, zone = parts
         _ints([*numbers, fold])
         if len(numbers) != count:
             raise CorruptStoreError("a damaged value: a time breaks the format")
-        return kind(*numbers, tzinfo=_zone_of(zone), fold=fold)
+        return kind(*numbers, tzinfo=zone_of(zone), fold=fold)
 
     return make
 
@@ -274,16 +300,21 @@ TEXT = Small(19, text_parts, _text_array, mutable=True)
 
 _PATH = Small(16, lambda value: [type(value).__name__, str(value)], _path)
 
+_TIME = Small(10, _time_parts, _timed(datetime.time, 4), raw=_timed(datetime.time, 4, _zone_if_known))
+_DATETIME = Small(
+    11,
+    lambda value: _date_parts(value) + _time_parts(value),
+    _timed(datetime.datetime, 7),
+    raw=_timed(datetime.datetime, 7, _zone_if_known),
+)
+
 _BY_NAME: dict[str, tuple[str, Small]] = {
     "set": ("builtins", Small(6, list, _set_of(set), mutable=True, holds=True)),
     "frozenset": ("builtins", Small(7, list, _set_of(frozenset), holds=True)),
     "OrderedDict": ("collections", Small(8, _pairs, _ordered, mutable=True, holds=True)),
     "date": ("datetime", Small(9, _date_parts, _date)),
-    "time": ("datetime", Small(10, _time_parts, _timed(datetime.time, 4))),
-    "datetime": (
-        "datetime",
-        Small(11, lambda value: _date_parts(value) + _time_parts(value), _timed(datetime.datetime, 7)),
-    ),
+    "time": ("datetime", _TIME),
+    "datetime": ("datetime", _DATETIME),
     "timedelta": ("datetime", Small(12, lambda value: [value.days, value.seconds, value.microseconds], _timedelta)),
     "Decimal": ("decimal", Small(13, lambda value: [str(value)], _decimal)),
     "Fraction": ("fractions", Small(14, lambda value: [int(value.numerator), int(value.denominator)], _fraction)),

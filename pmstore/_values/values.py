@@ -63,7 +63,8 @@ def encode(value: Any) -> bytes:
 
 def decode(encoded: bytes, *, raw: bool = False) -> Any:
     """The value that is encoded in bytes, which are not trusted. Raises CorruptStoreError if they encode none, and
-    DecodeError if the `decode` of a registered type fails. raw: values of registered types become `Parts`.
+    DecodeError if the `decode` of a registered type fails, or this machine lacks a time zone. raw: values of registered
+    types become `Parts`, and any time zone will do.
     """
     try:
         value = _Decoder(0, raw).unpack(encoded)
@@ -253,7 +254,7 @@ class _Decoder:
         if type(parts) is not list:
             raise CorruptStoreError("a damaged value: an extension breaks the format")
         if small is not None:
-            return small.make(parts)
+            return ((self._raw and small.raw) or small.make)(parts)
         if code == _TUPLE:
             return tuple(parts)
         if code == _REGISTERED:

@@ -5,8 +5,11 @@ tests/core/test_hostile.py gives it hostile files.
 
 from __future__ import annotations
 
+import datetime
 import os
-from collections.abc import Callable
+import sys
+import zoneinfo
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +56,48 @@ def test_a_sound_store(open_store: Open) -> None:
         store._drop()
     with open_store("rescued.pm") as store:
         assert not store["fixed"].flags.writeable and store["f"].flags.writeable
+
+
+@pytest.fixture
+def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A call after which this process knows no time zone."""
+
+    def forget() -> None:
+        monkeypatch.setitem(sys.modules, "tzdata", None)
+        zoneinfo.reset_tzpath(to=[])
+        zoneinfo.ZoneInfo.clear_cache()
+
+    yield forget
+    zoneinfo.reset_tzpath()
+    zoneinfo.ZoneInfo.clear_cache()
+
+
+def test_a_time_zone_that_the_machine_lacks_is_no_damage(open_store: Open, no_zones: Callable[[], None]) -> None:
+    when = datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
+    with open_store() as store:
+        store["a"], store["d"], store["time"] = when, {when: [when], "data": 5}, when.timetz()
+        store["o"] = pmstore.Parts("unknown", {"x": np.arange(3), "when": when})
+        store["plain"] = pmstore.Parts("unknown", {"when": when})
+        store.create_list("l").extend([1, when, 3])
+        store.attrs("a").update(when=when, units="K")
+        store.attrs().update(when=when)
+        values = {name: store[name] for name in ("a", "d", "time", "plain")}
+    path, target = Path(store.path), Path(store.path).with_name("rescued.pm")
+    no_zones()
+    with open_store(mode="r") as store:
+        for read in (lambda: store["a"], lambda: store["d"], lambda: store["l"][1], lambda: store.attrs("a")["when"]):
+            with pytest.raises(pmstore.DecodeError, match="'Europe/Berlin' is unknown to this machine: install"):
+                read()
+        assert store.check().ok and "Europe/Berlin" in repr(store.parts("o")["when"])
+        store.backup(path.with_name("backup.pm"))
+    assert pmstore.salvage(path, target).ok
+    pmstore.compact(path)
+    zoneinfo.reset_tzpath()
+    for name in (target, path, path.with_name("backup.pm")):
+        with pmstore.open(name, "r") as store:
+            assert {name: store[name] for name in values} == values and list(store["l"]) == [1, when, 3]
+            assert store["o"]["when"] == when and len(store["o"]["x"]) == 3
+            assert dict(store.attrs("a")) == {"when": when, "units": "K"} and dict(store.attrs()) == {"when": when}
 
 
 def test_damaged_contents(open_store: Open) -> None:

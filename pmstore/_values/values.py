@@ -66,18 +66,24 @@ def decode(encoded: bytes, *, raw: bool = False) -> Any:
     DecodeError if the `decode` of a registered type fails, or this machine lacks a time zone. raw: values of registered
     types become `Parts`, and any time zone will do.
     """
-    try:
-        value = _Decoder(0, raw).unpack(encoded)
-    except (CorruptStoreError, DecodeError):
-        raise
-    except Exception as error:  # anything that hostile bytes provoke, MemoryError and RecursionError included
-        raise CorruptStoreError(f"a damaged value: {str(error) or type(error).__name__}") from error
     if any(start in encoded for start in _TIMESTAMPS):
+        value = _unpacked(encoded, True)  # the `decode` of a registered type may give any type
         try:
             _check(value, 0)
         except (TypeError, ValueError) as error:
             raise CorruptStoreError(f"a damaged value: {error}") from error
-    return value
+        if raw:
+            return value
+    return _unpacked(encoded, raw)
+
+
+def _unpacked(encoded: bytes, raw: bool) -> Any:
+    try:
+        return _Decoder(0, raw).unpack(encoded)
+    except (CorruptStoreError, DecodeError):
+        raise
+    except Exception as error:  # anything that hostile bytes provoke, MemoryError and RecursionError included
+        raise CorruptStoreError(f"a damaged value: {str(error) or type(error).__name__}") from error
 
 
 def has_containers(value: Any) -> bool:

@@ -346,6 +346,31 @@ def test_a_decode_that_fails(open_store: Any, monkeypatch: pytest.MonkeyPatch) -
     assert code == 0 and "decode fails" not in out and "'rate': 0.5" in out
 
 
+class Other:
+    """What `decode` makes of a stored Source: a value that no store keeps."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
+class Source(Other):
+    pass
+
+
+@pytest.fixture
+def sources() -> None:
+    if registry.registered(Source) is None:
+        pmstore.register(Source, lambda one: {"data": one.data}, lambda parts: Other(parts["data"]), name="source")
+
+
+@pytest.mark.usefixtures("sources")
+@pytest.mark.parametrize("data", [b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff", [b"\xd6\xff", 0xD6FF]])
+def test_any_bytes_when_decode_gives_another_type(store: Any, data: Any) -> None:
+    store["v"], store["o"] = [Source(data)], Source([data, np.arange(3)])
+    assert type(store["v"][0]) is Other and store["v"][0].data == data and store["o"].data[0] == data
+    assert store.check().ok
+
+
 def test_a_class_that_has_changed(store: Any) -> None:
     store["a"], store["b"] = pmstore.Parts("tests.support.registered.Slots", {"a": 1, "z": 2}), Colour.RED
     with pytest.raises(pmstore.DecodeError, match="the stored fields are not those of the class: b, z"):

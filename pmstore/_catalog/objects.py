@@ -255,7 +255,8 @@ def small(value: Any) -> bytes:
     """What a lost update would change of an object: all but the elements of its arrays, which are live. Raises what
     `encode` raises."""
     name, items = parts_of(value) or ("", {})
-    return encode([name, {part: _outline(one) if _is_live(one) else one for part, one in items.items()}])
+    outlines = {part: encode(_outline(one) if _is_live(one) else one) for part, one in items.items()}
+    return bytes(msgpack.packb([name, outlines]))  # not nested deeper than a part may be
 
 
 def _outline(array: Array) -> Any:

@@ -371,6 +371,23 @@ def test_any_bytes_when_decode_gives_another_type(store: Any, data: Any) -> None
     assert store.check().ok
 
 
+def test_a_part_nested_as_deep_as_can_be(store: Any, recwarn: pytest.WarningsRecorder) -> None:
+    deep: Any = 1
+    for _ in range(128):
+        deep = [deep]
+    store["v"] = Layer(np.zeros(3), deep)
+    store.commit()
+    value = store["v"]
+    assert value.name == deep
+    store.commit()
+    assert not recwarn.list
+    value.name[0] = 5
+    with pytest.warns(pmstore.LostUpdateWarning):
+        store.commit()
+    with pytest.raises(ValueError, match="128 levels"):
+        store["v"] = Layer(np.zeros(3), [deep])
+
+
 def test_a_class_that_has_changed(store: Any) -> None:
     store["a"], store["b"] = pmstore.Parts("tests.support.registered.Slots", {"a": 1, "z": 2}), Colour.RED
     with pytest.raises(pmstore.DecodeError, match="the stored fields are not those of the class: b, z"):

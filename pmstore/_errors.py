@@ -252,6 +252,15 @@ def of(what: str, error: Error) -> Error:
     return StoreIOError(error.errno, text) if isinstance(error, StoreIOError) else CorruptStoreError(text)
 
 
+def in_part(what: str, error: TypeError | ValueError) -> TypeError | ValueError:
+    """The error of storing a part of a value, with the part's name. An `encode` may raise a class whose constructor
+    takes more than a text: it becomes a TypeError or a ValueError."""
+    kind = type(error)
+    if kind not in (TypeError, ValueError, TooLargeError):
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{what}: {error}")
+
+
 def refused(error: OSError, path: str) -> Error:
     """The error for a path that the system refused to open."""
     kinds = (OutOfSpaceError, StorePermissionError, StoreNotADirectoryError, StoreIsADirectoryError)

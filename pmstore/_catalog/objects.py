@@ -21,7 +21,7 @@ from pmstore._catalog.kinds import ARRAY, BLOB, INLINE, OBJECT
 from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
 from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
-from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, of
+from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
 from pmstore._values.array import Array, Layout, layout, order_of, read_layout
 from pmstore._values.registry import NAME_MAX, Parts, made, parts_of, registered
 from pmstore._values.types import is_text
@@ -104,7 +104,7 @@ def prepared(value: Any) -> Prepared | None:
             else:
                 out.append((part, (encode(content), type_name(content))))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"the part {part!r} of a {name}: {error}") from error
+            raise in_part(f"the part {part!r} of a {name}", error) from error
     return name, out
 
 

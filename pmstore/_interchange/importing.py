@@ -22,7 +22,7 @@ from pmstore._catalog.copying import Contents, put_copy
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import key_of, parents
 from pmstore._core import FIXED, Entry
-from pmstore._errors import Error, InterchangeError, NameConflictError, UnknownNameError
+from pmstore._errors import Error, InterchangeError, NameConflictError, UnknownNameError, in_part
 from pmstore._interchange.formats import format_of
 from pmstore._interchange.forms import Hints
 from pmstore._interchange.found import Found, Stored, damage, require
@@ -271,4 +271,4 @@ def _encoded(name: str, value: Any) -> None:
     try:
         encode(value)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name!r}: {error}") from error
+        raise in_part(repr(name), error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import msgpack
@@ -386,6 +387,26 @@ def test_a_part_nested_as_deep_as_can_be(store: Any, recwarn: pytest.WarningsRec
         store.commit()
     with pytest.raises(ValueError, match="128 levels"):
         store["v"] = Layer(np.zeros(3), [deep])
+
+
+class Careless:
+    def __init__(self, fails: Any) -> None:
+        self.fails = fails
+
+
+@pytest.mark.parametrize(
+    "fails, hint",
+    [(lambda: json.loads("{"), "Expecting property name"), (lambda: b"\xff".decode(), "can't decode byte 0xff")],
+)
+def test_an_encode_that_fails_inside_of_a_part(store: Any, fails: Any, hint: str) -> None:
+    if registry.registered(Careless) is None:
+        pmstore.register(Careless, lambda one: {"a": one.fails()}, Careless, name="careless")
+    for value in (Careless(fails), [Careless(fails)], Layer(np.zeros(2), Careless(fails))):
+        with pytest.raises(ValueError, match=hint):
+            store["v"] = value
+    with pytest.raises(ValueError, match="the part 'name' of a .*Layer: .*" + hint) as caught:
+        store["v"] = value
+    assert isinstance(caught.value.__cause__, (json.JSONDecodeError, UnicodeDecodeError)) and "v" not in store
 
 
 def test_a_class_that_has_changed(store: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pmstore._display import count_text, size_text
-from pmstore._errors import Error, StaleSnapshotError
+from pmstore._errors import Error, StaleSnapshotError, StoreExistsError
 from pmstore._interchange.exporting import export
 from pmstore._interchange.importing import load_into
 from pmstore._interchange.source import Progress
@@ -88,21 +88,14 @@ def _missing(store: Store, name: str) -> str:
 def import_(chosen: argparse.Namespace, failure: Failure) -> int:
     """Reads a file of another format into a store, in one commit, and prints how many names came."""
     names = dict(_renamed(text) for text in chosen.name) if chosen.name else None
-    new = not os.path.lexists(chosen.destination)
     left_out: list[str] = []
     with _progress(chosen, chosen.path) as progress, _told(failure):
         if not os.path.lexists(chosen.path):
             raise failure("there is no such file")
-        try:
-            with open_store(chosen.destination) as store, warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                target = store.group(chosen.group) if chosen.group else store
-                count = load_into(target, chosen.path, chosen.format, names=names, progress=progress)
-        except BaseException:
-            if new:  # it is empty
-                with contextlib.suppress(OSError):
-                    os.unlink(chosen.destination)
-            raise
+        with _destination(chosen.destination) as store, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            target = store.group(chosen.group) if chosen.group else store
+            count = load_into(target, chosen.path, chosen.format, names=names, progress=progress)
         left_out = [str(one.message).partition("left out: ")[2] or str(one.message) for one in caught]
     for text in left_out:
         print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
@@ -113,6 +106,24 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
         where = f"group {chosen.group!r} of {chosen.destination}" if chosen.group else chosen.destination
         print(f"{where}: {count_text(count, 'name')} of {chosen.path}")
     return 0
+
+
+@contextlib.contextmanager
+def _destination(path: str) -> Iterator[Store]:
+    """The store that an import goes to. If it is new and the block fails, its file is deleted while it is locked:
+    another process can't have it."""
+    try:
+        store, new = open_store(path, "x"), True
+    except StoreExistsError:
+        store, new = open_store(path), False
+    with store:
+        try:
+            yield store
+        except BaseException:
+            if new:  # it is empty
+                with contextlib.suppress(OSError):
+                    os.unlink(store.path)
+            raise
 
 
 def _renamed(text: str) -> tuple[str, str]:

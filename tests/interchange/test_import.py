@@ -18,6 +18,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
+from pmstore._interchange import command
 from tests.store.test_attributes import seen
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
@@ -385,8 +386,8 @@ def test_progress_on_a_terminal(
         monkeypatch.setitem(sys.modules, "rich.progress", None)
     np.savez(tmp_path / "x.npz", x=np.arange(10**6))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for command in (["import", "x.npz", "x.pm"], ["export", "x.pm", "y.npz"]):
-        status, _, error = run(capsys, command[0], *(tmp_path / name for name in command[1:]))
+    for words in (["import", "x.npz", "x.pm"], ["export", "x.pm", "y.npz"]):
+        status, _, error = run(capsys, words[0], *(tmp_path / name for name in words[1:]))
         assert status == 0 and (rich or error.endswith("MiB of 7.6 MiB\r\033[K")), error
     status, _, error = run(capsys, "import", "--json", tmp_path / "x.npz", tmp_path / "z.pm")
     assert (status, error) == (0, "")
@@ -398,6 +399,38 @@ def test_a_failed_import_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFi
         status, out, error = run(capsys, "import", tmp_path / path, tmp_path / "new.pm")
         assert (status, out) == (2, "") and text in error and error.count("\n") == 1, error
     assert os.listdir(tmp_path) == ["bad.npz"]
+
+
+HOLDS = """
+import sys, pmstore
+with pmstore.open(sys.argv[1]) as store:
+    store["precious"] = 1
+    store.commit()
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_an_import_does_not_delete_the_store_of_another_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process makes it in the moment before this one opens it."""
+    np.savez(tmp_path / "x.npz", a=np.arange(3))
+    path, opened, others = tmp_path / "new.pm", command.open_store, []
+
+    def late(*arguments: Any) -> pmstore.Store:
+        if not others:
+            code = [sys.executable, "-c", HOLDS, path]
+            others.append(subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            assert others[0].stdout is not None and others[0].stdout.readline() == "held\n"
+        return opened(*arguments)
+
+    monkeypatch.setattr(command, "open_store", late)
+    status, _, error = run(capsys, "import", tmp_path / "x.npz", path)
+    others[0].communicate("\n")
+    assert status == 2 and "has it open for writing" in error, error
+    with pmstore.open(path, "r", verify=True) as store:
+        assert dict(store) == {"precious": 1}
 
 
 KILLED = """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
     from pmstore._core import Core, Entry
 
-__all__ = ["ATTRIBUTES_MAX", "Attributes", "all_of", "below", "brief", "decoded", "what_of"]
+__all__ = ["ATTRIBUTES_MAX", "Attributes", "all_of", "below", "brief", "check_new", "decoded", "put_all", "what_of"]
 
 ATTRIBUTES_MAX = 1 << 20  # bytes of all attributes of a name, encoded
 
@@ -73,17 +73,11 @@ class Attributes(MutableMapping[str, Any]):
 
     def _put(self, found: dict[str, Any]) -> None:
         """Store these. The caller holds the lock."""
-        catalog, key = self._catalog, attributes_key(self._name)
-        if not found:
-            catalog.core.delete(key)
-            return
-        encoded = encode(found)
-        if len(encoded) > ATTRIBUTES_MAX:
-            raise TooLargeError(
-                f"the attributes of {what_of(self._name)} would take {len(encoded):,} bytes, and {ATTRIBUTES_MAX:,} is "
-                "the limit: keep large contents under a name of their own"
-            )
-        catalog.put_encoded(key, encoded, "attributes")
+        key = attributes_key(self._name)
+        if found:
+            self._catalog.put_encoded(key, _encoded(self._name, found), "attributes")
+        else:
+            self._catalog.core.delete(key)
 
     def _out(self, name: str, value: Any) -> Any:
         """A value that goes to the user."""
@@ -186,6 +180,29 @@ def _check_name(name: object) -> None:
         raise InvalidNameError(f"the attribute {name!r:.200} holds a lone surrogate, which UTF-8 lacks") from error
     if not name or "\0" in name:
         raise InvalidNameError(f"the name of an attribute is not empty and has no NUL character: {name!r:.200}")
+
+
+def _encoded(name: str, found: dict[str, Any]) -> bytes:
+    encoded = encode(found)
+    if len(encoded) > ATTRIBUTES_MAX:
+        raise TooLargeError(
+            f"the attributes of {what_of(name)} would take {len(encoded):,} bytes, and {ATTRIBUTES_MAX:,} is the "
+            "limit: keep large contents under a name of their own"
+        )
+    return encoded
+
+
+def check_new(catalog: Catalog, name: str, new: dict[str, Any]) -> None:
+    """Raise what `Attributes.update` would raise for these of a full name, which may not exist yet."""
+    for one in new:
+        _check_name(one)
+    _encoded(name, {**all_of(catalog, name), **new})
+
+
+def put_all(catalog: Catalog, name: str, found: dict[str, Any]) -> None:
+    """Give a full name these attributes, and no others."""
+    with catalog.lock:
+        Attributes(catalog, name)._put(found)
 
 
 def what_of(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._catalog.attributes import Attributes
+from pmstore._catalog.attributes import Attributes, all_of, check_new, put_all
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, put_copy
 from pmstore._catalog.kinds import ARRAY
@@ -184,13 +184,15 @@ class _Import:
                 out[full] = {key: hints.attribute(name, key, found[key]) for key in _in_order(hints, name, found)}
                 for key, value in out[full].items():
                     _encoded(f"{name}, attribute {key}", value)
+                check_new(self._catalog, full, out[full])
         return out
 
     def run(self) -> int:
         catalog, made = self._catalog, []
-        root = self._mapping._prefix[:-1]
-        before: dict[str, Any] | None = None
+        before: dict[str, dict[str, Any]] = {}  # the attributes of the store and of groups that are there
         try:
+            for full in self._attributes:
+                before[full] = all_of(catalog, full)
             for one, described in self._layouts:
                 made.append(self._full(one.name))
                 self._put(one, described)
@@ -201,19 +203,14 @@ class _Import:
                 else:
                     catalog.set(made[-1], value)
             for full, found in self._attributes.items():
-                about = Attributes(catalog, full)
-                if full == root:
-                    before = dict(about)
-                about.update(found)
+                Attributes(catalog, full).update(found)
         except BaseException:
             for full in made:
                 with contextlib.suppress(Error):
                     catalog.delete(full)
-            if before is not None:
-                with contextlib.suppress(Error):
-                    about = Attributes(catalog, root)
-                    about.clear()
-                    about.update(before)
+            for full, found in before.items():
+                with contextlib.suppress(Error):  # a new group is gone, with its attributes
+                    put_all(catalog, full, found)
             raise
         return len(made)
 

@@ -401,6 +401,24 @@ def test_a_failed_import_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFi
     assert os.listdir(tmp_path) == ["bad.npz"]
 
 
+def test_a_failed_import_leaves_the_attributes_of_groups(store: pmstore.Store, tmp_path: Path) -> None:
+    store["g/a"] = 1
+    store.attrs("g").update(title="old", other=2)
+    store.commit()
+    np.savez(tmp_path / "x.npz", **{"g/b": np.arange(3)})
+    for bad in ({"a\0b": 1}, {"": 1}, {"long": "x" * (1 << 20)}):
+        with zipfile.ZipFile(tmp_path / "y.npz", "w") as file:
+            with zipfile.ZipFile(tmp_path / "x.npz") as other:
+                file.writestr("g/b.npy", other.read("g/b.npy"))
+            file.writestr("__attributes__.json", json.dumps({"g": {"title": "new"}, "g/b": bad}))
+        refused(store, tmp_path / "y.npz", (ValueError, pmstore.TooLargeError), None)
+    store.attrs("g")["title"] = "x" * ((1 << 20) - 100)
+    with zipfile.ZipFile(tmp_path / "z.npz", "w") as file:
+        file.writestr("__values__.json", json.dumps({"g/c": 1}))
+        file.writestr("__attributes__.json", json.dumps({"g": {"more": "x" * 100}}))
+    refused(store, tmp_path / "z.npz", pmstore.TooLargeError, "the attributes of 'g'")
+
+
 HOLDS = """
 import sys, pmstore
 with pmstore.open(sys.argv[1]) as store:

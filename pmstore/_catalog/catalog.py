@@ -337,10 +337,14 @@ class Catalog:
                 return False
             attributed = attributes.any_in(self.core)
             try:
-                return self.core.delete(key, self._belongings(key, entry))
-            finally:
+                deleted = self.core.delete(key, self._belongings(key, entry))
                 if attributed:
                     attributes.sweep(self, name)
+                return deleted
+            except BaseException:  # a signal after the call, or in the sweep
+                if attributed:
+                    attributes.sweep(self, name)
+                raise
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""

@@ -88,22 +88,24 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
         moved, declared = _moved(catalog, pairs)
         described = list(attributes.below(catalog, old))
         moved += [(attributes_key(name), attributes_key(new + name[len(old) :])) for name in described]
+        ending = False
         try:
             for before in declared:
                 _declare_under(catalog, pairs, before)
             _check_declarations(catalog, declared.values(), check)
             catalog.core.rename(moved)
+            ending = True
+            _end_rename(catalog, pairs, declared)
+            if attributes.any_in(catalog.core):
+                attributes.sweep(catalog, old)
+            return list(pairs)
         except BaseException:
-            if moved and catalog.core.get(moved[0][0]) is None:  # a signal after the call
+            if ending or (moved and catalog.core.get(moved[0][0]) is None):  # a signal after the call
                 _end_rename(catalog, pairs, declared)
                 attributes.sweep(catalog, old)
             else:
                 _delete_declarations(catalog, declared.values())
             raise
-        _end_rename(catalog, pairs, declared)
-        if attributes.any_in(catalog.core):
-            attributes.sweep(catalog, old)
-        return list(pairs)
 
 
 def copy(catalog: Catalog, old: str, new: str, check: Check, group: str) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
 import pmstore
@@ -390,3 +391,31 @@ def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureR
             signal.raise_signal(signal.SIGINT)
         interrupts.deliver()
     assert at > 3
+
+
+@pytest.mark.parametrize("change", ["del", "pop", "rename", "rename a group", "import"])
+def test_I38_an_interrupt_anywhere_leaves_no_attributes_behind(store, tmp_path, change):
+    with pmstore.open(":memory:") as other:
+        other["d/f"] = np.arange(5.0)
+        other.attrs("d").update(t=2, u=3)
+        other.attrs("d/f")["v"] = 4
+        pmstore.export(other, tmp_path / "x.npz")
+    store["d/e"] = store["d/deep/e"] = 1
+    for name in ("d", "d/e", "d/deep", "d/deep/e"):
+        store.attrs(name)["t"] = 1
+    store.commit()
+    changes = {
+        "del": lambda: store.__delitem__("d/deep/e"),
+        "pop": lambda: store.pop("d/deep/e"),
+        "rename": lambda: store.rename("d/deep/e", "e"),
+        "rename a group": lambda: store.rename("d/deep", "deep"),
+        "import": lambda: pmstore.load_into(store, tmp_path / "x.npz"),
+    }
+    event_number = 1
+    while interrupted_at(event_number, changes[change]):
+        assert store.check().ok, event_number
+        if "d/f" not in store:
+            assert dict(store.attrs("d")) == {"t": 1}
+        store.rollback()
+        event_number += 1
+    assert event_number > 5

@@ -95,13 +95,13 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
             _check_declarations(catalog, declared.values(), check)
             catalog.core.rename(moved)
             ending = True
-            _end_rename(catalog, pairs, declared)
+            _end_rename(catalog, pairs, declared, old, new)
             if attributes.any_in(catalog.core):
                 attributes.sweep(catalog, old)
             return list(pairs)
         except BaseException:
             if ending or (moved and catalog.core.get(moved[0][0]) is None):  # a signal after the call
-                _end_rename(catalog, pairs, declared)
+                _end_rename(catalog, pairs, declared, old, new)
                 attributes.sweep(catalog, old)
             else:
                 _delete_declarations(catalog, declared.values())
@@ -188,7 +188,7 @@ def _check_declarations(catalog: Catalog, names: Iterable[str], check: Check) ->
             check(name, catalog.declaration(name, entry))
 
 
-def _end_rename(catalog: Catalog, pairs: Names, declared: Names) -> None:
+def _end_rename(catalog: Catalog, pairs: Names, declared: Names, old: str, new: str) -> None:
     try:
         _delete_declarations(catalog, declared)
     except BaseException:  # a signal
@@ -197,6 +197,7 @@ def _end_rename(catalog: Catalog, pairs: Names, declared: Names) -> None:
     finally:
         for before, after in pairs.items():
             catalog.lost_updates.renamed(key_of(before), key_of(after), after)
+        catalog.lost_updates.renamed_owners(old, new)
 
 
 def _delete_declarations(catalog: Catalog, declared: Iterable[str]) -> None:

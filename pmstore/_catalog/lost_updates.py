@@ -90,14 +90,23 @@ class LostUpdates:
         seen = self.seen.get(id(value))
         if seen is not None:
             seen.checksum = seen.stored = hash64(encoded)
+            seen.form = form
             if form is not None:
-                seen.form, seen.checksum = form, hash64(form(value))
+                seen.checksum = hash64(form(value))
 
     def renamed(self, before: bytes, after: bytes, name: str) -> None:
         """A key became another; `name` is the new name."""
         for seen in self.seen.values():
             if seen.key == before:
                 seen.key, seen.what = after, name
+
+    def renamed_owners(self, old: str, new: str) -> None:
+        """Attributes of a name, and of those below it, are now those of another one. The names are full."""
+        for seen in self.seen.values() if old else ():
+            if seen.key[:1] == names.ATTRIBUTES_PREFIX:
+                owner, _, name = seen.key[1:].partition(b"\0")
+                if (owner + b"/").startswith(old.encode() + b"/"):
+                    seen.key = names.attributes_key(new + owner.decode()[len(old) :]) + name
 
     def lost(self, *, all_of_them: bool = False) -> list[tuple[str, str]]:
         """The values that were changed and not assigned back, each once, and the left side of a statement that assigns

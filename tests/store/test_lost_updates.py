@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import warnings
 import weakref
@@ -62,6 +63,43 @@ def test_lost_updates_of_list_elements(store):
         exec(hints[1].partition(" value ")[0] + " array", {"store": store, "array": array})
         store.commit()
     assert items[1][0] == 7
+
+
+def test_of_an_attribute_that_was_renamed(store):
+    for new, old in (("g/b", "g/a"), ("h", "g")):
+        store["g/a"] = 1
+        store.attrs("g/a")["l"] = [1]
+        store.commit()
+        mine = store.attrs("g/a")["l"]
+        store.rename(old, new)
+        mine.append(2)
+        with pytest.warns(pmstore.LostUpdateWarning, match=r"store.attrs\('(g/b|h/a)'\)\['l'\]"):
+            store.commit()
+        store.clear()
+
+
+@dataclasses.dataclass
+class Held:
+    w: object
+    c: object = 1
+
+
+pmstore.register(Held, name="tests.Held")
+
+
+def test_an_object_without_its_array_is_assigned(store):
+    """It was an object with a live array, and is a plain value now."""
+    store["l"] = Held(np.zeros(3))
+    store.commit()
+    held = store["l"]
+    held.w = None
+    store["l"] = held
+    with no_warning():
+        store.commit()
+        store.commit()
+    held.w = 5
+    with pytest.warns(pmstore.LostUpdateWarning):
+        store.commit()
 
 
 def test_what_is_no_lost_update(store):

@@ -19,18 +19,39 @@ from pmstore._catalog.names import (
     parents,
 )
 from pmstore._display import name_text
-from pmstore._errors import UNSOUND, CorruptStoreError, Error, InvalidNameError, TooLargeError, UnknownNameError, of
+from pmstore._errors import (
+    UNSOUND,
+    CorruptStoreError,
+    DecodeError,
+    Error,
+    InvalidNameError,
+    TooLargeError,
+    UnknownNameError,
+    of,
+)
 from pmstore._values.values import decode, encode, has_containers
 
 if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
     from pmstore._core import Core, Entry
 
-__all__ = ["ATTRIBUTES_MAX", "Attributes", "all_of", "below", "brief", "check_new", "decoded", "put_all", "what_of"]
+__all__ = [
+    "ATTRIBUTES_MAX",
+    "Attributes",
+    "all_of",
+    "below",
+    "brief",
+    "check_new",
+    "decoded",
+    "put_all",
+    "readable",
+    "what_of",
+]
 
 ATTRIBUTES_MAX = 1 << 20  # bytes of all attributes of a name, encoded
 
 _SHOWN = 60  # characters in a listing
+_SIMPLE = (str, int, float, bool, bytes, type(None))  # have no parts
 
 
 class Attributes(MutableMapping[str, Any]):
@@ -43,7 +64,8 @@ class Attributes(MutableMapping[str, Any]):
     Every call raises UnknownNameError (a KeyError) if the name is gone, CorruptStoreError if the attributes are
     damaged, StaleSnapshotError in an old snapshot, and ClosedStoreError. Changes raise TypeError with a hint for a
     value that can't be stored, InvalidNameError (a ValueError) for an attribute's name that is empty, has a NUL or is
-    no UTF-8, TooLargeError, OutOfSpaceError and ReadOnlyStoreError. Then nothing has changed.
+    no UTF-8, TooLargeError, OutOfSpaceError and ReadOnlyStoreError. Then nothing has changed. Getting values, and
+    `pop`, raise DecodeError if the `decode` of a registered type fails; ``del`` and all else need no values.
     """
 
     __slots__ = ("_catalog", "_name")
@@ -67,6 +89,7 @@ class Attributes(MutableMapping[str, Any]):
             raise catalog.unknown(self._name)
 
     def _read(self) -> dict[str, Any]:
+        """All attributes, with `Parts` for values of registered types."""
         with self._catalog.lock:
             self._require()
             return all_of(self._catalog, self._name)
@@ -80,7 +103,8 @@ class Attributes(MutableMapping[str, Any]):
             self._catalog.core.delete(key)
 
     def _out(self, name: str, value: Any) -> Any:
-        """A value that goes to the user."""
+        """A value of `_read` that goes to the user."""
+        value = made_of(value)
         if not self._catalog.read_only and has_containers(value):
             key = attributes_key(self._name) + name.encode()
             self._catalog.lost_updates.handed_out(key, name, value, encode(value))
@@ -103,7 +127,13 @@ class Attributes(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         """Deletes an attribute. Raises UnknownNameError (a KeyError)."""
-        self.pop(name)
+        with self._catalog.lock:
+            self._catalog.writable()
+            found = self._read()
+            if name not in found:
+                raise self._unknown(name, found)
+            del found[name]
+            self._put(found)
 
     _RAISE = object()
 
@@ -116,11 +146,11 @@ class Attributes(MutableMapping[str, Any]):
                 if default is self._RAISE:
                     raise self._unknown(name, found)
                 return default
-            value = found.pop(name)
+            value = made_of(found.pop(name))
             self._put(found)
             return value
 
-    def update(self, *others: Any, **more: Any) -> None:
+    def update(self, /, *others: Any, **more: Any) -> None:
         """Store several attributes: all of them, or none if there is an error."""
         new: dict[Any, Any] = dict(*others, **more)
         for name in new:
@@ -166,7 +196,8 @@ class Attributes(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         what = what_of(self._name)
         try:
-            return f"<attributes of {what}: {self._read()!r}>"
+            found = ", ".join(f"{name!r}: {readable(value)!r}" for name, value in self._read().items())
+            return f"<attributes of {what}: {{{found}}}>"
         except (Error, KeyError) as error:
             return f"<attributes of {what}: {error}>"
 
@@ -210,24 +241,37 @@ def what_of(name: str) -> str:
     return repr(name) if name else "the store"
 
 
-def decoded(catalog: Catalog, entry: Entry, *, raw: bool = False) -> dict[str, Any]:
-    """The attributes in an entry. Raises CorruptStoreError if they are none. raw: see `values.decode`."""
+def decoded(catalog: Catalog, entry: Entry) -> dict[str, Any]:
+    """The attributes in an entry, with `Parts` for values of registered types. Raises CorruptStoreError if they are
+    none."""
     if entry.kind not in (INLINE, BLOB) or entry.length > ATTRIBUTES_MAX:
         raise CorruptStoreError("damaged attributes")
-    found = decode(catalog.encoded(entry), raw=raw)
+    found = decode(catalog.encoded(entry), raw=True)
     if type(found) is not dict or not all(type(name) is str and name and "\0" not in name for name in found):
         raise CorruptStoreError("damaged attributes")
     return found
 
 
 def all_of(catalog: Catalog, name: str) -> dict[str, Any]:
-    """The attributes of a full name; {} if it has none. Raises CorruptStoreError."""
+    """The attributes of a full name, see `decoded`; {} if it has none. Raises CorruptStoreError."""
     with catalog.lock:
         entry = catalog.core.get(attributes_key(name))
         try:
             return {} if entry is None else decoded(catalog, entry)
         except CorruptStoreError as error:
             raise of(f"the attributes of {what_of(name)}", error) from error
+
+
+def made_of(value: Any) -> Any:
+    """The value of an attribute in `all_of`, with values of registered types. Raises DecodeError."""
+    return value if type(value) in _SIMPLE else decode(encode(value))
+
+
+def readable(value: Any) -> Any:
+    """The same, or its parts if that fails."""
+    with contextlib.suppress(DecodeError):
+        return made_of(value)
+    return value
 
 
 def stored(catalog: Catalog, key: bytes) -> bytes | None:
@@ -253,7 +297,7 @@ def brief(catalog: Catalog, prefix: str) -> dict[str, str]:
     found = {}
     for name in below(catalog, prefix.rstrip("/")):
         try:
-            parts = [f"{key}={value!r}" for key, value in all_of(catalog, name).items()]
+            parts = [f"{key}={readable(value)!r}" for key, value in all_of(catalog, name).items()]
             text = name_text(" ".join(", ".join(parts).split()))
             text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
         except Error:

@@ -103,7 +103,12 @@ class NameMapping(MutableMapping[str, Any]):
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         names = attributes.below(self._catalog, self._prefix[:-1])
-        return {name[len(self._prefix) :]: attributes.all_of(self._catalog, name) for name in names}
+        return {
+            name[len(self._prefix) :]: {
+                key: attributes.readable(value) for key, value in attributes.all_of(self._catalog, name).items()
+            }
+            for name in names
+        }
 
     def _layout(self, name: str) -> Layout:
         return self._catalog.layout_of(self._full(name))

@@ -109,7 +109,7 @@ class _Salvage:
     def _copy_attributes(self, row: Row) -> None:
         """Copies the attributes of the store, and of names and groups that were copied (I38)."""
         name, catalog = owner_of_attributes(row.key), self.new.catalog
-        attributes.decoded(self.source, row.entry, raw=True)
+        attributes.decoded(self.source, row.entry)
         if not name or catalog.core.get(key_of(name)) is not None or catalog.is_group(key_of(name)):
             self._put(row.key, row.entry, verified)
 

@@ -81,6 +81,52 @@ def test_a_mapping_of_values(open_store: Open) -> None:
         assert store.check().ok and "of" in repr(store.attrs()) and repr(store.attrs("x")).startswith("<attributes of")
 
 
+class Broken:
+    """Of a registered type whose `decode` fails."""
+
+
+def _fails(parts: dict[str, Any]) -> Any:
+    raise ZeroDivisionError("no")
+
+
+pmstore.register(Broken, lambda value: {"b": 1}, _fails, name="tests.Broken")
+
+
+def test_a_value_that_can_not_be_decoded(open_store: Open, tmp_path: Path) -> None:
+    """It concerns those who read this very value."""
+    with open_store() as store:
+        store["g/a"] = np.arange(3)
+        about = store.attrs("g/a")
+        about.update(units="K", bad=Broken(), nested=[1, Broken()])
+        store.commit()
+        assert about["units"] == "K" and list(about) == ["units", "bad", "nested"] and len(about) == 3
+        assert "bad" in about and "Parts of a tests.Broken" in repr(about) and "units" in str(store)
+        for read in (lambda: about["bad"], lambda: about["nested"], lambda: about.pop("bad"), lambda: dict(about)):
+            with pytest.raises(pmstore.DecodeError):
+                read()
+        about["units"] = "m"
+        assert about.pop("units") == "m" and store.check().ok
+        store.commit()
+        store.backup(tmp_path / "backup.pm")
+        store.copy("g", "h")
+        store.rename("h", "i")
+        assert pmstore.export(store, tmp_path / "x.npz") == 2
+        path = store.path
+    pmstore.compact(path)
+    assert pmstore.salvage(path, tmp_path / "salvaged.pm").ok
+    for one in (path, tmp_path / "backup.pm", tmp_path / "salvaged.pm"):
+        with pmstore.open(one, verify=True) as store:
+            assert list(store.attrs("g/a")) == ["bad", "nested"]
+            del store.attrs("g/a")["bad"]
+            assert list(store.attrs("g/a")) == ["nested"]
+
+
+def test_an_attribute_named_self(open_store: Open) -> None:
+    with open_store() as store:
+        store.attrs().update({"other": 2}, self=1)
+        assert dict(store.attrs()) == {"other": 2, "self": 1}
+
+
 def test_a_transaction_takes_them_back(open_store: Open) -> None:
     store = open_store()
     fill(store)

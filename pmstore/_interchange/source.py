@@ -16,6 +16,7 @@ from pmstore._interchange.forms import RESERVED, Hints
 from pmstore._values.array import chunks
 from pmstore._values.as_json import to_json
 from pmstore._values.registry import Parts
+from pmstore._values.types import is_text
 from pmstore._values.values import encode
 
 __all__ = ["Described", "Format", "Progress", "Source", "rows_per_piece", "whole_elements"]
@@ -84,7 +85,7 @@ class Source:
         self._total = sum(one.nbytes for one in self.arrays)
 
     def _add(self, name: str, value: Any) -> None:
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not is_text(value.dtype):
             order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             self.arrays.append(Described(name, value.shape, value.dtype))
             self._kept[name] = order, True

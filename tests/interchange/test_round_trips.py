@@ -190,3 +190,13 @@ def test_what_was_changed_in_the_file_counts(tmp_path: Path) -> None:
         assert int(second["epoch"]) == 7 and second["rate"] == 0.5 and type(second["rate"]) is np.float32
         assert second["config"] == (1, 2) and second.attrs("x")["units"] == "m"
         assert second.attrs("x")["scale"].tolist() == [3, 4]
+
+
+def test_text_of_any_length_is_a_value(store: pmstore.Store, tmp_path: Path, form: str) -> None:
+    store["t"] = np.array(["a", "bc" * 100], np.dtypes.StringDType())
+    store["x"] = np.arange(3)
+    assert pmstore.export(store, tmp_path / "x", form) == 2
+    with pmstore.open(":memory:") as other:
+        pmstore.load_into(other, tmp_path / "x", form)
+        assert other["t"].dtype == store["t"].dtype and other["t"].tolist() == store["t"].tolist()
+        assert other["x"].tolist() == [0, 1, 2]

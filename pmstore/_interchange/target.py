@@ -27,8 +27,10 @@ def new_target(target: str, *, directory: bool) -> Iterator[str]:
     """A temporary file or directory beside the target. It gets the target's name, durable, at the end of the block."""
     parent = os.path.dirname(target)
     _sweep(parent)
-    temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
-    fd = _made(temporary, directory)
+    fd = None
+    while fd is None:
+        temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
+        fd = _made(temporary, directory)
     try:
         yield temporary
         _sync(temporary)
@@ -49,20 +51,29 @@ def new_target(target: str, *, directory: bool) -> Iterator[str]:
         os.close(fd)
 
 
-def _made(temporary: str, directory: bool) -> int:
-    """Makes it, and returns a descriptor that locks it."""
+def _made(temporary: str, directory: bool) -> int | None:
+    """Makes it, and returns a descriptor that locks it. None: another export has deleted it before it was locked."""
     if directory:
         os.mkdir(temporary)
-    fd = os.open(
-        temporary, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if directory else os.O_CREAT | os.O_EXCL), 0o666
-    )
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECTORY if directory else os.O_CREAT | os.O_EXCL)
+    try:
+        fd = os.open(temporary, flags, 0o666)
+    except FileNotFoundError:
+        if not directory or not os.path.isdir(os.path.dirname(temporary)):
+            raise
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             os.close(fd)
             _delete(temporary)
+            if isinstance(error, BlockingIOError):
+                return None
             raise
+    if not os.path.lexists(temporary):  # no other export has the name
+        os.close(fd)
+        return None
     return fd
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib
 import itertools
 import json
@@ -18,6 +19,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
+from pmstore._interchange import target
 from pmstore._interchange.forms import HINTS, VALUES
 from pmstore._interchange.target import _TEMPORARY
 from pmstore._values.as_json import to_json
@@ -334,6 +336,28 @@ def test_a_kill_leaves_no_half_and_the_next_export_tidies_up(tmp_path: Path, for
 
     export({"x": np.arange(3)}, tmp_path / "out", form, progress=look)
     assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+    assert_same(READ[form](tmp_path / "out")[0], {"x": np.arange(3)}, form)
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_exports_beside_each_other(tmp_path: Path, form: str, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another export finds a temporary name in the moment before it is locked, and deletes it; or has just locked it,
+    and deletes it then."""
+    flock, held = fcntl.flock, []
+
+    def late(fd: int, how: int) -> None:
+        if not held:
+            held.append(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY))
+            if locked:
+                flock(held[0], how)
+            else:
+                target._sweep(str(tmp_path))
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    export({"x": np.arange(3)}, tmp_path / "out", form)
+    os.close(held[0])
+    assert os.listdir(tmp_path) == ["out"]
     assert_same(READ[form](tmp_path / "out")[0], {"x": np.arange(3)}, form)
 
 

@@ -124,7 +124,11 @@ def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, in
     require(isinstance(head, dict) and head.keys() == {"descr", "fortran_order", "shape"}, "its head is damaged")
     shape = head["shape"]
     require(isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape), "its shape is damaged")
-    dtype = np.lib.format.descr_to_dtype(head["descr"])
+    require(isinstance(head["descr"], str | list | tuple), "its dtype is damaged")
+    try:
+        dtype = np.lib.format.descr_to_dtype(head["descr"])
+    except TypeError as error:
+        raise ValueError(f"its dtype is damaged: {error}") from error
     if dtype.hasobject:
         raise TypeError(f"{name!r} holds pickled Python objects, which are never loaded")
     return dtype, shape, "F" if head["fortran_order"] else "C", 8 + width + length

@@ -97,6 +97,7 @@ def _look(path: str, file: Any) -> Found:
     for name, one in head.items():
         require(isinstance(one, dict) and one.keys() >= {"dtype", "shape", "data_offsets"}, f"{name!r} is damaged")
         dtype, shape, places = (one[key] for key in ("dtype", "shape", "data_offsets"))
+        require(isinstance(dtype, str), f"{name!r}: its type is no text")
         if dtype not in _DTYPES:
             raise TypeError(f"{name!r} has the type {dtype!r} of safetensors, for which a store has none")
         require(isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape), f"{name!r}: its shape")
@@ -111,6 +112,7 @@ def _look(path: str, file: Any) -> Found:
         require(first == at, "arrays overlap, or there are gaps between them")
         at = end
     require(8 + length + at == size, "it has another size than its head says")
+    require(all(isinstance(about.get(name, ""), str) for name in (VALUES, ATTRIBUTES, HINTS)), "its values are no text")
     documents = {name: json_of(about[name]) for name in (VALUES, ATTRIBUTES, HINTS) if name in about}
     found.values, found.attributes = documents.get(VALUES, {}), documents.get(ATTRIBUTES, {})
     found.hints = Hints.read(documents.get(HINTS))

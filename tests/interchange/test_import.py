@@ -261,15 +261,26 @@ HEADS: dict[str, Any] = {
     "twice": b"{%s,%s}" % (2 * (b'"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}',)),
     "bad values": {"__metadata__": {"__values__": "[1"}, "x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}},
     "nan": {"__metadata__": {"__values__": '{"a": NaN}'}, "x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}},
+    "a list as a type": {"x": {"dtype": ["F32"], "shape": [0], "data_offsets": [0, 0]}},
+    "a number as values": {"__metadata__": {"__values__": 5}},
     "listed": {"__metadata__": {"__values__": "[1]"}, "x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}},
 }
+
+
+@pytest.mark.parametrize("descr", ["5", "None", "'zzz'", "['x']", "[('a', 5)]"])
+def test_hostile_heads_of_npz(store: pmstore.Store, tmp_path: Path, descr: str) -> None:
+    head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,)}}\n".encode()
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + bytes(8))
+    refused(store, tmp_path / "x.npz", pmstore.InterchangeError, "can't be read")
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_hostile_heads_of_safetensors(store: pmstore.Store, tmp_path: Path, name: str) -> None:
     head = HEADS[name] if isinstance(HEADS[name], bytes) else json.dumps(HEADS[name]).encode()
     (tmp_path / "x.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + b"abc")
-    refused(store, tmp_path / "x.safetensors", (pmstore.InterchangeError, TypeError), None)
+    error, text = (TypeError, "the type 'F4'") if name == "too long" else (pmstore.InterchangeError, "can't be read")
+    refused(store, tmp_path / "x.safetensors", error, text)
     (tmp_path / "x.safetensors").write_bytes(b"\xff" * 8 + head)
     refused(store, tmp_path / "x.safetensors", pmstore.InterchangeError, "can't be read")
 

@@ -117,6 +117,8 @@ def _sparse(kind: Any) -> tuple[Encode, Decode]:
 
     def encode(value: Any) -> dict[str, Any]:
         parts = {name: getattr(value, name) for name in ("data", "indices", "indptr")}
+        integer = np.result_type(parts["indices"], parts["indptr"])  # SciPy's own calculations want one dtype for both
+        parts.update({name: parts[name].astype(integer, copy=False) for name in ("indices", "indptr")})
         return {**parts, "shape": tuple(map(int, value.shape))}
 
     def decode(parts: dict[str, Any]) -> Any:

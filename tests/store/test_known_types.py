@@ -100,6 +100,16 @@ def test_sparse(open_store: Any, kind: str, long: bool) -> None:
             assert store.check().ok
 
 
+@pytest.mark.parametrize("indices, indptr", [("i4", "i8"), ("i8", "i4")])
+def test_sparse_with_integers_of_two_lengths(store: Any, indices: str, indptr: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    value = sparse.csr_array(np.eye(3))
+    value.indices, value.indptr = value.indices.astype(indices), value.indptr.astype(indptr)
+    store["s"] = value
+    assert store["s"].toarray().tolist() == np.eye(3).tolist()
+    assert store["s"].indices.dtype == store["s"].indptr.dtype == np.int64
+
+
 def test_sparse_in_place(store: Any) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     store["s"] = sparse.csr_array(np.eye(3))

@@ -24,6 +24,7 @@ freq, description of a column].
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -260,8 +261,17 @@ def _index_parts(index: Any, name: str, parts: Parts) -> list[Any]:
     kinds = ("Index", "DatetimeIndex", "TimedeltaIndex", "PeriodIndex", "IntervalIndex", "CategoricalIndex")
     if type(index) not in [getattr(pandas, kind) for kind in kinds]:
         raise TypeError(f"a store can't keep a {type(index).__module__}.{type(index).__qualname__}")
-    freq = index.freqstr if type(index).__name__ in ("DatetimeIndex", "TimedeltaIndex") else None
+    freq = _freq(index.freq) if type(index).__name__ in ("DatetimeIndex", "TimedeltaIndex") else None
     return ["index", index.name, freq, _column_parts(index, name, parts)]
+
+
+def _freq(freq: Any) -> str | None:
+    """The name of an index's frequency; None if it has none, or if its name lacks its parameters, as holidays."""
+    if freq is not None:
+        with contextlib.suppress(TypeError, ValueError):
+            if _pandas().tseries.frequencies.to_offset(freq.freqstr) == freq:
+                return str(freq.freqstr)
+    return None
 
 
 def _index_of(described: Any, name: str, parts: Parts) -> Any:

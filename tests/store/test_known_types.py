@@ -237,6 +237,16 @@ def test_frames(open_store: Any) -> None:
             assert store.check().ok and len(store) == len(values)
 
 
+def test_an_index_whose_frequency_has_parameters(store: Any) -> None:
+    pandas, testing = pytest.importorskip("pandas"), pytest.importorskip("pandas.testing")
+    holidays = pandas.offsets.CustomBusinessDay(holidays=["2020-01-02"])
+    for freq, kept in ((holidays, False), (pandas.DateOffset(months=1, days=2), False), ("2h", True), ("W-TUE", True)):
+        value = pandas.DataFrame({"x": range(5)}, index=pandas.date_range("2020", periods=5, freq=freq))
+        store["f"] = value
+        testing.assert_frame_equal(store["f"], value, check_freq=kept)
+        assert (store["f"].index.freq is not None) is kept
+
+
 def test_series(store: Any) -> None:
     testing = pytest.importorskip("pandas.testing")
     base = frame(10)

@@ -57,6 +57,8 @@ def _fixed(values: Any, missing: Any, bits: int) -> None:
 def _table_parts(table: Any) -> Parts:
     lib = sys.modules["pyarrow"]
     parts: Parts = {"schema": bytes(table.schema.serialize()), "kinds": []}
+    if not table.num_columns:
+        parts["rows"] = table.num_rows
     for i, field in enumerate(table.schema):
         name, column = part_name(i, field.name), table.column(i)
         if _dtype_of(field.type) is not None or str(field.type) in ("string", "large_string"):
@@ -103,6 +105,9 @@ def _table_of(parts: Parts) -> Any:
         columns.append(_arrow_column(field, kind, names[i], parts))
     if len({len(column) for column in columns}) > 1:
         raise ValueError("columns of different lengths")
+    if not columns and parts.get("rows"):
+        rows = lib.table({"rows": lib.nulls(parts["rows"])})
+        return rows.replace_schema_metadata(schema.metadata).select([])
     return lib.Table.from_arrays(columns, schema=schema)
 
 
@@ -194,7 +199,9 @@ def _frame_of(parts: Parts) -> Any:
 def _checked_frame(parts: Parts) -> Any:
     lib: Any = sys.modules["polars"]
     schema = _read(parts["schema"]).schema
-    names, columns = by_number(parts), []
+    if not schema and parts["rows"]:
+        return lib.DataFrame(height=parts["rows"])
+    names, columns = by_number(parts), {}
     for i, ((label, dtype), kind) in enumerate(zip(schema.items(), parts["kinds"], strict=True)):
         name = names[i]
         if kind == "stream":
@@ -203,7 +210,7 @@ def _checked_frame(parts: Parts) -> Any:
                 raise ValueError("a column has another type than the schema says")
         else:
             series = _series(dtype, parts[name], parts.get(f"{name}.missing"))
-        columns.append(series.alias(label))
+        columns[label] = series
     made = lib.DataFrame(columns)
     if made.height != parts["rows"] and columns:
         raise ValueError("columns of another length")

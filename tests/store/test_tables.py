@@ -64,6 +64,17 @@ def test_polars(open_store: Any) -> None:
             assert store.check().ok
 
 
+def test_polars_without_names_or_columns(store: Any) -> None:
+    polars, testing = pytest.importorskip("polars"), pytest.importorskip("polars.testing")
+    values = [polars.DataFrame({"": [1, 2], "a": ["x", "y"]}), polars.DataFrame({"": ["x"]}), polars.DataFrame()]
+    if polars.DataFrame({"x": [1, 2, 3]}).drop("x").height == 3:
+        values.append(polars.DataFrame({"x": [1, 2, 3]}).drop("x"))
+    for value in values:
+        store["f"] = value
+        testing.assert_frame_equal(store["f"], value)
+        assert store["f"].columns == value.columns and store["f"].shape == value.shape
+
+
 def test_polars_that_can_not_be_stored(store: Any) -> None:
     polars = pytest.importorskip("polars")
     with pytest.raises(TypeError, match="the column 'o': .* column of objects"):
@@ -108,6 +119,13 @@ def test_arrow(open_store: Any) -> None:
             if mode == "r+":
                 assert np.shares_memory(elements, column(store, "f"))
             assert store.check().ok
+
+
+def test_arrow_without_columns(store: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    for value in (arrow.table({"x": [1, 2, 3]}).select([]), arrow_table().select([]), arrow.table({})):
+        store["f"] = value
+        assert store["f"].num_rows == value.num_rows and store["f"].equals(value, check_metadata=True)
 
 
 def test_what_speaks_arrow_is_refused_with_a_hint(store: Any) -> None:

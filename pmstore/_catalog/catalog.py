@@ -97,6 +97,12 @@ class Catalog:
             entry = self.core.get(key_of(name))
             return MISSING if entry is None else objects.parts_under(self, name, entry)
 
+    def part(self, name: str, part: str, number: int) -> Any:
+        """One part of an object; None if it has none of this name and number."""
+        with self.lock:
+            entry = self.core.get(key_of(name))
+            return None if entry is None or entry.kind != OBJECT else objects.part(self, name, entry, part, number)
+
     def layout_of(self, name: str) -> Layout:
         """The layout of an array."""
         with self.lock:

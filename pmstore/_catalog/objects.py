@@ -37,6 +37,7 @@ __all__ = [
     "get",
     "head_of",
     "id_of",
+    "part",
     "parts",
     "prepared",
     "parts_under",
@@ -202,12 +203,7 @@ def parts(catalog: Catalog, what: str, entry: Entry, read: Read | None = None, *
     """The parts of an object. read: gives a part instead of the catalog. raw: see `values.decode`."""
 
     def value(key: bytes, name: str, one: Entry) -> Any:
-        if one.kind == ARRAY:
-            return catalog.value(key, name, one)
-        try:
-            return decode(catalog.encoded(one), raw=raw)
-        except (*UNSOUND, DecodeError) as error:
-            raise error if isinstance(error, DecodeError) else of(name, error) from error
+        return _value(catalog, key, name, one, raw)
 
     try:
         found = rows(catalog, entry)
@@ -215,6 +211,25 @@ def parts(catalog: Catalog, what: str, entry: Entry, read: Read | None = None, *
     except UNSOUND as error:
         raise of(what, error) from error
     return Parts(head.type_name, {name: (read or value)(row.key, f"{what}[{name}]", row.entry) for name, row in found})
+
+
+def part(catalog: Catalog, what: str, entry: Entry, name: str, number: int) -> Any:
+    """One part of an object, without the others; None if it has none of this name and number."""
+    try:
+        key = part_key(head_of(entry).id, number, name)
+    except UNSOUND as error:
+        raise of(what, error) from error
+    one = catalog.core.get(key)
+    return None if one is None else _value(catalog, key, f"{what}[{name}]", one, True)
+
+
+def _value(catalog: Catalog, key: bytes, name: str, one: Entry, raw: bool) -> Any:
+    if one.kind == ARRAY:
+        return catalog.value(key, name, one)
+    try:
+        return decode(catalog.encoded(one), raw=raw)
+    except (*UNSOUND, DecodeError) as error:
+        raise error if isinstance(error, DecodeError) else of(name, error) from error
 
 
 def parts_under(catalog: Catalog, name: str, entry: Entry) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ class Source:
         self.values: dict[str, Any] = {}
         self.readable: dict[str, Any] = {}
         self.lists: list[str] = []
-        self._parts: dict[str, tuple[str, str]] = {}  # by the name in the export, the object and the part
+        self._parts: dict[str, tuple[str, str, int]] = {}  # by the name in the export: object, part, its number
         self._types: dict[str, str] = {}  # of objects
         asked = None if names is None else _asked(names)
         rows = mapping._rows() if hasattr(mapping, "_rows") else ((name, "") for name in mapping)
@@ -98,20 +98,17 @@ class Source:
 
     def _add_parts(self, name: str) -> None:
         """A value of a registered type is written as a group of its parts. The attribute ``type`` of the group has the
-        name of the type."""
-        parts = self._parts_of(name)
-        self._types[name] = parts.type_name
-        for i, (part, content) in enumerate(parts.items()):
-            below = f"{name}/{part}"
-            if not part or part in (".", "..") or set(part) & set("/\\\0"):
-                below = f"{name}/part {i}"
-            self._parts[below] = name, part
-            self._add(below, content)
-
-    def _parts_of(self, name: str) -> Parts:
+        name of the type; ``type_``, if the object has an attribute ``type`` of its own, and so on. A part whose name
+        is no path is ``part`` and its number, with "_" behind it if another part has that name."""
         mapping: Any = self._mapping
-        found: Parts = mapping._catalog.parts(mapping._full(name))
-        return found
+        parts: Parts = mapping._catalog.parts(mapping._full(name))
+        self._types[name] = parts.type_name
+        taken = {part for part in parts if _is_path(part)}
+        for i, (part, content) in enumerate(parts.items()):
+            shown = part if part in taken else _free(f"part {i}", taken)
+            taken.add(shown)
+            self._parts[f"{name}/{shown}"] = name, part, i
+            self._add(f"{name}/{shown}", content)
 
     def _attributes(self) -> dict[str, dict[str, Any]]:
         if not hasattr(self._mapping, "_attributes"):
@@ -122,7 +119,8 @@ class Source:
             kept.update("/".join(parts[:i]) for i in range(1, len(parts)))
         found = {name: about for name, about in self._mapping._attributes().items() if name in kept}
         for name, kind in self._types.items():
-            found[name] = {"type": kind, **found.get(name, {})}
+            about = found.get(name, {})
+            found[name] = {_free("type", about): kind, **about}
         for name in RESERVED.intersection(found.get("", ())):
             raise ValueError(f"the attribute {name!r} has a meaning of its own in an export")
         return found
@@ -141,8 +139,9 @@ class Source:
 
     def read(self, described: Described) -> np.ndarray[Any, Any]:
         if described.name in self._parts:
-            name, part = self._parts[described.name]
-            array = self._parts_of(name).get(part)
+            name, part, number = self._parts[described.name]
+            mapping: Any = self._mapping
+            array = mapping._catalog.part(mapping._full(name), part, number)
         else:
             array = self._mapping[described.name]
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
@@ -209,6 +208,16 @@ class Source:
 
 def _asked(names: Iterable[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
+
+
+def _is_path(part: str) -> bool:
+    return part not in ("", ".", "..") and not set(part) & set("/\\\0")
+
+
+def _free(name: str, taken: Container[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _storable(value: Any) -> bool:

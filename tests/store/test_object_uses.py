@@ -15,6 +15,7 @@ import pytest
 import pmstore
 import pmstore.testing
 from pmstore import _cli
+from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.kinds import OBJECT
 from pmstore._catalog.names import OBJECT_PREFIX, key_of
 from pmstore._catalog.objects import head_of
@@ -275,6 +276,35 @@ def test_exports(store: Any, tmp_path: Path) -> None:
         assert other["c"] is Colour.RED
         assert other["m/weights"].tolist() == list(range(1000))
         assert dict(other.attrs("m")) == {"type": "Model", "units": "m"}
+
+
+def test_exports_of_names_that_mean_something(store: Any, tmp_path: Path) -> None:
+    """An attribute that is named type, and parts whose names are no paths, or those of other parts."""
+    names = ["a/b", "part 0", "..", "part 2", "part 2_", "w"]
+    store["o"] = pmstore.Parts("tests.T", {name: np.array([i]) for i, name in enumerate(names)})
+    store.attrs("o").update(type="mine", type_=5)
+    assert pmstore.export(store, tmp_path / "out.npz") == 6
+    with pmstore.open(":memory:") as other:
+        pmstore.load_into(other, tmp_path / "out.npz")
+        shown = ["part 0_", "part 0", "part 2__", "part 2", "part 2_", "w"]
+        assert {name: array.tolist() for name, array in other.items()} == {f"o/{n}": [i] for i, n in enumerate(shown)}
+        assert dict(other.attrs("o")) == {"type": "mine", "type_": 5, "type__": "tests.T"}
+
+
+def test_an_export_reads_each_part_alone(open_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store() as store:
+        store["o"] = pmstore.Parts("tests.T", {str(i): np.arange(3) for i in range(50)})
+    value, count = Catalog.value, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return value(*arguments)
+
+    monkeypatch.setattr(Catalog, "value", counted)
+    with open_store(mode="r") as reader:
+        assert pmstore.export(reader, tmp_path / "out.npz") == 50
+    assert count <= 2 * 50
 
 
 def test_json_and_fingerprints() -> None:

@@ -82,7 +82,7 @@ def test_a_mapping_of_values(open_store: Open) -> None:
 
 
 class Broken:
-    """Of a registered type whose `decode` fails."""
+    """A registered type whose `decode` fails."""
 
 
 def _fails(parts: dict[str, Any]) -> Any:

@@ -470,3 +470,12 @@ def test_other_calls_say_what_it_is(store: Any) -> None:
     store.release("m")
     store.release()
     assert store["m"].weights[5] == 5
+
+
+def test_names_of_parts_that_a_program_makes(store: Any) -> None:
+    """Parts that could not be read again are refused, and the old value stays."""
+    store["o"] = 1
+    for kind, name in (("t", ""), ("t", "x" * 256), ("", "w"), ("t" * 256, "w")):
+        with pytest.raises(ValueError, match="1 to 255 bytes"):
+            store["o"] = pmstore.Parts(kind, {name: np.arange(3)})
+    assert store["o"] == 1 and store.check().ok

@@ -23,7 +23,7 @@ from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
 from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
 from pmstore._values.array import Array, Layout, layout, order_of, read_layout
-from pmstore._values.registry import NAME_MAX, Parts, check_name, made, parts_of, registered
+from pmstore._values.registry import NAME_MAX, Parts, made, parts_of, registered
 from pmstore._values.types import is_text
 from pmstore._values.values import decode, encode, type_name
 
@@ -97,9 +97,6 @@ def prepared(value: Any) -> Prepared | None:
     if found is None or not any(_is_live(part) for part in found[1].values()):
         return None
     name, items = found
-    check_name(name, "of a type")
-    for part in items:  # of a Parts that the program made, too
-        check_name(part, f"of a part of a {name}")
     out: list[tuple[str, Any]] = []
     for part, content in items.items():
         try:

@@ -439,7 +439,7 @@ PYTHON = [
         "parts-of-a-deleted-object-kept",
         "W",
         CATALOG,
-        "_names.object_prefix(objects.head_of(entry).id)",
+        "_names.object_prefix(owner)",
         'b""',
         "parts that no object has are left (I37)",
         parts=("model",),

@@ -344,7 +344,7 @@ seeds = st.builds(
     np.random.SeedSequence,
     st.none() | numbers | st.lists(numbers) | st.lists(numbers).map(np.array),
     spawn_key=st.lists(numbers).map(tuple),
-    pool_size=st.sampled_from([4, np.int64(8), 1024, 1025, 2000]),
+    pool_size=st.sampled_from([4, 8, 1024, 1025, 2000]),
     n_children_spawned=numbers,
 )
 unusual = (

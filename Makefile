@@ -183,8 +183,8 @@ build/strict: $(CORE)
 define instrumented
 	@test -e "$$($(CC) -print-file-name=$(2).so)" || \
 		{ echo "pmstore: no $(2). Install it: apt-get install $(3)" >&2; exit 1; }
-	@mkdir -p $(1) && rm -rf $(addprefix $(1)/,csrc pmstore tests examples benchmarks docs)
-	@cp -a csrc pmstore tests examples benchmarks docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(1) && rm -f $(1)/pmstore/*.so $(1)/pmstore/testing/*.so
+	@mkdir -p $(1) && rm -rf $(addprefix $(1)/,.github csrc pmstore tests examples benchmarks docs)
+	@cp -a .github csrc pmstore tests examples benchmarks docs README.md LICENSE pyproject.toml setup.py pytest_pmstore.py $(1) && rm -f $(1)/pmstore/*.so $(1)/pmstore/testing/*.so
 	@cd $(1) && PMSTORE_CFLAGS='$(4)' $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
 endef
 

@@ -12,18 +12,20 @@ I36  An array that grows shows the rows that its entry counts. Spare rows have n
 
 An array that was read before it grew is one over the same memory, with fewer rows. When the rows move, it is detached.
 What was written to it before has moved with them. What would be written to it later would be lost, so it becomes
-read-only, until a rollback makes it live again.
+read-only, until a rollback makes it live again. Views that programs made of it can still be written: the next commit
+compares the old rows, and warns (`lost_updates.py`).
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.lost_updates import Moved
 from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
@@ -59,34 +61,15 @@ class Grown:
 
     layouts: the last layout in an extent, by its offset; an entry may have another by now. frozen: arrays that a move
     made read-only, with the last commit before it and the offset of the extent. made: the last commit before a move,
-    and the offset of the extent that rows have moved to. moved: rows that programs may still write to since the last
-    commit; companion: of the store, as long as there are such. lost: names of arrays whose old rows were written, of
-    which nobody was warned yet.
+    and the offset of the extent that rows have moved to.
     """
 
-    __slots__ = ("companion", "frozen", "layouts", "lost", "made", "moved")
+    __slots__ = ("frozen", "layouts", "made")
 
     def __init__(self) -> None:
         self.layouts: dict[int, Layout] = {}
         self.frozen: list[tuple[int, int, weakref.ref[Array]]] = []
         self.made: list[tuple[int, int]] = []
-        self.moved: list[Moved] = []
-        self.companion: Any = None
-        self.lost: list[str] = []
-
-
-class Moved(NamedTuple):
-    """Rows that have moved, of which arrays are alive: the number of bytes, and their hash."""
-
-    name: str
-    arrays: list[weakref.ref[Array]]
-    nbytes: int
-    digest: int
-
-    def changed(self) -> bool:
-        """Whether a program has changed the old rows since, through a view of them."""
-        alive = next((array for array in (found() for found in self.arrays) if array is not None), None)
-        return alive is not None and hash64(memoryview(alive.base)[: self.nbytes]) != self.digest  # type: ignore[arg-type]
 
 
 # ---- layouts
@@ -415,7 +398,7 @@ def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -
                 catalog.grown.frozen.append((sequence, offset, found[-1]))
                 array.flags.writeable = False
     if found and nbytes:
-        catalog.grown.moved.append(Moved(name, found, nbytes, hash64(old[:nbytes].data)))
+        catalog.lost_updates.moved.append(Moved(name, found, nbytes, hash64(old[:nbytes].data)))
 
 
 def thaw(catalog: Catalog) -> None:
@@ -434,4 +417,3 @@ def thaw(catalog: Catalog) -> None:
                 array.flags.writeable = False
     grown.frozen.clear()
     grown.made.clear()
-    grown.moved.clear()

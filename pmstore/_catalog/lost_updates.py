@@ -5,19 +5,23 @@ Copies that have no other reference by then, as after ``store["config"]["lr"] = 
 others are checked again. One or two copies that take at most about 1 KiB together are checked at every commit. More or
 larger ones are checked after 2, 4, 8, ... commits, so that merely holding copies costs little. Closing the store checks
 all of them.
+
+Views of rows that have moved, because their array grew, are checked at the next commit, too (see `growing.py`).
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pmstore._catalog import names
 from pmstore._core import hash64
+from pmstore._values.array import Array
 from pmstore._values.values import encode
 
-__all__ = ["LostUpdates"]
+__all__ = ["LostUpdates", "Moved"]
 
 _LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
@@ -40,6 +44,20 @@ class _Seen:
         self.wait = 1  # commits between two checks
 
 
+class Moved(NamedTuple):
+    """Rows that have moved, of which arrays are alive: the number of bytes, and their hash."""
+
+    name: str
+    arrays: list[weakref.ref[Array]]
+    nbytes: int
+    digest: int
+
+    def changed(self) -> bool:
+        """Whether a program has changed the old rows since, through a view of them."""
+        alive = next((array for array in (found() for found in self.arrays) if array is not None), None)
+        return alive is not None and hash64(memoryview(alive.base)[: self.nbytes]) != self.digest  # type: ignore[arg-type]
+
+
 class LostUpdates:
     """The values that were handed out and can be changed in place. Falsy as long as there are none.
 
@@ -51,7 +69,7 @@ class LostUpdates:
         Returns the encoding that is stored under a catalog key, or None.
     """
 
-    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_stored", "_sweep_at", "changed", "seen")
+    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_stored", "_sweep_at", "changed", "moved", "seen")
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
         self._stored = stored
@@ -65,7 +83,8 @@ class LostUpdates:
         """Forget every value that was handed out."""
         self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
         self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
-        self.changed: list[tuple[str, str]] = []
+        self.changed: list[str] = []  # warnings
+        self.moved: list[Moved] = []  # since the last commit
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
 
@@ -108,9 +127,9 @@ class LostUpdates:
                 if (owner + b"/").startswith(old.encode() + b"/"):
                     seen.key = names.attributes_key(new + owner.decode()[len(old) :]) + name
 
-    def lost(self, *, all_of_them: bool = False) -> list[tuple[str, str]]:
-        """The values that were changed and not assigned back, each once, and the left side of a statement that assigns
-        it.
+    def lost(self, *, all_of_them: bool = False) -> list[str]:
+        """Warnings of the values that were changed and not assigned back, and of the rows that were changed after they
+        had moved.
 
         Every commit calls this once. all_of_them: check also values that are not due yet.
         """
@@ -130,7 +149,7 @@ class LostUpdates:
                 wait = seen.wait = 2 * seen.wait
             self._due.setdefault(self._commits + wait, []).append(seen)
         changed, self.changed = self.changed, []
-        return changed
+        return changed + [_of_moved(one.name) for one in self.moved if one.changed()]
 
     def _sweep(self) -> None:
         """Check the values that have no other reference, and forget them."""
@@ -154,13 +173,24 @@ class LostUpdates:
             stored = self._stored(seen.key)
             # If the store has another value by now, the program assigned it knowingly.
             if stored is not None and hash64(stored) == seen.stored:
-                self.changed.append((seen.what, _place(seen)))
+                self.changed.append(
+                    f"{seen.what!r} was read from the store and changed, but not assigned back: the change is not in "
+                    f"the store. {_place(seen)} = value stores it"
+                )
         del self.seen[id(seen.value)]  # a warning was given, another value was assigned, or no reference is left
         seen.value = None
         return False
 
 
+def _of_moved(name: str) -> str:
+    return (
+        f"{name!r} has moved because it grew, and a view of its old rows was changed since: the change is not in the "
+        "store. Make views of the array that append() or resize() returned"
+    )
+
+
 def _place(seen: _Seen) -> str:
+    """The left side of a statement that assigns the value."""
     if seen.key[:1] == names.ATTRIBUTES_PREFIX:
         return f"store.attrs({seen.key[1:].partition(bytes(1))[0].decode()!r})[{seen.what!r}]"
     element = names.split_element(seen.key)

@@ -18,7 +18,6 @@ from pmstore._catalog.names import check_name, key_of
 from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
-from pmstore._store.moved_rows import MovedRows
 from pmstore._values.array import Array, Layout
 from pmstore._values.registry import Parts
 
@@ -358,9 +357,7 @@ class NameMapping(MutableMapping[str, Any]):
         UnknownNameError, CorruptStoreError, OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError
             The array is as it was.
         """
-        array = growing.append(self._catalog, self._full(name), rows)
-        MovedRows.follow(self.store)
-        return array
+        return growing.append(self._catalog, self._full(name), rows)
 
     def resize(self, name: str, length: int | Sequence[int]) -> Array:
         """Change the length of an array that was created with `maxshape`.
@@ -383,9 +380,7 @@ class NameMapping(MutableMapping[str, Any]):
 
         Raises as `append`.
         """
-        array = growing.resize(self._catalog, self._full(name), length)
-        MovedRows.follow(self.store)
-        return array
+        return growing.resize(self._catalog, self._full(name), length)
 
     def create_list(self, name: str) -> PersistentList:
         """Create an empty persistent list. Raises NameConflictError (a ValueError) if the name is taken."""

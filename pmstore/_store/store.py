@@ -32,7 +32,6 @@ from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.interrupts import later
 from pmstore._store.lost_work import Undo, warn_of_drop
-from pmstore._store.moved_rows import MovedRows
 from pmstore._store.only import mark, spans, violation
 from pmstore._store.opening import open_source, outside
 from pmstore._store.report import CheckReport, Stats, check
@@ -223,8 +222,8 @@ class Store(Following):
         """
         if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
             self._refuse_inside("commit")
-        catalog = self._catalog
-        if catalog.lost_updates.seen or catalog.lost_updates.changed or self._companions:
+        catalog, lost = self._catalog, self._catalog.lost_updates
+        if lost.seen or lost.changed or lost.moved or self._companions:
             self._lock.inner.call(self._commit_now)
         else:  # the quick path: an 8-byte commit is little work
             self._lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -261,21 +260,19 @@ class Store(Following):
         self._catalog.lock.call(self._catalog.put_note, note)
 
     def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
-        catalog = self._catalog
+        catalog, lost = self._catalog, self._catalog.lost_updates
         if self._companions:
             for companion in list(self._companions):
                 companion.before_commit()
-        if catalog.lost_updates.seen or catalog.lost_updates.changed or (self._debug and only is not None):
+        if lost.seen or lost.changed or lost.moved or (self._debug and only is not None):
             self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
         elif only is None:
             catalog.lock.call(catalog.core.commit)
         else:
             catalog.lock.call(catalog.core.commit_only, only)
-        if catalog.grown.lost:
-            MovedRows.warn(catalog.grown)
 
-    def _commit_and_compare(self, only: Any, closing: bool) -> list[tuple[str, str]]:
-        """Commit, and return the values that were read and changed, but not assigned back."""
+    def _commit_and_compare(self, only: Any, closing: bool) -> list[str]:
+        """Commit, and return warnings of changes that are not in the store."""
         catalog = self._catalog
         if only is not None and self._debug and (error := violation(catalog, only)) is not None:
             raise error
@@ -284,17 +281,13 @@ class Store(Following):
             catalog.core.commit()
         else:
             catalog.core.commit_only(only)
+        catalog.lost_updates.moved.clear()
         return lost
 
     @staticmethod
-    def _warn_of_lost_updates(lost: list[tuple[str, str]]) -> None:
-        for what, place in lost:
-            warnings.warn(
-                f"{what!r} was read from the store and changed, but not assigned back: the change is not in the store. "
-                f"{place} = value stores it",
-                LostUpdateWarning,
-                stacklevel=outside()[0],
-            )
+    def _warn_of_lost_updates(lost: list[str]) -> None:
+        for text in lost:
+            warnings.warn(text, LostUpdateWarning, stacklevel=outside()[0])
 
     _declared_in_both = staticmethod(all_ranges)
 

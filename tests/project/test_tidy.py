@@ -130,7 +130,7 @@ PYTHON_ORDER = {
         "cores opening",
         "new_store",
         "backup compacting",
-        "mapping moved_rows following lost_work store entrance",
+        "mapping following lost_work store entrance",
         "hooks salvaging",
         "__init__",
     ],

@@ -8,9 +8,7 @@ All but ``compact`` and ``import`` open a store for reading only, and never chan
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -23,7 +21,7 @@ import numpy as np
 
 import pmstore
 from pmstore._display import Row, aligned, columns, count_text, name_text, notes_of, size_text, tree_lines
-from pmstore._values.as_json import to_json
+from pmstore._values.as_json import print_json, to_json
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -254,7 +252,7 @@ def doctor(chosen: argparse.Namespace) -> int:
 
     found = examine(chosen.path)
     if chosen.json:
-        _print_json(found)
+        print_json(found)
     else:
         print("\n".join(lines(found)))
     return FAILED if found["directory"]["error"] else SOUND
@@ -297,7 +295,7 @@ def info(chosen: argparse.Namespace) -> int:
             about[f"{row[1]}s"] += 1
             about["contents_bytes"] += row[4]
     if chosen.json:
-        _print_json(about)
+        print_json(about)
         return SOUND
     print(name_text(str(about["path"])))
     replayed = about["records_replayed"]
@@ -341,7 +339,7 @@ def ls_(chosen: argparse.Namespace) -> int:
         rows = _rows_below(store, chosen.group.strip("/"))
         notes = notes_of(store) if chosen.long else {}
         if chosen.json:
-            _print_json([_row_json(row, store) for row in rows])
+            print_json([_row_json(row, store) for row in rows])
         elif chosen.tree:
             _print_table(
                 (line.guide + line.label, *columns(line.row if chosen.long else None, notes.get(line.path, "")))
@@ -400,7 +398,7 @@ def check(chosen: argparse.Namespace) -> int:
         problems = [str(problem) for problem in store.check()]
         names = 0 if problems else len(store)
     if chosen.json:
-        _print_json({"path": chosen.path, "sound": not problems, "problems": problems})
+        print_json({"path": chosen.path, "sound": not problems, "problems": problems})
     elif problems:
         for problem in problems:
             print(problem)
@@ -435,7 +433,7 @@ def backup(chosen: argparse.Namespace) -> int:
         sequence = store.backup(chosen.destination, progress=progress)
     size = os.stat(chosen.destination).st_size
     if chosen.json:
-        _print_json({"path": chosen.path, "destination": chosen.destination, "sequence": sequence, "bytes": size})
+        print_json({"path": chosen.path, "destination": chosen.destination, "sequence": sequence, "bytes": size})
     else:
         print(f"{chosen.destination}: commit {sequence} of {chosen.path}, {size_text(size)}")
     return SOUND
@@ -447,7 +445,7 @@ def compact(chosen: argparse.Namespace) -> int:
         gained = pmstore.compact(chosen.path, progress=progress)
     after = os.stat(chosen.path).st_size
     if chosen.json:
-        _print_json({"path": chosen.path, "bytes_before": after + gained, "bytes_after": after})
+        print_json({"path": chosen.path, "bytes_before": after + gained, "bytes_after": after})
     elif gained:
         print(f"{chosen.path}: {size_text(after + gained)} before, {size_text(after)} now")
     else:
@@ -465,7 +463,7 @@ def salvage(chosen: argparse.Namespace) -> int:
         names = len(store)
     if chosen.json:
         problems = [{"name": problem.name, "problem": str(problem)} for problem in report]
-        _print_json({"path": chosen.path, "destination": chosen.destination, "names": names, "problems": problems})
+        print_json({"path": chosen.path, "destination": chosen.destination, "names": names, "problems": problems})
     else:
         for problem in report:
             print(problem)
@@ -514,7 +512,7 @@ def dump_(chosen: argparse.Namespace) -> int:
             _save(Path(chosen.npy), store[names[0]], chosen.path)
         elif chosen.json:
             shown = {} if chosen.names else {name: {"derived": text} for name, text in derived.items()}
-            _print_json({name: to_json(_value(store, name)) for name in names} | shown)
+            print_json({name: to_json(_value(store, name)) for name in names} | shown)
         else:
             for name in names:
                 if name not in damaged:
@@ -584,10 +582,3 @@ def _print_value(name: str, value: Any, *, alone: bool) -> None:
         print(f"{name_text(name)} =\n{text}")
     else:
         print(f"{name_text(name)} = {text}")
-
-
-def _print_json(value: Any) -> None:
-    # main escapes characters that stdout can't encode in Python's way, which isn't JSON's.
-    unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=not unicode, allow_nan=False)
-    print()

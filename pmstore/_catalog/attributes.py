@@ -85,7 +85,7 @@ class Attributes(MutableMapping[str, Any]):
     def _require(self) -> None:
         catalog = self._catalog
         catalog.core.require_open()
-        if self._name and catalog.core.get(key := key_of(self._name)) is None and not catalog.is_group(key):
+        if self._name and not catalog.exists(key_of(self._name)):
             raise catalog.unknown(self._name)
 
     def _read(self) -> dict[str, Any]:
@@ -317,6 +317,6 @@ def sweep(catalog: Catalog, name: str) -> None:
     """The name may be gone: deletes its attributes, and those of groups that are gone with it (I38)."""
     with contextlib.suppress(*UNSOUND):
         for one in (name, *reversed(parents(name))):
-            if catalog.core.get(key := key_of(one)) is not None or catalog.is_group(key):
+            if catalog.exists(key_of(one)):
                 break
             catalog.core.delete(attributes_key(one))

@@ -466,10 +466,14 @@ class Catalog:
         for group in _names.parents(name):
             if self.core.get(key_of(group)) is not None:
                 raise NameConflictError(f"{name!r} can't be stored: {group!r} is a value, and so no group")
-        if self.is_group(key):
+        if self._is_group(key):
             raise NameConflictError(f"{name!r} can't be stored: it is a group; there are names below it")
 
-    def is_group(self, key: bytes) -> bool:
+    def exists(self, key: bytes) -> bool:
+        """Whether there is a value of the name of this key, or a group."""
+        return self.core.get(key) is not None or self._is_group(key)
+
+    def _is_group(self, key: bytes) -> bool:
         """Whether there are names below the name of this key."""
         return len(key) < 1 + _names.NAME_MAX and self.core.last(key + b"/") is not None
 

@@ -5,7 +5,8 @@ the keys ``o``, id, number, name of the part. (A value of a registered type with
 
 I37: an object and its parts change together. All parts are encoded before one is written; they are written under an id
 that no object has had; then one call gives the name its new entry and deletes what belonged to the old one. So each
-part belongs to exactly one object, and an exception at any moment leaves the old value.
+part belongs to exactly one object, and an exception at any moment leaves the old value. A part that is a live array of
+the old value is not written again: its entry moves to the new id, and back if the call fails.
 """
 
 from __future__ import annotations
@@ -94,18 +95,18 @@ def prepared(value: Any) -> Prepared | None:
     """All parts of a value, encoded; None if it is not of a registered type with arrays. Raises what `encode` of the
     type raises, and TypeError for a part that can't be stored."""
     found = parts_of(value)
-    if found is None or not any(_is_live(part) for part in found[1].values()):
+    if found is None or not any(map(_is_live, found[1].values())):
         return None
     name, items = found
     out: list[tuple[str, Any]] = []
-    for part, content in items.items():
+    for label, content in items.items():
         try:
             if _is_live(content):
-                out.append((part, (layout(content.shape, content.dtype, order_of(content), True), content)))
+                out.append((label, (layout(content.shape, content.dtype, order_of(content), True), content)))
             else:
-                out.append((part, (encode(content), type_name(content))))
+                out.append((label, (encode(content), type_name(content))))
         except (TypeError, ValueError) as error:
-            raise in_part(f"the part {part!r} of a {name}", error) from error
+            raise in_part(f"the part {label!r} of a {name}", error) from error
     return name, out
 
 
@@ -120,8 +121,8 @@ def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
     live = _live_parts(catalog, key)
     moved: list[tuple[bytes, bytes]] = []
     with new_parts(catalog, key) as number:
-        for i, (part, (one, other)) in enumerate(items):
-            to = part_key(number, i, part)
+        for i, (label, (one, other)) in enumerate(items):
+            to = part_key(number, i, label)
             if not isinstance(one, Layout):
                 catalog.put_encoded(to, one, other)
             elif (old := live.pop(_place(other), None)) is not None:
@@ -202,15 +203,13 @@ def rows(catalog: Catalog, entry: Entry) -> list[tuple[str, Row]]:
 def parts(catalog: Catalog, what: str, entry: Entry, read: Read | None = None, *, raw: bool = True) -> Parts:
     """The parts of an object. read: gives a part instead of the catalog. raw: see `values.decode`."""
 
-    def value(key: bytes, name: str, one: Entry) -> Any:
-        return _value(catalog, key, name, one, raw)
-
     try:
         found = rows(catalog, entry)
         head = head_of(entry)
     except UNSOUND as error:
         raise of(what, error) from error
-    return Parts(head.type_name, {name: (read or value)(row.key, f"{what}[{name}]", row.entry) for name, row in found})
+    read = read or (lambda key, name, one: _value(catalog, key, name, one, raw))
+    return Parts(head.type_name, {name: read(row.key, f"{what}[{name}]", row.entry) for name, row in found})
 
 
 def part(catalog: Catalog, what: str, entry: Entry, name: str, number: int) -> Any:
@@ -228,8 +227,10 @@ def _value(catalog: Catalog, key: bytes, name: str, one: Entry, raw: bool) -> An
         return catalog.value(key, name, one)
     try:
         return decode(catalog.encoded(one), raw=raw)
-    except (*UNSOUND, DecodeError) as error:
-        raise error if isinstance(error, DecodeError) else of(name, error) from error
+    except DecodeError:
+        raise
+    except UNSOUND as error:
+        raise of(name, error) from error
 
 
 def parts_under(catalog: Catalog, name: str, entry: Entry) -> Any:

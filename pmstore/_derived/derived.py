@@ -279,8 +279,7 @@ class Derived:
         except (TypeError, ValueError) as error:
             raise DerivedArrayError(self._name, f"{what} an array that can't be kept: {error}") from error
         if not value.flags.owndata or not (value.flags.c_contiguous or value.flags.f_contiguous):
-            order: Any = order_of(value)
-            return np.array(value, order=order)
+            return np.array(value, order=order_of(value))
         return value
 
     def _keep(self, array: Array, stamp: Stamp) -> Array:

@@ -21,7 +21,7 @@ from pmstore._catalog.kinds import ARRAY, DERIVED, LIST, OBJECT
 from pmstore._catalog.names import key_of
 from pmstore._core import Entry, hash64
 from pmstore._errors import UNSOUND, DerivedArrayError, of
-from pmstore._values.array import Array, live_array, read_layout
+from pmstore._values.array import Array, live_array, order_of, read_layout
 from pmstore._values.dtypes import descriptor_of
 from pmstore._values.values import decode, encode
 
@@ -41,11 +41,11 @@ def combine(parts: list[Any]) -> int:
 
 def hash_array(array: Array) -> int:
     """The hash of dtype, shape, order and contents of an array of any layout."""
-    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    order = order_of(array)
     about = hash64(encode([descriptor_of(array.dtype), list(array.shape), order]))
     if not array.nbytes:
         return about
-    flat = np.ascontiguousarray(array.reshape(-1, order="F" if order == "F" else "C"))
+    flat = np.ascontiguousarray(array.reshape(-1, order=order))
     return hash64(flat.view(np.uint8).data, about)
 
 

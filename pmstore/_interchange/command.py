@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pmstore._display import count_text, size_text
 from pmstore._errors import Error, StaleSnapshotError, StoreExistsError
@@ -20,6 +18,7 @@ from pmstore._interchange.importing import load_into
 from pmstore._interchange.source import Progress
 from pmstore._store.entrance import open as open_store
 from pmstore._store.store import Store
+from pmstore._values.as_json import print_json
 
 __all__ = ["export_", "import_"]
 
@@ -75,7 +74,7 @@ def export_(chosen: argparse.Namespace, failure: Failure) -> int:
                     store.backup(os.path.join(copies, "store.pm"))
                 count = write(os.path.join(copies, "store.pm"), progress)
     if chosen.json:
-        _print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
+        print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
     else:
         print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
     return 0
@@ -101,7 +100,7 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
         print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
     if chosen.json:
         about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
-        _print_json(about)
+        print_json(about)
     else:
         where = f"group {chosen.group!r} of {chosen.destination}" if chosen.group else chosen.destination
         print(f"{where}: {count_text(count, 'name')} of {chosen.path}")
@@ -140,8 +139,3 @@ def _told(failure: Failure) -> Iterator[None]:
         raise
     except (ImportError, TypeError, ValueError) as error:
         raise failure(str(error)) from error
-
-
-def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2)
-    print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pmstore._catalog.names import key_of
 from pmstore._core import pointer_to
 from pmstore._errors import UNSOUND, UnknownNameError, of
 from pmstore._interchange.forms import RESERVED, Hints
-from pmstore._values.array import chunks
+from pmstore._values.array import chunks, order_of
 from pmstore._values.as_json import to_json
 from pmstore._values.registry import Parts
 from pmstore._values.types import is_text
@@ -86,9 +87,8 @@ class Source:
 
     def _add(self, name: str, value: Any) -> None:
         if isinstance(value, np.ndarray) and not is_text(value.dtype):
-            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             self.arrays.append(Described(name, value.shape, value.dtype))
-            self._kept[name] = order, True
+            self._kept[name] = order_of(value), True
             return
         if isinstance(value, PersistentList):
             self.lists.append(name)
@@ -249,21 +249,22 @@ def rows_per_piece(described: Described, nbytes: int) -> int:
     return max(1, nbytes // max(1, described.nbytes // max(1, rows)))
 
 
-class Format:
+class Format(ABC):
     """How a format is written, and read."""
 
     directory = False
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  (most need no package)
         """Raise ModuleNotFoundError if a package is missing."""
 
+    @abstractmethod
     def check(self, described: Described) -> None:
         """Raise TypeError if the format has no type for an array, ValueError if it can't hold the name."""
 
+    @abstractmethod
     def write(self, source: Source, path: str) -> None:
         """Write all of the source to a path: an empty file, or for a directory an empty directory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, path: str) -> Any:
         """A context manager over the `Found` of a file."""
-        raise NotImplementedError

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 
 from pmstore._errors import StoreExistsError
-from pmstore._store import opening
+from pmstore._store import held, opening
 
 __all__ = ["new_target"]
 
@@ -26,7 +26,7 @@ _TEMPORARY = ".pmstore-exporting-"
 def new_target(target: str, *, directory: bool) -> Iterator[str]:
     """A temporary file or directory beside the target. It gets the target's name, durable, at the end of the block."""
     parent = os.path.dirname(target)
-    _sweep(parent)
+    sweep(parent)
     fd = None
     while fd is None:
         temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
@@ -63,7 +63,7 @@ def _made(temporary: str, directory: bool) -> int | None:
             raise
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_now(fd)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             os.close(fd)
@@ -77,20 +77,13 @@ def _made(temporary: str, directory: bool) -> int | None:
     return fd
 
 
-def _sweep(parent: str) -> None:
-    """Delete what exports left that were killed: its lock is free."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            if not name.startswith(_TEMPORARY):
-                continue
-            leftover = os.path.join(parent, name)
-            with contextlib.suppress(OSError):
-                fd = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _delete(leftover)
-                finally:
-                    os.close(fd)
+def sweep(parent: str) -> None:
+    """Delete what exports left that were killed."""
+    held.sweep(parent, _TEMPORARY, os.O_RDONLY, _lock_now, _delete)
+
+
+def _lock_now(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _delete(path: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pmstore._catalog.names import key_of
-from pmstore._core import pointer_to
 from pmstore._errors import UNSOUND, StaleSnapshotError, UnknownNameError, of
 from pmstore._store.entrance import open as open_store
+from pmstore._store.reading import Selection, copy_array
 from pmstore._store.store import Store
 from pmstore._values.array import Layout
 
@@ -142,16 +142,13 @@ class _Array(_backends.BackendArray):  # type: ignore[misc]
             array = array[(slice(None),) * axis + (key[axis],)]
         return np.array(array)
 
-    def _rows(self, described: Layout, first: int, last: int) -> np.ndarray[Any, Any]:
+    def _rows(self, described: Layout, first: int, last: int) -> Any:
         core = self._store._catalog.core
         entry = core.get(key_of(self._name))
         width = described.nbytes // self.shape[0]
         if entry is None or core.snapshot is None or (last - first) * width < 4096:
-            found: np.ndarray[Any, Any] = self._store[self._name][first:last]
-            return found
-        out = np.empty((last - first, *self.shape[1:]), self.dtype)
+            return self._store[self._name][first:last]
         try:
-            core.snapshot.copy(entry.offset, entry.length, first * width, pointer_to(out), out.nbytes)
+            return copy_array(core, entry, Selection(self._name, np.s_[first:last], whole=False), [])
         except UNSOUND as error:
             raise of(self._name, error) from error
-        return out

@@ -25,7 +25,7 @@ import struct
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pmstore import _core
@@ -45,6 +45,7 @@ __all__ = [
     "lock",
     "refuse_if_noted",
     "registry_lock",
+    "sweep",
     "tell_pid",
 ]
 
@@ -384,3 +385,24 @@ def _after_fork() -> None:
 
 # The lock is held across a fork, so that the child knows of every locked descriptor that it has.
 os.register_at_fork(before=registry_lock.acquire, after_in_parent=registry_lock.release, after_in_child=_after_fork)
+
+
+def sweep(
+    directory: str, prefix: str, access: int, lock: Callable[[int], object], delete: Callable[[str], object]
+) -> None:
+    """Delete the temporary files, those with the prefix, of processes that died: their locks are free.
+
+    access: how to open one; lock: raises OSError unless the lock of a descriptor is free.
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            if not name.startswith(prefix):
+                continue
+            leftover = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                fd = os.open(leftover, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    lock(fd)
+                    delete(leftover)
+                finally:
+                    os.close(fd)

@@ -74,7 +74,7 @@ class NameMapping(MutableMapping[str, Any]):
         except ValueError:
             return False
         with self._catalog.lock:
-            return self._catalog.core.get(key) is not None or self._catalog.is_group(key)
+            return self._catalog.exists(key)
 
     def __getattr__(self, name: str) -> Any:
         hint = ""

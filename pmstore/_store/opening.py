@@ -24,7 +24,17 @@ from pmstore._errors import (
     StoreNotFoundError,
     refused,
 )
-from pmstore._store.held import LOCK_BYTE, FileLock, SourceFile, flock, inode_of, lock, refuse_if_noted, registry_lock
+from pmstore._store.held import (
+    LOCK_BYTE,
+    FileLock,
+    SourceFile,
+    flock,
+    inode_of,
+    lock,
+    refuse_if_noted,
+    registry_lock,
+    sweep,
+)
 from pmstore._store.interrupts import deliver
 
 __all__ = ["MODES", "lock_file", "open_source", "outside", "path_of", "seconds"]
@@ -231,7 +241,7 @@ def _create(
     directory = os.path.dirname(real)
     if not os.path.isdir(directory):
         raise StoreNotFoundError(errno.ENOENT, f"the directory {directory!r} does not exist", path)
-    _sweep(directory)
+    sweep(directory, _TEMPORARY, os.O_RDWR, _lock_now, os.unlink)
     temporary = os.path.join(directory, _TEMPORARY + os.urandom(8).hex())
     with registry_lock, contextlib.ExitStack() as undo:
         try:
@@ -296,17 +306,5 @@ def _sync_directory(directory: str) -> None:
         os.close(fd)
 
 
-def _sweep(directory: str) -> None:
-    """Delete the files of creators that died: their locks are free."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            if not name.startswith(_TEMPORARY):
-                continue
-            leftover = os.path.join(directory, name)
-            with contextlib.suppress(OSError):
-                fd = os.open(leftover, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, flock(fcntl.F_WRLCK, LOCK_BYTE))
-                    os.unlink(leftover)
-                finally:
-                    os.close(fd)
+def _lock_now(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, flock(fcntl.F_WRLCK, LOCK_BYTE))

@@ -19,7 +19,7 @@ from pmstore._errors import DerivedArrayError, StaleSnapshotError
 from pmstore._snapshot import Reader
 from pmstore._values.array import Layout, read_layout
 
-__all__ = ["Selection", "consistently", "read", "selections"]
+__all__ = ["Selection", "consistently", "copy_array", "read", "selections"]
 
 _ATTEMPTS = 100
 
@@ -90,17 +90,13 @@ def _copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -
 def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> Any:
     entry = catalog.core.get(key_of(one.name))
     if entry is not None and entry.kind == ARRAY and entry.offset:
-        if (entry.offset, entry.length) not in wanted:
-            wanted.append((entry.offset, entry.length))
-        return _copy_array(catalog.core, entry, one)
+        return copy_array(catalog.core, entry, one, wanted)
     if entry is not None and entry.kind == OBJECT:
 
         def part(key: bytes, name: str, kept: Entry) -> Any:
             if kept.kind != ARRAY or not kept.offset:
                 return catalog.value(key, name, kept)
-            if (kept.offset, kept.length) not in wanted:
-                wanted.append((kept.offset, kept.length))
-            return _copy_array(catalog.core, kept, Selection(name))
+            return copy_array(catalog.core, kept, Selection(name), wanted)
 
         value = objects.read(catalog, one.name, entry, part)
         return value if one.whole else value[one.part]
@@ -116,7 +112,11 @@ def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> An
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
-def _copy_array(core: Core, entry: Entry, one: Selection) -> Any:
+def copy_array(core: Core, entry: Entry, one: Selection, wanted: list[tuple[int, int]]) -> Any:
+    """A copy of an array with elements in a snapshot, or of a part of one. wanted: places and lengths of the contents
+    that the caller's next snapshot copies; that of the array is added. Raises StaleSnapshotError, CorruptStoreError."""
+    if (entry.offset, entry.length) not in wanted:
+        wanted.append((entry.offset, entry.length))
     described = read_layout(core, entry)
     rows, rest = (slice(None), ()) if one.whole else _rows(one.part, described)
     start, stop, _ = rows.indices(described.shape[0]) if described.shape else (0, 1, 1)

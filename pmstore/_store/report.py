@@ -238,7 +238,7 @@ def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:
 def _check_attributes(catalog: Catalog, key: bytes, entry: Entry) -> None:
     name = _names.owner_of_attributes(key)
     attributes.decoded(catalog, entry)
-    if name and catalog.core.get(_names.key_of(name)) is None and not catalog.is_group(_names.key_of(name)):
+    if name and not catalog.exists(_names.key_of(name)):
         raise CorruptStoreError("there is nothing of that name")  # I38
 
 

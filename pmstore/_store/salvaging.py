@@ -110,7 +110,7 @@ class _Salvage:
         """Copies the attributes of the store, and of names and groups that were copied (I38)."""
         name, catalog = owner_of_attributes(row.key), self.new.catalog
         attributes.decoded(self.source, row.entry)
-        if not name or catalog.core.get(key_of(name)) is not None or catalog.is_group(key_of(name)):
+        if not name or catalog.exists(key_of(name)):
             self._put(row.key, row.entry, verified)
 
     def _left_out(self, name: str | None, text: str) -> None:

@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
@@ -182,7 +182,7 @@ def _axes(shape: Any) -> tuple[int, ...]:
     return axes
 
 
-def order_of(array: Array) -> str:
+def order_of(array: Array) -> Literal["C", "F"]:
     """The order to store an array in: its own if it is contiguous, otherwise "C"."""
     return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import datetime
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from pmstore._values.registry import parts_of
 from pmstore._values.types import small_of
 
-__all__ = ["to_json"]
+__all__ = ["print_json", "to_json"]
 
 
 def to_json(value: Any) -> Any:
@@ -93,3 +95,11 @@ def _iso(count: int, unit: str) -> str:
     seconds, fraction = divmod(count, 10 ** _DIGITS[unit])
     text = f"{seconds}.{fraction:0{_DIGITS[unit]}}".rstrip("0").rstrip(".")
     return f"{sign}PT{text}S"
+
+
+def print_json(value: Any, default: Callable[[Any], Any] | None = None) -> None:
+    """Print a value for programs. default: gives something in place of what JSON lacks."""
+    # The commands escape characters that stdout can't encode in Python's way, which isn't JSON's.
+    unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=not unicode, allow_nan=False, default=default)
+    print()

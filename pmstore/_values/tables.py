@@ -16,7 +16,7 @@ import numpy as np
 
 from pmstore._values.frames import by_number, part_name
 from pmstore._values.registry import Decode, Encode
-from pmstore._values.texts import arrow_of, arrow_parts
+from pmstore._values.texts import arrow_of, arrow_parts, in_one, validity
 
 __all__ = ["arrow", "polars"]
 
@@ -61,15 +61,12 @@ def _table_parts(table: Any) -> Parts:
         parts["rows"] = table.num_rows
     for i, field in enumerate(table.schema):
         name, column = part_name(i, field.name), table.column(i)
-        if _dtype_of(field.type) is not None or str(field.type) in ("string", "large_string"):
-            column = column.combine_chunks()
-            if isinstance(column, lib.ChunkedArray):
-                column = lib.concat_arrays(column.chunks) if column.num_chunks else lib.array([], field.type)
         if str(field.type) in ("string", "large_string"):
             parts["kinds"].append("texts")
             arrow_parts(column, name, parts)
         elif (dtype := _dtype_of(field.type)) is not None:
             parts["kinds"].append("fixed")
+            column = in_one(column)
             start, width = column.offset, dtype.itemsize
             buffer = column.buffers()[1]
             values = _bytes(buffer)[start * width : (start + len(column)) * width] if buffer else np.empty(0, np.uint8)
@@ -131,8 +128,7 @@ def _arrow_column(field: Any, kind: str, name: str, parts: Parts) -> Any:
 def fixed_array(kind: Any, values: Any, missing: Any) -> Any:
     """An array of pyarrow over the elements."""
     lib = sys.modules["pyarrow"]
-    valid = None if missing is None else lib.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
-    return lib.Array.from_buffers(kind, len(values), [valid, lib.py_buffer(values)])
+    return lib.Array.from_buffers(kind, len(values), [validity(missing), lib.py_buffer(values)])
 
 
 # ---- polars

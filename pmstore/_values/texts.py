@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["arrow_of", "arrow_parts", "list_of", "list_parts"]
+__all__ = ["arrow_of", "arrow_parts", "in_one", "list_of", "list_parts", "validity"]
 
 Parts = dict[str, Any]
 
@@ -33,17 +33,29 @@ def list_parts(texts: Sequence[str | None], name: str, parts: Parts) -> None:
 
 def arrow_parts(array: Any, name: str, parts: Parts) -> None:
     """The same for an array of strings of pyarrow."""
-    arrow = sys.modules["pyarrow"]
-    whole = array.combine_chunks() if isinstance(array, arrow.ChunkedArray) else array
-    if isinstance(whole, arrow.ChunkedArray):  # of old versions, without chunks
-        whole = arrow.concat_arrays(whole.chunks) if whole.num_chunks else arrow.array([], arrow.large_string())
-    whole = whole.cast(arrow.large_string())
+    whole = in_one(array).cast(sys.modules["pyarrow"].large_string())
     _, offsets, data = whole.buffers()
     ends = np.zeros(1, np.int64)
     if offsets is not None and len(whole):
         ends = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     _add(content[ends[0] : ends[-1]], ends - ends[0], np.asarray(whole.is_null()), name, parts)
+
+
+def in_one(array: Any) -> Any:
+    """An array of pyarrow that has no chunks, with the same elements."""
+    arrow = sys.modules["pyarrow"]
+    whole = array.combine_chunks() if isinstance(array, arrow.ChunkedArray) else array
+    if isinstance(whole, arrow.ChunkedArray):  # of old versions, without chunks
+        whole = arrow.concat_arrays(whole.chunks) if whole.num_chunks else arrow.array([], array.type)
+    return whole
+
+
+def validity(missing: Any) -> Any:
+    """Arrow's bitmap of the elements that are there, or None if none is missing."""
+    if missing is None:
+        return None
+    return sys.modules["pyarrow"].py_buffer(np.packbits(~missing, bitorder="little").tobytes())
 
 
 def _add(data: Any, ends: Any, missing: Any, name: str, parts: Parts) -> None:
@@ -86,7 +98,7 @@ def arrow_of(name: str, parts: Parts) -> Any:
     """An array of strings of pyarrow over the parts. Raises ValueError if they are damaged."""
     arrow = sys.modules["pyarrow"]
     data, ends, missing = _checked(name, parts)
-    valid = None if missing is None else arrow.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
-    made = arrow.LargeStringArray.from_buffers(len(ends) - 1, arrow.py_buffer(ends), arrow.py_buffer(data), valid)
+    buffers = arrow.py_buffer(ends), arrow.py_buffer(data), validity(missing)
+    made = arrow.LargeStringArray.from_buffers(len(ends) - 1, *buffers)
     made.validate(full=True)
     return made

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pmstore._errors import CorruptStoreError, DecodeError
+from pmstore._values.array import order_of
 from pmstore._values.generators import generator_of, generator_parts
 
 __all__ = ["BY_CODE", "Small", "is_text", "small_of"]
@@ -259,7 +260,7 @@ def _path(parts: list[Any]) -> Any:
 
 def text_parts(value: Any) -> list[Any]:
     """The parts of an array whose dtype is a StringDType."""
-    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    order = order_of(value)
     dtype = value.dtype
     missing = [dtype.na_object] if hasattr(dtype, "na_object") else []
     if missing and missing[0] is not None and type(missing[0]) not in (float, str):

@@ -26,6 +26,7 @@ import msgpack
 import numpy as np
 
 from pmstore._errors import CorruptStoreError, DecodeError, TooLargeError
+from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.registry import Parts, made, parts_of, registered
 from pmstore._values.tensors import is_tensor
@@ -213,7 +214,7 @@ def _extension(value: Any) -> msgpack.ExtType:
             return msgpack.ExtType(small.code, payload)
         return msgpack.ExtType(small.code, _pack(small.parts(value)))
     if kind is np.ndarray:
-        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        order = order_of(value)
         contents = value.tobytes(order)
         return msgpack.ExtType(_ARRAY, _pack([descriptor_of(value.dtype), list(value.shape), order, contents]))
     if kind is np.str_:  # its own str() drops NULs at the end

@@ -25,6 +25,7 @@ import numpy as np
 
 from pmstore._core import hash64
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
+from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, storable_dtype
 from pmstore.archive._groups import Group, group_of
 from pmstore.archive._local import LocalPlace
@@ -464,7 +465,7 @@ def _described(name: Any, value: Any, rows: bool) -> tuple[str, tuple[Any, ...],
         raise TypeError(f"the shard {name!r}: {error}") from None
     if rows and not array.ndim:
         raise ValueError(f"the shard {name!r} has no axis, and therefore no rows")
-    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous and not rows else "C"
+    order = "C" if rows else order_of(array)
     flat: Any = np.ascontiguousarray(array.T if order == "F" else array)
     data = memoryview(flat.reshape(-1).view(np.uint8)) if flat.nbytes else memoryview(b"")
     return name, (dtype, array.shape, order, rows), data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pmstore._display import aligned, count_text, name_text, size_text
 from pmstore._errors import ArchiveDamagedError, UnknownVersionError
 from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
+from pmstore._values.as_json import print_json
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
 from pmstore.archive._export import export
@@ -130,17 +130,13 @@ def _complain(path: str, error: Exception, status: int) -> int:
     return status
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=repr))
-
-
 def list_(chosen: argparse.Namespace) -> int:
     """Prints the versions."""
     archive = _archive.open(chosen.path)
     rows = archive.log()
     rows = rows[max(0, len(rows) - chosen.n) :] if chosen.n is not None else rows
     if chosen.json:
-        _print_json([_in_json(archive, row, chosen.losses) for row in rows])
+        print_json([_in_json(archive, row, chosen.losses) for row in rows])
         return _SOUND
     for row, line in zip(rows, aligned(map(_columns, rows))):
         print(line)
@@ -171,7 +167,7 @@ def verify(chosen: argparse.Namespace) -> int:
     report = _archive.open(chosen.path).verify()
     if chosen.json:
         problems = [one._asdict() for one in report]
-        _print_json({"ok": report.ok, "versions": report.versions, "lossy": report.lossy, "problems": problems})
+        print_json({"ok": report.ok, "versions": report.versions, "lossy": report.lossy, "problems": problems})
     else:
         print(report)
     return _SOUND if report.ok else _DAMAGED
@@ -196,7 +192,7 @@ def diff(chosen: argparse.Namespace) -> int:
     found = _archive.open(chosen.path).diff(chosen.old, chosen.new)
     count = {name: None if one.elements is None else len(one.elements) for name, one in found.items()}
     if chosen.json:
-        _print_json({name: {"kind": one.kind, "elements": count[name]} for name, one in found.items()})
+        print_json({name: {"kind": one.kind, "elements": count[name]} for name, one in found.items()})
         return _SOUND
     rows = (
         (name_text(name), one.kind, "" if count[name] is None else count_text(count[name] or 0, "element"))

@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
+from pmstore._store.held import sweep
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -233,7 +234,7 @@ class LocalPlace(Place):
         for part in () if within == os.curdir else within.split(os.sep):
             path = os.path.join(path, part)
             _make(path)
-        _sweep(folder)
+        sweep(folder, TEMPORARY, os.O_RDONLY, _lock_now, os.unlink)
         self._ready.add(folder)
 
 
@@ -285,26 +286,16 @@ def _shared_path(path: str, token: str) -> str:
     return os.path.join(folder, f"{TEMPORARY}{token}-{name}")
 
 
+def _lock_now(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _lock(fd: int) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_now(fd)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
             raise
-
-
-def _sweep(folder: str) -> None:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.name.startswith(TEMPORARY):
-                continue
-            with contextlib.suppress(OSError):
-                fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(entry.path)
-                finally:
-                    os.close(fd)
 
 
 def _link(temporary: str, path: str) -> None:

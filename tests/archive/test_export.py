@@ -351,7 +351,7 @@ def test_exports_beside_each_other(tmp_path: Path, form: str, locked: bool, monk
             if locked:
                 flock(held[0], how)
             else:
-                target._sweep(str(tmp_path))
+                target.sweep(str(tmp_path))
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)

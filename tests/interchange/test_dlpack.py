@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -81,15 +81,31 @@ def test_it_outlives_a_rollback_and_growth(open_store: Open, view: Callable[[Any
         assert shared.sum() == 200_000 and kept.sum() == 4000
 
 
-@pytest.mark.parametrize("kind", ["constant", "snapshot", "closed"])
-def test_what_is_not_writeable_stays_so(open_store: Open, kind: str) -> None:
+@pytest.fixture(params=["constant", "snapshot", "closed"])
+def fixed(request: pytest.FixtureRequest, open_store: Open) -> Iterator[tuple[Any, Callable[[], None]]]:
+    """An array of 100,000 threes that is not writeable, and a function that commits, if the store is open, and closes.
+    Afterwards the store has the same array."""
     store = open_store()
-    store.create_array("x", 1000, fill_value=3, writeable=kind != "constant")
+    store.create_array("x", 100_000, fill_value=3, writeable=request.param != "constant")
     store.commit()
-    reader = pmstore.open(store.path, "r") if kind == "snapshot" else store
+    reader = pmstore.open(store.path, "r") if request.param == "snapshot" else store
     array = reader["x"]
-    if kind == "closed":
+    if request.param == "closed":
         store.close()
+
+    def close() -> None:
+        if request.param != "closed":
+            store.commit()
+        reader.close()
+        store.close()
+
+    yield array, close
+    with open_store(verify=True) as store:
+        assert store["x"].tolist() == [3.0] * 100_000 and store.check().ok
+
+
+def test_what_is_not_writeable_stays_so(fixed: tuple[Any, Callable[[], None]]) -> None:
+    array, close = fixed
     assert not array.flags.writeable and memoryview(array).readonly
     shared = np.from_dlpack(array)
     assert not shared.flags.writeable
@@ -98,31 +114,19 @@ def test_what_is_not_writeable_stays_so(open_store: Open, kind: str) -> None:
             one[0] = 1
     with pytest.raises(BufferError):  # the older protocol has no flag for it, and numpy refuses
         array.__dlpack__()
-    reader.close()
-    store.close()
+    close()
 
 
-@pytest.mark.parametrize("kind", ["constant", "snapshot", "closed"])
 @pytest.mark.filterwarnings("ignore:.*not writable")
-def test_torch_ignores_the_flag_and_the_store_does_not_change(open_store: Open, kind: str) -> None:
+def test_torch_ignores_the_flag_and_the_store_does_not_change(fixed: tuple[Any, Callable[[], None]]) -> None:
     """torch has no tensors that can't be written. What it writes is never committed, and never a signal."""
     torch = pytest.importorskip("torch")
-    store = open_store()
-    store.create_array("x", 100_000, fill_value=3, writeable=kind != "constant")
-    store.commit()
-    reader = pmstore.open(store.path, "r") if kind == "snapshot" else store
-    array = reader["x"]
-    if kind == "closed":
-        store.close()
+    array, close = fixed
     try:
         tensor = torch.from_dlpack(array)
     except (BufferError, RuntimeError):  # a version that refuses
+        close()
         return
     tensor[:] = 1
-    if kind != "closed":
-        store.commit()
-    reader.close()
-    store.close()
+    close()
     tensor[:] = 2
-    with open_store(verify=True) as store:
-        assert store["x"].tolist() == [3.0] * 100_000 and store.check().ok

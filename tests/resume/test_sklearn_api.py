@@ -38,11 +38,12 @@ BLOBS, _ = make_blobs(500, 5, centers=6, cluster_std=3.0, random_state=1)
 @pytest.mark.parametrize("kind, theirs", [(KMeans, SklearnKMeans), (MiniBatchKMeans, SklearnMiniBatchKMeans)])
 def test_clones_and_meta_estimators(kind: Any, theirs: Any, tmp_path: Path) -> None:
     grid = {"cluster__n_clusters": [2, 4]}
-    steps = [("scale", StandardScaler()), ("cluster", theirs(random_state=0))]
+    steps = [("scale", StandardScaler()), ("cluster", theirs(random_state=0, max_iter=10))]
     reference = GridSearchCV(Pipeline(steps), grid, cv=2).fit(BLOBS)
     with pmstore.open(tmp_path / "open.pm") as store:
         for where in (tmp_path / "own.pm", store):
-            pipeline = Pipeline([("scale", StandardScaler()), ("cluster", kind(random_state=0, store=where))])
+            model = kind(random_state=0, max_iter=10, store=where)
+            pipeline = Pipeline([("scale", StandardScaler()), ("cluster", model)])
             assert clone(pipeline)[-1].store == where
             for _ in range(2):
                 search = GridSearchCV(pipeline, grid, cv=2, n_jobs=1).fit(BLOBS)

@@ -36,7 +36,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-frames test-torch test-scale test-frameworks test-browser test-aarch64 docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
+.PHONY: help demo test test-dax test-archive test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -44,7 +44,8 @@ help:
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
-	@echo 'make docs      the documentation as a site in build/site, with tests of it'
+	@echo 'make docs      the documentation as a site in build/site, with tests of it and of the gallery'
+	@echo 'make test-gallery  the notebooks of docs/gallery, executed; it installs a kernel and pandas'
 	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
 	@echo 'make test-archive  the tests of the archive with an S3 server, and those of export and import with their formats'
 	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
@@ -133,9 +134,16 @@ test-browser: build
 	@$(BIN)/python $(INSTALL) 'playwright>=1.40'
 	@$(BIN)/python -m pytest -q -rs tests/watch/test_browser.py $(ARGS)
 
+# The executed notebooks are in build/gallery, where the site takes them.
+test-gallery: build
+	@set -e; $(call beside,build/docs,docs,)
+	@rm -rf build/gallery && mkdir -p build/gallery
+	@PMSTORE_GALLERY=$(CURDIR)/build/gallery build/docs/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal \
+		tests/project/test_gallery.py $(ARGS)
+
 # The tests of its width on a phone and of its search need a browser of the distribution, and say so.
 docs: build
-	@set -e; $(call beside,build/docs,docs,)
+	@$(MAKE) -s --no-print-directory test-gallery ARGS=
 	@build/docs/bin/python docs/site/build.py build/site
 	@PMSTORE_SITE=$(CURDIR)/build/site build/docs/bin/python -m pytest -q -rs tests/project/test_site.py $(ARGS)
 

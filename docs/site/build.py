@@ -2,7 +2,8 @@
 
 The pages are those of the repository, in its own layout, so that their links work as they do there. Beside them come a
 page of the API for each public module, whose text is the docstrings, and all pages as plain text: ``llms.txt`` is the
-list, ``llms-full.txt`` has everything.
+list, ``llms-full.txt`` has everything. The notebooks of the gallery are pages, too: ``make test-gallery`` has executed
+them in build/gallery.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from gallery import NOTEBOOKS, markdown, read
 from mkdocs.__main__ import cli
 
 SITE = Path(__file__).resolve().parent
 ROOT = SITE.parent.parent
+EXECUTED = ROOT / "build" / "gallery"
 
 NAV: dict[str, list[str]] = {
     "Start": [
@@ -42,6 +45,11 @@ NAV: dict[str, list[str]] = {
         "docs/scale.md",
         "docs/dax.md",
         "docs/file-systems.md",
+    ],
+    "Gallery": [
+        "docs/gallery/README.md",
+        "docs/gallery/killed-fit.md",
+        "docs/gallery/outlives-the-kernel.md",
     ],
     "Crash tests": [
         "docs/crash-testing.md",
@@ -89,6 +97,7 @@ def main(out: Path) -> None:
     for folder in (out, pages):
         shutil.rmtree(folder, ignore_errors=True)
     written = copy_pages(pages)
+    write_notebooks(pages)
     for name in ("site.css", "iframe-worker.js"):
         shutil.copy(SITE / name, pages)
     nav: list[Any] = [{tab: list(names)} for tab, names in NAV.items()]
@@ -123,8 +132,18 @@ def copy_pages(pages: Path) -> list[str]:
                 shutil.copy(linked, copy)
         page = pages / name
         page.parent.mkdir(parents=True, exist_ok=True)
+        text = re.sub(r"(\]\([\w./-]+)\.ipynb\)", r"\1.md)", text)
         page.write_text(text.replace("](decisions/)", "](decisions/index.md)"), encoding="utf-8")
     return names
+
+
+def write_notebooks(pages: Path) -> None:
+    """The notebooks of the gallery with their outputs, as pages that offer the notebook itself."""
+    for source in NOTEBOOKS:
+        page = pages / source.relative_to(ROOT).with_suffix(".md")
+        shutil.copy(source, page.parent)
+        text = markdown(read(EXECUTED / source.name), page)
+        page.write_text(f"{text}\n[This page as a notebook]({source.name})\n", encoding="utf-8")
 
 
 def title(page: Path) -> str:
@@ -165,7 +184,8 @@ def write_plain_text(pages: Path, names: list[str]) -> None:
     listed = [f"- [{title(pages / name)}]({name})" for name in names]
     description = "> numpy arrays that survive a kill, on persistent memory, tmpfs or an ordinary disk"
     (pages / "llms.txt").write_text("\n".join(["# pmstore", "", description, "", *listed, ""]), encoding="utf-8")
-    texts = [f"<!-- {name} -->\n\n{(pages / name).read_text(encoding='utf-8')}" for name in names]
+    notebooks = {str(path.relative_to(ROOT).with_suffix(".md")): markdown(read(path)) for path in NOTEBOOKS}
+    texts = [f"<!-- {name} -->\n\n{notebooks.get(name) or (pages / name).read_text('utf-8')}" for name in names]
     (pages / "llms-full.txt").write_text("\n\n".join(texts), encoding="utf-8")
 
 

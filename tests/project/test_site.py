@@ -76,6 +76,19 @@ def test_the_plain_text_has_every_page() -> None:
             assert f"<!-- {name} -->" in text
 
 
+def test_the_gallery_shows_what_the_notebooks_put_out() -> None:
+    text = (SITE / "llms-full.txt").read_text(encoding="utf-8")
+    found = [page for page in pages() if page.parent.name == "gallery" and page.name != "index.html"]
+    assert found
+    for page in found:
+        targets = Links(page).targets
+        assert f"{page.stem}-1.png" in targets
+        assert f"{page.stem}.ipynb" in targets
+        plain = text.partition(f"<!-- docs/gallery/{page.stem}.md -->")[2].partition("<!-- docs/")[0]
+        assert "```python" in plain
+        assert ".png" not in plain
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: make docs installs it")

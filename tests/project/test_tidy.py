@@ -23,7 +23,7 @@ TEXTS = sorted(
     path
     for folder in FOLDERS
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in {".c", ".h", ".py", ".pyi", ".md", ".sh", ""} and path.is_file()
+    if path.suffix in {".c", ".h", ".py", ".pyi", ".md", ".sh", ".ipynb", ""} and path.is_file()
 ) + sorted(path for path in ROOT.iterdir() if path.suffix in {".md", ".py", ".toml", ".in"} or path.name == "Makefile")
 
 # The folders of csrc, from the bottom up. A file includes headers of its own folder, and of those that are named here.

@@ -50,6 +50,10 @@ NAV: dict[str, list[str]] = {
         "docs/gallery/README.md",
         "docs/gallery/killed-fit.md",
         "docs/gallery/outlives-the-kernel.md",
+        "docs/gallery/frame-and-objects.md",
+        "docs/gallery/history-of-a-fit.md",
+        "docs/gallery/crash-test.md",
+        "docs/gallery/watching.md",
     ],
     "Crash tests": [
         "docs/crash-testing.md",

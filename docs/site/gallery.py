@@ -20,7 +20,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-SECONDS = 300  # the longest that a cell may take
+SECONDS = 300  # the longest that a kernel may take to start, and a cell to end
 
 Notebook = dict[str, Any]
 
@@ -62,6 +62,7 @@ def execute(path: Path, folder: Path) -> Notebook:
     client = nbclient.NotebookClient(
         notebook,
         timeout=SECONDS,
+        startup_timeout=SECONDS,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         extra_arguments=["--InlineBackend.figure_format=retina", "--HistoryManager.enabled=False", "--log-level=ERROR"],

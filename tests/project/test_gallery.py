@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -76,6 +78,17 @@ def test_the_list_and_the_site_have_each_notebook() -> None:
 
 
 @pytest.mark.slow
+def test_an_assertion_that_fails_is_an_error(tmp_path: Path) -> None:
+    for name in NEEDED:
+        pytest.importorskip(name, reason=f"no {name}: make test-gallery installs it")
+    cells = [{"cell_type": "code", "metadata": {}, "source": source} for source in ("kept = 1", "assert kept == 2")]
+    path = tmp_path / "wrong.ipynb"
+    path.write_text(gallery.clean({"cells": cells}), encoding="utf-8")
+    with pytest.raises(importlib.import_module("nbclient.exceptions").CellExecutionError, match="assert kept == 2"):
+        gallery.execute(path, tmp_path)
+
+
+@pytest.mark.slow
 @each
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     """All of its assertions hold, nothing warns, and each picture has a text for those who can't see it."""
@@ -85,6 +98,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
             pytest.importorskip(name, reason=f"no {name}: make test-gallery installs it")
     done = gallery.execute(path, tmp_path)
     outputs = [output for cell in done["cells"] for output in cell.get("outputs", ())]
+    for place in (str(tmp_path), sys.prefix):
+        assert place not in json.dumps(outputs), "an output names a folder of this machine"
     assert not [output["text"] for output in outputs if output.get("name") == "stderr"]
     drawing = [cell["id"] for cell in gallery.pictures(done)]
     assert drawing

@@ -110,6 +110,7 @@ def main(out: Path) -> None:
     nav[-1]["Inside"].append({"Decisions": ["docs/decisions/index.md", *decisions]})
     nav.append({"API": [{module: write_module(pages, module)} for module in MODULES]})
     write_plain_text(pages, [name for names in NAV.values() for name in names] + decisions)
+    show_pictures(pages)
     settings = yaml.safe_load((SITE / "mkdocs.yml").read_text(encoding="utf-8"))
     settings["plugins"][-1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
     settings |= {"docs_dir": str(pages), "site_dir": str(out), "nav": nav}
@@ -148,6 +149,16 @@ def write_notebooks(pages: Path) -> None:
         shutil.copy(source, page.parent)
         text = markdown(read(EXECUTED / source.name), page)
         page.write_text(f"{text}\n[This page as a notebook]({source.name})\n", encoding="utf-8")
+
+
+def show_pictures(pages: Path) -> None:
+    """The first picture of each notebook, in the list of the gallery, as a link to its page."""
+    index, *stories = (pages / name for name in NAV["Gallery"])
+    shown = (
+        f'<a href="{page.stem}.html"><img src="{page.stem}-1.png" width="320" alt="{title(page)}"></a>'
+        for page in stories
+    )
+    index.write_text("\n".join([index.read_text(encoding="utf-8"), *shown, ""]), encoding="utf-8")
 
 
 def title(page: Path) -> str:

@@ -80,7 +80,9 @@ def test_the_gallery_shows_what_the_notebooks_put_out() -> None:
     text = (SITE / "llms-full.txt").read_text(encoding="utf-8")
     found = [page for page in pages() if page.parent.name == "gallery" and page.name != "index.html"]
     assert found
+    listed = Links(SITE / "docs" / "gallery" / "index.html").targets
     for page in found:
+        assert {page.name, f"{page.stem}-1.png"} <= set(listed)
         targets = Links(page).targets
         assert f"{page.stem}-1.png" in targets
         assert f"{page.stem}.ipynb" in targets

@@ -327,8 +327,8 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
  * PM_CORRUPT if there is none, or a hash differs. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
-/* Checks the committed contents of an extent as pm_read does, without a copy of them. */
-pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length);
+/* Checks the blocks of the first `count` committed bytes of an extent as pm_read does, without a copy of them. */
+pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length, uint64_t count);
 
 /* Tests whether bytes of an extent can be read. Through a buffer, a bad block would be a signal.
  *

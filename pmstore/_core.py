@@ -472,9 +472,10 @@ class Core:
         self._read(offset, length, ffi.from_buffer(out))
         return out
 
-    def verify(self, offset: int, length: int) -> None:
-        """Checks the committed contents against their hashes. CorruptStoreError, StoreIOError."""
-        _require_ok(lib.pm_check_contents(self._store, offset, length))
+    def verify(self, offset: int, length: int, count: int) -> None:
+        """Checks the blocks of the first `count` committed bytes against their hashes. CorruptStoreError,
+        StoreIOError."""
+        _require_ok(lib.pm_check_contents(self._store, offset, length, count))
 
     def read_into(self, offset: int, length: int, out: Any) -> None:
         """The same into a buffer of that length."""

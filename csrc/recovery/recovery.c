@@ -41,7 +41,8 @@ static pm_status directs_valid(pm_store *store, const pm_recovery_body *body, bo
         uint64_t hash = pm_log_direct(&item).hash;
         if (status == PM_OK && pm_extent_table_hash(region, committed + place, size, place) != hash)
             status = PM_CORRUPT;
-        if (status == PM_OK) status = pm_extent_check(region, committed, item.offset, item.length, &block);
+        if (status == PM_OK)
+            status = pm_extent_check(region, committed, item.offset, item.length, item.length, &block);
         if (status == PM_UNREADABLE) return status;
         *valid = status == PM_OK;
     }

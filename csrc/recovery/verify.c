@@ -151,7 +151,7 @@ static const pm_double_buffer *slots_of(const checker *c, uint64_t extent)
 static void check_contents(checker *c, const pm_cell *cell, pm_key key, uint64_t committed)
 {
     uint64_t block, distance = c->suspect - committed;
-    pm_status status = pm_extent_check(c->region, c->image, committed, cell->length, &block);
+    pm_status status = pm_extent_check(c->region, c->image, committed, cell->length, cell->length, &block);
     if (status == PM_UNREADABLE) { /* its contribution to the digest is not known either */
         add_problem(c, cell->offset, cell->length, block, key, "%s", pm_message());
         return;

@@ -25,12 +25,18 @@ void pm_extent_digest(pm_digest *digest, const uint8_t *table, uint64_t offset, 
 }
 
 pm_status pm_extent_check(const pm_region *region, const uint8_t *image, uint64_t offset, uint64_t length,
-                          uint64_t *block)
+                          uint64_t count, uint64_t *block)
 {
+    *block = 0;
+    if (!count) return PM_OK;
     const uint8_t *table = image + offset + pm_extent_table(length);
-    uint64_t blocks = pm_extent_blocks(length), last = (blocks - 1) / PART * PART, from = last * PM_PAGE;
+    uint64_t blocks = pm_extent_blocks(count), last = (blocks - 1) / PART * PART, from = last * PM_PAGE;
+    bool all = blocks == pm_extent_blocks(length);
     /* Asks for the last part together with the table behind it: small extents have no other part. */
-    uint64_t bad = pm_region_unreadable(region, image, offset + from, pm_extent_size(length) - from, "contents");
+    uint64_t end = all ? pm_extent_size(length) : blocks * PM_PAGE;
+    uint64_t bad = pm_region_unreadable(region, image, offset + from, end - from, "contents");
+    if (bad == UINT64_MAX && !all)
+        bad = pm_region_unreadable(region, image, offset + pm_extent_table(length), 8 * blocks, "contents");
     for (*block = 0; *block < blocks; ++*block) {
         uint64_t at = *block * PM_PAGE, expected;
         size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;
@@ -46,16 +52,16 @@ pm_status pm_extent_check(const pm_region *region, const uint8_t *image, uint64_
     return PM_OK;
 }
 
-pm_status pm_extent_check_committed(const pm_region *region, uint64_t extent, uint64_t length)
+pm_status pm_extent_check_committed(const pm_region *region, uint64_t extent, uint64_t length, uint64_t count)
 {
     uint64_t block, place = pm_region_place(region, extent, length);
     pm_status status =
-        pm_extent_check(region, region->committed, pm_region_committed(region, place, length), length, &block);
+        pm_extent_check(region, region->committed, pm_region_committed(region, place, length), length, count, &block);
     if (status == PM_CORRUPT)
         return pm_fail(PM_CORRUPT,
                        "contents are damaged: block %llu of the extent at region offset %llu does not match its "
                        "hash",
                        (unsigned long long)block, (unsigned long long)extent);
     PM_TRY(status);
-    return pm_region_readable(region, region->live, place, length, "contents");
+    return pm_region_readable(region, region->live, place, count, "contents");
 }

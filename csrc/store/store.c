@@ -432,17 +432,18 @@ static pm_status extent_valid(pm_store *store, uint64_t offset, uint64_t length)
                                             : PM_OK;
 }
 
-static pm_status verify(pm_store *store, uint64_t offset, uint64_t length)
+static pm_status verify(pm_store *store, uint64_t offset, uint64_t length, uint64_t count)
 {
     if (pm_uncommitted_find(store, offset)) return PM_OK; /* it has no hashes yet */
-    return pm_extent_check_committed(&store->region, offset, length);
+    return pm_extent_check_committed(&store->region, offset, length, count);
 }
 
-pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length)
+pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length, uint64_t count)
 {
     PM_TRY(enter(store));
     pm_status status = extent_valid(store, offset, length);
-    if (status == PM_OK) status = verify(store, offset, length);
+    if (status == PM_OK && count > length) status = pm_fail(PM_INVALID, "more bytes than the extent has");
+    if (status == PM_OK) status = verify(store, offset, length, count);
     return leave(store, status);
 }
 
@@ -450,7 +451,7 @@ pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *desti
 {
     PM_TRY(enter(store));
     pm_status status = extent_valid(store, offset, length);
-    if (status == PM_OK && destination) status = verify(store, offset, length);
+    if (status == PM_OK && destination) status = verify(store, offset, length, length);
     if (status == PM_OK && destination) memcpy(destination, pm_region_live(&store->region, offset, length), length);
     return leave(store, status);
 }

@@ -13,7 +13,7 @@ from typing import Any
 from pmstore._catalog import attributes, objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration
-from pmstore._catalog.growing import trimmed
+from pmstore._catalog.growing import counted, trimmed, write_spare
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import (
     attributes_key,
@@ -38,20 +38,27 @@ Names = dict[str, str]  # the new name of each old one
 
 
 def verified(core: Core, entry: Entry) -> Contents:
-    """The contents of an entry's extent, in memory of their own, verified against their hashes at rest."""
-    yield core.contents(entry.offset, entry.length)
+    """The contents of an entry's extent, in memory of their own, verified against their hashes at rest. Spare rows are
+    left out: damage to them costs nothing."""
+    count = counted(entry)
+    if count == entry.length:
+        yield core.contents(entry.offset, entry.length)
+    else:
+        core.verify(entry.offset, entry.length, count)
+        yield bytearray(memoryview(core.buffer(entry.offset, entry.length, False))[:count])
 
 
 def checked(core: Core, entry: Entry) -> Contents:
     """The same, for an entry in which `Core.check` has found no damage: large contents come in pieces, from the file's
     own pages.
     """
-    if entry.length <= _PIECE:
+    end = counted(entry)
+    if end <= _PIECE:
         yield from verified(core, entry)
         return
     live = memoryview(core.buffer(entry.offset, entry.length, False))
-    for at in range(0, entry.length, _PIECE):
-        count = min(_PIECE, entry.length - at)
+    for at in range(0, end, _PIECE):
+        count = min(_PIECE, end - at)
         core.require_readable(entry.offset, entry.length, at, count)
         yield live[at : at + count]
 
@@ -72,6 +79,8 @@ def put_copy(catalog: Catalog, key: bytes, entry: Entry, contents: Contents) -> 
                 at += count
         finally:
             piece = b""  # an error's traceback would keep it, and closing its store would copy all of the array
+        if at == counted(entry) < entry.length:
+            write_spare(catalog.core, offset, at, entry.length)
         catalog.core.put(key, entry._replace(offset=offset))
 
 

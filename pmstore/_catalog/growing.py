@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Grown",
     "append",
+    "counted",
+    "growing",
     "matches",
     "planned",
     "resize",
@@ -147,12 +149,26 @@ def successor(described: Layout | None, value: Array, writeable: bool) -> Layout
     return layout(value.shape, value.dtype, order_of(value), writeable)
 
 
-def trimmed(entry: Entry) -> Entry:
-    """The entry of a copy: an array that grows keeps its maxshape, and no spare rows, as far as possible."""
+def growing(entry: Entry) -> Layout | None:
+    """The layout in the entry of an array that grows; None for another entry, or if it contradicts its extent."""
     if entry.kind != ARRAY or not entry.offset:
-        return entry
+        return None
     described = decode_layout(entry.meta)
     if not isinstance(described, Layout) or described.growth is None or described.length != entry.length:
+        return None
+    return described
+
+
+def counted(entry: Entry) -> int:
+    """The bytes of an extent that an entry counts: all but spare rows."""
+    described = growing(entry)
+    return entry.length if described is None else described.nbytes
+
+
+def trimmed(entry: Entry) -> Entry:
+    """The entry of a copy: an array that grows keeps its maxshape, and no spare rows, as far as possible."""
+    described = growing(entry)
+    if described is None or described.growth is None:
         return entry
     growth = described.growth
     least = min(growth.capacity, max(1, described.shape[0]))
@@ -340,7 +356,8 @@ def _moved(
     assert described.growth is not None
     capacity, most = described.growth
     try:
-        catalog.core.verify(entry.offset, entry.length)  # a damaged block would get a new hash, and count as sound
+        # A damaged block would get a new hash, and count as sound. Spare rows are not copied.
+        catalog.core.verify(entry.offset, entry.length, described.nbytes)
     except UNSOUND as error:
         raise of(name, error) from error
     if new is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from pmstore._catalog import attributes, objects
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, checked, copy_object, verified
+from pmstore._catalog.growing import growing
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import (
     ATTRIBUTES_PREFIX,
@@ -24,7 +25,7 @@ from pmstore._catalog.names import (
     stamp_key,
     value_key,
 )
-from pmstore._core import Core, Entry, Row
+from pmstore._core import BLOCK, Core, Entry, Row
 from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError
 from pmstore._store.entrance import open as open_store
 from pmstore._store.new_store import NewStore, refuse_taken, written_anew
@@ -43,9 +44,10 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     """Copy all that is sound in a damaged store to a new store.
 
     Every content is verified against its hashes before it is copied. Of a damaged list, the elements before the first
-    damaged one are copied; of a derived array, the declaration without a damaged value; of a value of a registered
-    type (`pmstore.register`) that has a damaged part, nothing. The new store is complete when
-    it gets its name. The damaged store is not changed.
+    damaged one are copied; of an array that grows, the rows before the first damaged block; of a derived array, the
+    declaration without a damaged value; of a value of a registered type (`pmstore.register`) that has a damaged part,
+    nothing. Hashes cover blocks of 4 KiB: rows that share a damaged block with others, or with spare rows, are not
+    copied. The new store is complete when it gets its name. The damaged store is not changed.
 
     Parameters
     ----------
@@ -57,9 +59,9 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     Returns
     -------
     CheckReport
-        The problems of the damaged store, with the names that were left out; `ok` if it was sound, and everything was
-        copied. A problem without a name says that names may be missing, or that something may be older than the last
-        commit.
+        The problems of the damaged store, with the names that were left out, wholly or in part; `ok` if it was sound,
+        and everything was copied. A problem without a name says that names may be missing, or that something may be
+        older than the last commit.
 
     Raises
     ------
@@ -132,12 +134,26 @@ class _Salvage:
                     if kept is not None:
                         self._put(part, kept, self.contents)
         elif name in self.damaged:
-            return
+            self._copy_sound_rows(name, key, entry)
         elif entry.kind == ARRAY:
             read_layout(core, entry)
             self._put(key, entry, self.contents)
         else:
             self._put_value(key, entry)
+
+    def _copy_sound_rows(self, name: str, key: bytes, entry: Entry) -> None:
+        """Copies the rows of an array that grows that end before its first damaged block."""
+        described = growing(entry)
+        blocks = [problem.block for problem in self.problems if problem.name == name]
+        if described is None or None in blocks:
+            return
+        first = min(block for block in blocks if block is not None)
+        rows = described.shape[0]
+        sound = min(rows, first * BLOCK // described.row)
+        if sound or not rows:
+            self._put(key, entry._replace(meta=described.with_rows(sound).meta), verified)
+            left_out = f"its rows from number {sound} on are left out"
+            self.problems.append(Problem("all of its rows are copied" if sound == rows else left_out, name))
 
     def _copy_list(self, name: str, list_id: int) -> None:
         made = self.new.catalog.create_list(name)._id

@@ -44,7 +44,7 @@ NOTICED = [
         "damage-moves-unnoticed",
         "D",
         GROW,
-        "catalog.core.verify(entry.offset, entry.length)  # a damaged block would get a new hash, and count as sound",
+        "catalog.core.verify(entry.offset, entry.length, described.nbytes)",
         "pass",
         "a damaged array counts as sound",
     ),

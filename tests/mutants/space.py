@@ -568,7 +568,7 @@ NAMES = [
         "status == PM_OK && destination",
         "false",
         "a damaged value is handed out",
-        within="if (status == PM_OK && destination) status = verify(store, offset, length);",
+        within="if (status == PM_OK && destination) status = verify(store, offset, length, length);",
     ),
     Mutant(
         "small-contents-written-late",

@@ -23,6 +23,7 @@ from pmstore._values.array import Growth, layout
 from tests.conftest import Medium
 from tests.core.test_damage import flipped
 from tests.store.test_growing import growth_of, made, rows
+from tests.support.images import REGION
 
 Open = Callable[..., pmstore.Store]
 
@@ -237,6 +238,70 @@ def test_damage(open_store: Open, medium: Medium) -> None:
         assert len(store["x"]) == 1000
         with pytest.raises(pmstore.CorruptStoreError):
             store.copy("x", "y")
+
+
+def damage_at(path: Path, offset: int, *places: int) -> None:
+    """Flips a bit in each of these places behind an offset in the store's region."""
+    image = bytearray(path.read_bytes())
+    for place in places:
+        image[REGION + offset + place] ^= 1
+    path.write_bytes(image)
+
+
+def extent_of(store: pmstore.Store, name: str) -> int:
+    entry = store._catalog.core.get(key_of(name))
+    assert entry is not None
+    return entry.offset
+
+
+def test_I36_damage_in_spare_rows_costs_no_rows(open_store: Open) -> None:
+    """Salvage, a copy and a move take the rows that the entry counts, which are sound."""
+    with open_store() as store:
+        made(store, 1000)  # 40 bytes each: 9 blocks and a part of the tenth
+        x = store.append("x", rows(1000, 1))
+        store.create_array("none", (0, 5), maxshape=(2000, 5))
+        store.commit()
+        assert growth_of(store, "x").capacity > 1100
+        path, places = Path(store.path), (extent_of(store, "x"), extent_of(store, "none"))
+        del x
+    damage_at(path, places[0], 11 * 4096)
+    damage_at(path, places[1], 0)
+    with open_store(mode="r") as store:
+        assert {problem.name: problem.rows for problem in store.check()} == {"x": None, "none": None}
+    report = pmstore.salvage(path, path.with_name("salvaged.pm"))
+    assert str(report).count("all of its rows are copied") == 2 and not report.ok
+    with open_store("salvaged.pm") as store:
+        assert store.check().ok and np.array_equal(store["x"], rows(0, 1001)) and len(store["none"]) == 0
+        assert np.array_equal(store.append("x", rows(1001, 1)), rows(0, 1002))
+    with open_store() as store:
+        store.copy("x", "y")
+        store.copy("none", "nothing")
+        assert np.array_equal(store["y"], rows(0, 1001)) and len(store["nothing"]) == 0
+        capacity = growth_of(store, "x").capacity
+        assert np.array_equal(store.append("x", rows(1001, capacity)), rows(0, 1001 + capacity))  # it has moved
+        assert np.array_equal(store.append("none", rows(0, 2000)), rows(0, 2000))  # each of its blocks is written
+        store.commit()
+        assert store.check().ok
+
+
+@pytest.mark.parametrize(("block", "sound"), [(3, 3 * 4096 // 40), (9, 9 * 4096 // 40), (0, None)])
+def test_salvage_of_the_rows_before_the_damage(open_store: Open, block: int, sound: int | None) -> None:
+    """Block 9 has the last rows and spare ones: one hash covers both, so the damage may be in the rows."""
+    with open_store() as store:
+        made(store, 1000)
+        store.append("x", rows(1000, 1))
+        path, place = Path(store.path), extent_of(store, "x")
+    damage_at(path, place, block * 4096 + 4095, 10 * 4096 + 5)
+    report = pmstore.salvage(path, path.with_name("salvaged.pm"))
+    assert {problem.name for problem in report} == {"x"}
+    with open_store("salvaged.pm") as store:
+        if sound is None:
+            assert "x" not in store
+        else:
+            assert f"its rows from number {sound} on are left out" in str(report)
+            assert np.array_equal(store["x"], rows(0, sound)) and store.check().ok
+    with open_store() as store, pytest.raises(pmstore.CorruptStoreError):
+        store.copy("x", "y")
 
 
 @pytest.mark.parametrize(

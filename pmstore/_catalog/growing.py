@@ -12,8 +12,9 @@ I36  An array that grows shows the rows that its entry counts. Spare rows have n
 
 An array that was read before it grew is one over the same memory, with fewer rows. When the rows move, it is detached.
 What was written to it before has moved with them. What would be written to it later would be lost, so it becomes
-read-only, until a rollback makes it live again. Views that programs made of it can still be written: the next commit
-compares the old rows, and warns (`lost_updates.py`).
+read-only, until a rollback makes it live again. It becomes so before the entry has the new extent, as an interrupt may
+come in between. Views that programs made of it can still be written: the next commit compares the old rows, and warns
+(`lost_updates.py`).
 """
 
 from __future__ import annotations
@@ -385,9 +386,16 @@ def _move(
             _write(core, offset, described.nbytes, new)
         write_spare(core, offset, described.nbytes + (0 if new is None else new.nbytes), made.length)
         moved = entry._replace(offset=offset, length=made.length, meta=made.meta)
-        core.put(key, moved)
-    _freeze(catalog, name, entry.offset, old, described.nbytes)
-    catalog.grown.made.append((core.sequence, moved.offset))
+        try:
+            # Before the rows leave: after an interrupt in between, writes to the old array would be lost.
+            _freeze(catalog, name, entry.offset, old, described.nbytes)
+            catalog.grown.made.append((core.sequence, offset))
+            core.put(key, moved)
+        except BaseException:
+            now = core.get(key)
+            if now is None or now.offset != offset:  # a signal may interrupt after the put
+                _unfreeze(catalog, entry.offset, offset)
+            raise
     return moved
 
 
@@ -415,7 +423,19 @@ def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -
                 catalog.grown.frozen.append((sequence, offset, found[-1]))
                 array.flags.writeable = False
     if found and nbytes:
-        catalog.lost_updates.moved.append(Moved(name, found, nbytes, hash64(old[:nbytes].data)))
+        catalog.lost_updates.moved.append(Moved(name, offset, found, nbytes, hash64(old[:nbytes].data)))
+
+
+def _unfreeze(catalog: Catalog, offset: int, made: int) -> None:
+    """Takes `_freeze` back: the rows stay."""
+    grown, lost = catalog.grown, catalog.lost_updates
+    for _, at, found in grown.frozen:
+        array = found()
+        if at == offset and array is not None:
+            array.flags.writeable = True
+    grown.frozen = [one for one in grown.frozen if one[1] != offset]
+    grown.made = [one for one in grown.made if one[1] != made]
+    lost.moved = [one for one in lost.moved if one.offset != offset]
 
 
 def thaw(catalog: Catalog) -> None:

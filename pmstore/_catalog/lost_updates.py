@@ -45,9 +45,10 @@ class _Seen:
 
 
 class Moved(NamedTuple):
-    """Rows that have moved, of which arrays are alive: the number of bytes, and their hash."""
+    """Rows that have moved, of which arrays are alive: the offset of their extent, the number of bytes, their hash."""
 
     name: str
+    offset: int
     arrays: list[weakref.ref[Array]]
     nbytes: int
     digest: int

@@ -71,6 +71,7 @@ NOTICED = [
         "array.flags.writeable = True",
         "pass",
         "a live array can't be written",
+        within="offset in offsets:\n                array.flags.writeable = True",
     ),
     Mutant(
         "the-last-rows-do-not-move",

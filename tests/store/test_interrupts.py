@@ -393,6 +393,27 @@ def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureR
     assert at > 3
 
 
+@pytest.mark.parametrize("resized", [False, True])
+def test_I36_an_interrupt_anywhere_loses_no_writes_to_rows_that_move(store, resized):
+    """The array that a program has is live, or read-only because the rows have left it."""
+    x = store.create_array("x", 600, maxshape=(None,))  # more than a page, so that the next row needs another extent
+    store.commit()
+    change = (lambda: store.resize("x", 601)) if resized else (lambda: store.append("x", np.ones(1)))
+    event_number, moves = 0, 0
+    while interrupted_at(event_number := event_number + 1, change):
+        now = store["x"]
+        assert x.flags.writeable == (now is x), event_number
+        if now is x:
+            x[0] += 1
+            store.commit()  # and no warning of a lost update
+        else:
+            moves += 1
+            assert len(now) == 601 and now.flags.writeable
+            store.rollback()
+            assert store["x"] is x and x.flags.writeable and not now.flags.writeable
+    assert x[0] == event_number - 1 - moves and moves > 1 and not x.flags.writeable and store.check().ok
+
+
 @pytest.mark.parametrize("change", ["del", "pop", "rename", "rename a group", "import"])
 def test_I38_an_interrupt_anywhere_leaves_no_attributes_behind(store, tmp_path, change):
     with pmstore.open(":memory:") as other:

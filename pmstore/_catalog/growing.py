@@ -195,6 +195,8 @@ def append(catalog: Catalog, name: str, rows: Any) -> Array:
     with catalog.lock:
         key, entry, described = _found(catalog, name, "append")
         new = _rows(given, rows, name, described)
+        if given is None:
+            key, entry, described = _again(catalog, name, "append", described)
         if not len(new):
             return catalog._array(entry, described)
         return _resized(catalog, key, name, entry, described, described.shape[0] + len(new), new)
@@ -205,6 +207,8 @@ def resize(catalog: Catalog, name: str, length: Any) -> Array:
     with catalog.lock:
         key, entry, described = _found(catalog, name, "resize")
         count = _length(length, name, described)
+        if type(length) is not int:
+            key, entry, described = _again(catalog, name, "resize", described)
         if count == described.shape[0]:
             return catalog._array(entry, described)
         return _resized(catalog, key, name, entry, described, count, None)
@@ -233,6 +237,16 @@ def _found(catalog: Catalog, name: str, what: str) -> tuple[bytes, Entry, Layout
             "grows"
         )
     return key, entry, described
+
+
+def _again(catalog: Catalog, name: str, what: str, before: Layout) -> tuple[bytes, Entry, Layout]:
+    """What `_found` returns, after a conversion that may have run code of the program, such as `__array__` of a row.
+    That code may have changed the array, too."""
+    found = _found(catalog, name, what)
+    now = found[2]
+    if (now.dtype, now.shape[1:]) != (before.dtype, before.shape[1:]):
+        raise RuntimeError(f"{name!r} was replaced by another array while the arguments of {what}() were converted")
+    return found
 
 
 def _length(length: Any, name: str, described: Layout) -> int:

@@ -465,3 +465,54 @@ def test_a_description_that_becomes_too_long(store: pmstore.Store) -> None:
         del store["x"]
     else:
         raise AssertionError("no description was too long")
+
+
+class Changing:
+    """A row, or a length, whose first conversion changes the store."""
+
+    def __init__(self, change: Callable[[], object], length: int = 0) -> None:
+        self.change, self.length = change, length
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        self.convert()
+        return np.full(5, 9.0)
+
+    def __index__(self) -> int:
+        self.convert()
+        return self.length
+
+    def convert(self) -> None:
+        change, self.change = self.change, lambda: None
+        change()
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("count", [2, 600])
+def test_the_conversion_of_rows_appends_rows(store: pmstore.Store, many: bool, count: int) -> None:
+    made(store, 3)
+    row = Changing(lambda: store.append("x", rows(3, count)))
+    x = store.append("x", [row, np.zeros(5)] if many else row)
+    assert np.array_equal(x[: 3 + count], rows(0, 3 + count)) and (x[3 + count] == 9).all()
+    assert len(x) == 4 + count + many and store["x"] is x
+    y = store.resize("x", Changing(lambda: store.append("x", rows(0, count)), 4 + 3 * count))
+    assert np.array_equal(y[: len(x)], x) and np.array_equal(y[len(x) : len(x) + count], rows(0, count))
+    assert len(y) == 4 + 3 * count and not y[len(x) + count :].any()
+    store.commit()
+    assert store.check().ok
+
+
+def test_the_conversion_of_rows_replaces_or_deletes_the_array(store: pmstore.Store) -> None:
+
+    def replace() -> None:
+        del store["x"]
+        store.create_array("x", (1, 5), "f4", maxshape=(None, 5))
+
+    for use in (lambda: store.append("x", [Changing(replace)]), lambda: store.resize("x", Changing(replace, 9))):
+        made(store, 3)
+        with pytest.raises(RuntimeError, match="'x' was replaced by another array while"):
+            use()
+        assert store["x"].dtype == "f4" and len(store["x"]) == 1
+        del store["x"]
+    made(store, 3)
+    with pytest.raises(KeyError):
+        store.append("x", [Changing(lambda: store.pop("x"))])

@@ -165,10 +165,14 @@ def register(
         raise ValueError(f"{name!r}: the type is registered already, as {_BY_TYPE[type].name!r}")
     if _kept(type):
         raise ValueError(f"a store keeps values of the type {type.__qualname__} already")
-    other = named(name)
+    from pmstore._values.known import module_of
+
+    if module_of(name) is not None:  # whether its module is imported or not
+        raise ValueError(f"the name {name!r} belongs to a type that stores keep without register(): give another name=")
+    other = _BY_NAME.get(name)
     if other is not None:
         before = other.type
-        if name not in _BY_NAME or (before.__module__, before.__qualname__) != (type.__module__, type.__qualname__):
+        if (before.__module__, before.__qualname__) != (type.__module__, type.__qualname__):
             raise ValueError(
                 f"the name {name!r} belongs to the type {before.__module__}.{before.__qualname__}: give another name="
             )

@@ -226,6 +226,9 @@ def test_errors_of_register() -> None:
         pmstore.register(Model, Model.encode, Model.decode)
     with pytest.raises(ValueError, match=r"the name 'Model' belongs to the type .*Model: give another"):
         pmstore.register(Other, vars, Other, name="Model")
+    for name in ("numpy.recarray", "polars.DataFrame", "pyarrow.Table", "scipy.sparse.csr_array"):  # imported or not
+        with pytest.raises(ValueError, match=f"the name '{name}' belongs to a type that stores keep without register"):
+            pmstore.register(Other, vars, Other, name=name)
     for kind in (int, dict, set, np.ndarray, np.float32, pmstore.Parts, np.random.Generator, np.recarray):
         with pytest.raises(ValueError, match="already"):
             pmstore.register(kind, vars, kind)

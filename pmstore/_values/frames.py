@@ -37,7 +37,8 @@ __all__ = ["by_number", "how", "part_name"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
-_LABEL = 60  # characters of a column's label in the name of a part
+_LABEL = 60  # characters of a column's label in the name of a part, at most
+_LABEL_BYTES = 120  # of them, as the name of a part has at most 255 bytes, and more may follow the label
 
 Parts = dict[str, Any]
 
@@ -117,7 +118,9 @@ def _with_extras(value: Any, about: Parts) -> Any:
 
 def part_name(number: int, label: Any) -> str:
     """The beginning of the names of a column's parts."""
-    return f"{number} {label[:_LABEL]}" if type(label) is str and label.isprintable() and label else str(number)
+    if type(label) is not str or not label.isprintable() or not label:
+        return str(number)
+    return f"{number} {label[:_LABEL].encode()[:_LABEL_BYTES].decode(errors='ignore')}"
 
 
 def by_number(parts: Parts) -> dict[int, str]:

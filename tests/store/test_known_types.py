@@ -237,6 +237,22 @@ def test_frames(open_store: Any) -> None:
             assert store.check().ok and len(store) == len(values)
 
 
+def test_long_labels(store: Any) -> None:
+    """More of them than the name of a part has room for, in every kind of column."""
+    pandas, many = pytest.importorskip("pandas"), [f"text {i}" for i in range(2000)]
+    label = "\U0001d4b3" * 100  # each takes four bytes
+    columns = [pandas.Series(many, dtype=dtype) for dtype in ("str", "string[python]", object, "category")] + [
+        pandas.Series(range(2000), dtype="Int64"),
+        pandas.cut(pandas.Series(range(2000)), 1500),
+    ]
+    frame = pandas.DataFrame({f"{label}{i}": column for i, column in enumerate(columns)})
+    store["f"], store["s"] = frame, frame[f"{label}3"]
+    store["m"] = frame.set_index([f"{label}3", f"{label}5"])
+    for name, value in ("f", frame), ("m", frame.set_index([f"{label}3", f"{label}5"])):
+        pandas.testing.assert_frame_equal(store[name], value)
+    assert store["s"].name == f"{label}3" and len({part.partition(" ")[2] for part in store.parts("f")}) > 5
+
+
 def test_an_index_whose_frequency_has_parameters(store: Any) -> None:
     pandas, testing = pytest.importorskip("pandas"), pytest.importorskip("pandas.testing")
     holidays = pandas.offsets.CustomBusinessDay(holidays=["2020-01-02"])

@@ -144,18 +144,27 @@ def _stream_of(frame: Any) -> Any:
 
 
 def _read(contents: bytes) -> Any:
-    if _OBJECTS in contents:
+    # The types are in the schema, which is the first message: perhaps four bytes of 0xff, its length, and its text.
+    start = 8 if contents[:4] == b"\xff" * 4 else 4
+    length = int.from_bytes(contents[start - 4 : start], "little", signed=True)
+    if length < 0 or _OBJECTS in contents[: start + length]:
         raise ValueError("a stream with addresses")
     return sys.modules["polars"].read_ipc_stream(io.BytesIO(contents))
 
 
 def _frame_parts(frame: Any) -> Parts:
     for name, dtype in frame.schema.items():
-        if "Object" in str(dtype):  # polars would write addresses
+        if dtype == sys.modules["polars"].Object:  # polars would write addresses
             raise TypeError(
                 f"the column {name!r}: a store can't keep a column of objects of polars: store it as a list"
             )
-    parts: Parts = {"schema": _stream_of(frame.clear()).tobytes(), "kinds": [], "rows": frame.height}
+    schema = _stream_of(frame.clear()).tobytes()
+    if _OBJECTS in schema:
+        text = (
+            f"no column, field or category is called {_OBJECTS.decode()}, which is polars' name for columns of objects"
+        )
+        raise TypeError(f"a store can't keep this frame of polars: {text}")
+    parts: Parts = {"schema": schema, "kinds": [], "rows": frame.height}
     for i, series in enumerate(frame.get_columns()):
         name = part_name(i, series.name)
         physical = _physical(series.dtype)

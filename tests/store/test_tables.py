@@ -75,6 +75,37 @@ def test_polars_without_names_or_columns(store: Any) -> None:
         assert store["f"].columns == value.columns and store["f"].shape == value.shape
 
 
+def test_polars_with_names_of_its_types(store: Any) -> None:
+    """A category or a field that is called like the dtype is none. Text may be anything."""
+    polars, testing = pytest.importorskip("polars"), pytest.importorskip("polars.testing")
+    mark = "POLARS_EXTENSION_TYPE"
+    frame = polars.DataFrame(
+        {
+            "Object": [1, 2], "e": polars.Series(["Object", "b"], dtype=polars.Enum(["Object", "b"])),
+            "st": [{"Object": 1}, {"Object": 2}], "l": [[{"Object": 1}], []], "s": [mark, f"a {mark}"],
+            "c": polars.Series(["Object", mark], dtype=polars.Categorical), "bin": [mark.encode()] * 2,
+        }
+    )  # fmt: skip
+    store["f"] = frame
+    testing.assert_frame_equal(store["f"], frame)
+    for name in frame.columns:
+        store["s"] = frame[name]
+        testing.assert_series_equal(store["s"], frame[name])
+    for refused in (
+        polars.DataFrame({mark: [1]}),
+        polars.DataFrame({"s": [{mark: 1}]}),
+        polars.DataFrame({"e": polars.Series(["b"], dtype=polars.Enum([mark, "b"]))}),
+    ):
+        with pytest.raises(TypeError, match=f"no column, field or category is called {mark}"):
+            store["f"] = refused
+    testing.assert_frame_equal(store["f"], frame)
+    for start in (b"", b"\xff\xff\xff", b"\xff" * 4 + b"\xff" * 4):  # a hostile stream
+        stream = np.frombuffer(start, "u1")
+        store["h"] = pmstore.Parts("polars.Series", {"schema": start, "kinds": ["stream"], "rows": 1, "0": stream})
+        with pytest.raises(pmstore.DecodeError):
+            store["h"]
+
+
 def test_polars_that_can_not_be_stored(store: Any) -> None:
     polars = pytest.importorskip("polars")
     with pytest.raises(TypeError, match="the column 'o': .* column of objects"):

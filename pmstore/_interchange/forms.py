@@ -128,11 +128,15 @@ class Hints(NamedTuple):
 
     def value(self, name: str, found: Any) -> Any:
         """The value with this readable form."""
-        return _restored(self.values.get(name), found)
+        return _restored(self.values.get(name), found, found)
+
+    def is_value(self, name: str, found: Any) -> bool:
+        """Whether a scalar was a value, and no array without axes."""
+        return _restored(self.values.get(name), found, _NONE) is not _NONE
 
     def attribute(self, name: str, key: str, found: Any) -> Any:
         """The attribute with this readable form."""
-        return _restored(self.attributes.get(name, {}).get(key), found)
+        return _restored(self.attributes.get(name, {}).get(key), found, found)
 
 
 def _dict(found: Any) -> dict[str, Any]:
@@ -143,7 +147,10 @@ def _text(value: Any) -> str:
     return base64.b85encode(encode(value)).decode()
 
 
-def _restored(hint: Any, found: Any) -> Any:
+_NONE = object()
+
+
+def _restored(hint: Any, found: Any, otherwise: Any) -> Any:
     if isinstance(hint, str):
         try:
             value = decode(base64.b85decode(hint))
@@ -152,7 +159,7 @@ def _restored(hint: Any, found: Any) -> Any:
                 return value
         except (ValueError, TypeError):  # CorruptStoreError is a ValueError
             pass
-    return found
+    return otherwise
 
 
 def _same(a: Any, b: Any) -> bool:

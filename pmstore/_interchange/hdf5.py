@@ -214,7 +214,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
     dtype = _plain(h5py, member.dtype, name)
     if not member.ndim and name in found.hints.values:
         value = member[()]
-        if found.hints.value(name, value) is not value:
+        if found.hints.is_value(name, value):
             found.values[name] = value
             return
     wanted = found.hints.dtype(name)

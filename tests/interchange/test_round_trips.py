@@ -128,6 +128,29 @@ def test_layouts_and_lists(tmp_path: Path, form: str) -> None:
         assert second["f"].flags.f_contiguous and not second["fixed"].flags.writeable
 
 
+EACH = [
+    np.True_, np.False_, *(np.dtype(code).type(1) for code in "bBhHiIlLqQefdgFDG"), np.float64("nan"), np.float32("-0"),
+    np.datetime64("2020-01-01"), np.datetime64("NaT", "s"), np.timedelta64(5, "ms"), np.timedelta64(3),
+    np.str_("a\0b"), np.str_(""), np.bytes_(b"\xff\0"), np.void(b"abc"), np.array([(1, 2.5)], "i4,>f8")[0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_scalars_of_numpy(tmp_path: Path, form: str, array: bool) -> None:
+    """They are no arrays without axes, and these are no scalars."""
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        for i, scalar in enumerate(EACH):
+            if not array:
+                first[f"{i}"] = scalar
+                first.attrs()[f"{i}"] = scalar
+            elif scalar.dtype.char in "?bBhHiIlLefd":
+                first[f"{i}"] = np.array(scalar)
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+        assert all(type(second[name]) is (np.ndarray if array else type(EACH[int(name)])) for name in second)
+
+
 def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) -> None:
     store["m/w"], store["m/k"], store["other"] = np.arange(3.0), 5, np.ones(2)
     store.attrs("m")["of"] = "m"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import CorruptStoreError, DecodeError
 from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
 from pmstore._values.values import decode, encode
@@ -128,15 +128,15 @@ class Hints(NamedTuple):
 
     def value(self, name: str, found: Any) -> Any:
         """The value with this readable form."""
-        return _restored(self.values.get(name), found, found)
+        return _restored(repr(name), self.values.get(name), found, found)
 
     def is_value(self, name: str, found: Any) -> bool:
         """Whether a scalar was a value, and no array without axes."""
-        return _restored(self.values.get(name), found, _NONE) is not _NONE
+        return _restored(repr(name), self.values.get(name), found, _NONE) is not _NONE
 
     def attribute(self, name: str, key: str, found: Any) -> Any:
         """The attribute with this readable form."""
-        return _restored(self.attributes.get(name, {}).get(key), found, found)
+        return _restored(f"{name!r}, attribute {key!r}", self.attributes.get(name, {}).get(key), found, found)
 
 
 def _dict(found: Any) -> dict[str, Any]:
@@ -150,13 +150,19 @@ def _text(value: Any) -> str:
 _NONE = object()
 
 
-def _restored(hint: Any, found: Any, otherwise: Any) -> Any:
+def _restored(what: str, hint: Any, found: Any, otherwise: Any) -> Any:
+    """Values of registered types are `Parts`, so that their `decode` is not called. Raises DecodeError if this machine
+    does not know a time zone, without which the forms can't be compared."""
     if isinstance(hint, str):
         try:
-            value = decode(base64.b85decode(hint))
+            encoded = base64.b85decode(hint)
+            value = decode(encoded, raw=True)
             wanted = to_json(value)
             if (isinstance(found, str) and found == in_json(wanted)) or _same(to_json(found), wanted):
                 return value
+            decode(encoded)
+        except DecodeError as error:
+            raise DecodeError(f"{what}: {error}") from error
         except (ValueError, TypeError):  # CorruptStoreError is a ValueError
             pass
     return otherwise

@@ -72,6 +72,8 @@ def load_into(
     ------
     InterchangeError (a ValueError)
         The file is damaged, or of another format.
+    DecodeError
+        A time has a time zone that this machine does not know. The `decode` of registered types is not called.
     TypeError
         An array has a type that a store lacks, such as pickled objects or references.
     NameConflictError, InvalidNameError

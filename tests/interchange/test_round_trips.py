@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import warnings
+import zoneinfo
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import pmstore
+from pmstore._values import registry
 from tests.conftest import LONGER
+from tests.store.test_salvage import no_zones
+
+__all__ = ["no_zones"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
 
@@ -223,3 +230,55 @@ def test_text_of_any_length_is_a_value(store: pmstore.Store, tmp_path: Path, for
         pmstore.load_into(other, tmp_path / "x", form)
         assert other["t"].dtype == store["t"].dtype and other["t"].tolist() == store["t"].tolist()
         assert other["x"].tolist() == [0, 1, 2]
+
+
+@pytest.fixture
+def registered() -> Iterator[Any]:
+    """A type that is registered for one test, and whose `decode` fails while `fails` is true."""
+
+    class Model:
+        fails = False
+
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    def decode(parts: Any) -> Model:
+        if Model.fails:
+            raise ZeroDivisionError("no")
+        return Model(parts["x"])
+
+    before = dict(registry._BY_TYPE), dict(registry._BY_NAME)
+    pmstore.register(Model, vars, decode, name="Model")
+    yield Model
+    registry._BY_TYPE, registry._BY_NAME = before
+
+
+def test_a_decode_that_fails_loses_nothing(store: pmstore.Store, tmp_path: Path, form: str, registered: Any) -> None:
+    """The type comes back as it was stored, and reading it fails until its `decode` works."""
+    with pmstore.open(":memory:") as first:
+        first["v"], first["l"], first["a"] = registered(5), [registered((1, 2))], np.arange(3.0)
+        first.attrs("a").update(one=registered(6), more=[registered(7)])
+        first.attrs()["of all"] = registered(8)
+        pmstore.export(first, tmp_path / "x", form)
+    registered.fails = True
+    assert pmstore.load_into(store, tmp_path / "x", form) == 3
+    for mapping, key in (store, "v"), (store, "l"), (store.attrs("a"), "one"), (store.attrs(), "of all"):
+        with pytest.raises(pmstore.DecodeError, match="decode of Model failed"):
+            mapping[key]
+    registered.fails = False
+    assert (store["v"].x, store["l"][0].x) == (5, (1, 2))
+    assert (store.attrs("a")["one"].x, store.attrs("a")["more"][0].x, store.attrs()["of all"].x) == (6, 7, 8)
+
+
+def test_a_time_zone_that_the_machine_lacks(
+    store: pmstore.Store, tmp_path: Path, form: str, no_zones: Callable[[], None]
+) -> None:
+    when = datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
+    with pmstore.open(":memory:") as first:
+        first["a"] = np.arange(3.0)
+        first.attrs("a")["when"] = when
+        pmstore.export(first, tmp_path / "x", form)
+    no_zones()
+    with pytest.raises(pmstore.DecodeError, match="'a', attribute 'when': the time zone .* install the package tzdata"):
+        pmstore.load_into(store, tmp_path / "x", form)
+    assert not len(store)

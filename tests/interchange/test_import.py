@@ -285,6 +285,18 @@ def test_hostile_heads_of_safetensors(store: pmstore.Store, tmp_path: Path, name
     refused(store, tmp_path / "x.safetensors", pmstore.InterchangeError, "can't be read")
 
 
+@pytest.mark.parametrize("where", ["v", "x, attribute k"])
+def test_a_value_that_a_store_can_not_keep_is_named(store: pmstore.Store, tmp_path: Path, where: str) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    document = ("__values__", {"v": deep}) if where == "v" else ("__attributes__", {"x": {"k": deep}})
+    np.savez(tmp_path / "x.npz", x=np.arange(3))
+    with zipfile.ZipFile(tmp_path / "x.npz", "a") as archive:
+        archive.writestr(f"{document[0]}.json", json.dumps(document[1]))
+    refused(store, tmp_path / "x.npz", ValueError, f"^'{where}': the value is nested more than 128 levels deep")
+
+
 def test_every_damaged_byte_is_survived(store: pmstore.Store, tmp_path: Path, form: str) -> None:
     """A damaged file is an error, or the damage is where no format has a checksum. Nothing half remains."""
     if form == "zarr":

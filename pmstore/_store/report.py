@@ -163,10 +163,12 @@ def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[
             try:
                 name = _names.name_of(row.key)
                 if row.entry.kind == LIST:
-                    lists[catalog.list_id(row.entry)] = name
+                    owner = lists.setdefault(catalog.list_id(row.entry), name)
+                    _check_owner(owner, name, "elements")
                 elif row.entry.kind == OBJECT:
                     head = objects.head_of(row.entry)
-                    owners[head.id] = name, head
+                    owner, _ = owners.setdefault(head.id, (name, head))
+                    _check_owner(owner, name, "parts")
                     objects.rows(catalog, row.entry)
                 else:
                     _check_entry(catalog, row.entry)
@@ -205,6 +207,11 @@ def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[
     except UNSOUND as error:
         problems.append(Problem(str(error)))
     return problems
+
+
+def _check_owner(owner: str, name: str, what: str) -> None:
+    if owner != name:  # if one of them were deleted, the other would lose them (I37)
+        raise CorruptStoreError(f"its {what} are those of {owner!r}, too")
 
 
 def _unknown(core: Core) -> Iterator[Row]:

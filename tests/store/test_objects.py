@@ -210,6 +210,23 @@ def test_parts_of_any_value(store: Any) -> None:
 # ---- errors
 
 
+@pytest.mark.parametrize("kind", ["object", "list"])
+def test_I37_two_names_of_one_object_are_a_problem(open_store: Any, kind: str) -> None:
+    with open_store() as store:
+        if kind == "object":
+            store["a"] = Model(np.arange(5.0), 0.5)
+        else:
+            store.create_list("a").extend([1, [2]])
+        core = hooks.core_of(store)
+        core.put(b"nb", core.get(b"na"))
+        (problem,) = store.check()
+        assert problem.name == "b" and problem.text.endswith("are those of 'a', too")
+    report = pmstore.salvage(store.path, f"{store.path}.new")
+    assert [problem.name for problem in report] == ["b"]
+    with pmstore.open(f"{store.path}.new") as new:
+        assert new.check().ok and sorted(new) == ["a", "b"]
+
+
 def test_errors_of_register() -> None:
     class Other:
         pass

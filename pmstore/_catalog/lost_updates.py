@@ -21,7 +21,7 @@ from pmstore._core import hash64
 from pmstore._values.array import Array
 from pmstore._values.values import encode
 
-__all__ = ["LostUpdates", "Moved"]
+__all__ = ["Form", "LostUpdates", "Moved"]
 
 _LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
@@ -31,16 +31,30 @@ _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unr
 _OURS = 2
 
 
-class _Seen:
-    __slots__ = ("checksum", "form", "key", "size", "stored", "value", "wait", "what")
+class Form(NamedTuple):
+    """What a change of a copy would change, if that is not its encoding.
 
-    def __init__(self, key: bytes, what: str, value: Any, encoded: bytes) -> None:
+    of: gives it of a copy. stored: it, as the store has the parts of the value; the type's `encode` may give others of
+    an equal value. again: gives it of another copy of what is stored under a key.
+    """
+
+    of: Callable[[Any], bytes]
+    stored: bytes
+    again: Callable[[bytes], bytes]
+
+
+class _Seen:
+    __slots__ = ("again", "checksum", "form", "key", "size", "stored", "value", "wait", "what")
+
+    def __init__(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None) -> None:
         self.key = key
         self.what = what
         self.value = value  # None: no longer checked
-        self.size = len(encoded)
-        self.form: Callable[[Any], bytes] | None = None  # what a change would change; None: the encoding
-        self.checksum = self.stored = hash64(encoded)  # of the value when it last equalled the store's; of the store's
+        self.size = len(encoded if form is None else form.stored)
+        self.form = None if form is None else form.of
+        self.again = None if form is None else form.again
+        self.stored = hash64(encoded)  # of what the store has
+        self.checksum = self.stored if form is None else hash64(form.stored)  # of the value when it last equalled that
         self.wait = 1  # commits between two checks
 
 
@@ -89,18 +103,14 @@ class LostUpdates:
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
 
-    def handed_out(
-        self, key: bytes, what: str, value: Any, encoded: bytes, form: Callable[[Any], bytes] | None = None
-    ) -> None:
-        """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored. form:
-        gives what a change would change, if that is not the encoding."""
-        if len(encoded) > _LARGEST:
+    def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None = None) -> None:
+        """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored."""
+        size = len(encoded if form is None else form.stored)
+        if size > _LARGEST:
             return
-        if self._new >= self._sweep_at[0] or self._new_bytes + len(encoded) >= self._sweep_at[1]:
+        if self._new >= self._sweep_at[0] or self._new_bytes + size >= self._sweep_at[1]:
             self._sweep()
-        seen = self.seen[id(value)] = _Seen(key, what, value, encoded)
-        if form is not None:
-            seen.form, seen.checksum = form, hash64(form(value))
+        seen = self.seen[id(value)] = _Seen(key, what, value, encoded, form)
         self._due.setdefault(self._commits + 1, []).append(seen)
         self._new += 1
         self._new_bytes += seen.size
@@ -165,6 +175,8 @@ class LostUpdates:
         """Whether the value is unchanged and still referenced, so that it must be checked again."""
         try:
             now = hash64((seen.form or encode)(seen.value))
+            if now != seen.checksum and seen.form and seen.again and now == hash64(seen.again(seen.key)):
+                seen.checksum = now
         except Exception:  # the value now holds something that can't be stored, or another thread is changing it
             now = -1
         if now == seen.checksum:

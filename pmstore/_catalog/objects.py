@@ -19,12 +19,13 @@ import msgpack
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY, BLOB, INLINE, OBJECT
+from pmstore._catalog.lost_updates import Form
 from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
 from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
 from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
 from pmstore._values.array import Array, Layout, layout, order_of, read_layout
-from pmstore._values.registry import NAME_MAX, Parts, made, parts_of, registered
+from pmstore._values.registry import NAME_MAX, Parts, made, named, parts_of, registered
 from pmstore._values.types import is_text
 from pmstore._values.values import decode, encode, type_name
 
@@ -253,10 +254,29 @@ def read(catalog: Catalog, what: str, entry: Entry, read: Read | None = None) ->
 
 def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
     """The value of an object, for a user who may change it."""
-    value = read(catalog, what, entry)
+    try:
+        kept = None if catalog.read_only else named(head_of(entry).type_name)
+    except UNSOUND as error:
+        raise of(what, error) from error
+    if kept is None or not kept.watched:
+        return read(catalog, what, entry)
+    outlines: dict[str, bytes] = {}
+
+    def outlined(place: bytes, name: str, one: Entry) -> Any:
+        found = _value(catalog, place, name, one, False)
+        outlines[name[len(what) + 1 : -1]] = encode(_outline(found)) if one.kind == ARRAY else catalog.encoded(one)
+        return found
+
+    def again(key: bytes) -> bytes:
+        one = catalog.core.get(key)
+        return b"" if one is None or one.kind != OBJECT else small(read(catalog, what, one))
+
+    value = read(catalog, what, entry, outlined)
     kept = registered(type(value))
-    if kept is not None and kept.watched and not catalog.read_only:
-        catalog.lost_updates.handed_out(key, what, value, entry.meta, small)
+    if kept is not None and kept.watched:
+        # `encode` of the type may take long, so it is called only when the value is checked.
+        form = Form(small, _packed(kept.name, outlines), again)
+        catalog.lost_updates.handed_out(key, what, value, entry.meta, form)
     return value
 
 
@@ -272,6 +292,10 @@ def small(value: Any) -> bytes:
     `encode` raises."""
     name, items = parts_of(value) or ("", {})
     outlines = {part: encode(_outline(one) if _is_live(one) else one) for part, one in items.items()}
+    return _packed(name, outlines)
+
+
+def _packed(name: str, outlines: dict[str, bytes]) -> bytes:
     return bytes(msgpack.packb([name, outlines]))  # not nested deeper than a part may be
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pmstore._catalog.objects import head_of
 from pmstore._core import Entry
 from pmstore._resume.fingerprint import describe
 from pmstore._store import hooks
+from pmstore._values import registry
 from pmstore._values.as_json import to_json
 from pmstore._values.values import decode, encode
 from tests.conftest import run_in_fork
@@ -345,3 +348,55 @@ def test_ids_are_not_used_again(store: Any) -> None:
     store.create_list("l")
     assert head_of(hooks.core_of(store).get(key_of("a"))).id > before
     sound(store, 3)
+
+
+class Rounded:
+    """A type whose `decode` does not give the parts back as they are."""
+
+    encoded = 0
+
+    def __init__(self, weights: Any, rate: float) -> None:
+        self.weights, self.rate, self.history = weights, round(rate, 1), "x" * 5000
+
+    @staticmethod
+    def encode(value: Rounded) -> Any:
+        Rounded.encoded += 1
+        return {"rate": value.rate, "weights": value.weights, "history": value.history}
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_reading_an_object_does_not_encode_it(store: Any, monkeypatch: pytest.MonkeyPatch, as_parts: bool) -> None:
+    """Lists in it may be large. Each check is against the stored parts, or against those of another copy."""
+    monkeypatch.setattr(registry, "_BY_TYPE", dict(registry._BY_TYPE))
+    monkeypatch.setattr(registry, "_BY_NAME", dict(registry._BY_NAME))
+    pmstore.register(Rounded, Rounded.encode, lambda parts: Rounded(parts["weights"], parts["rate"]), name="Rounded")
+    parts = {"weights": np.arange(9.0), "rate": 0.55}
+    store["m"] = pmstore.Parts("Rounded", parts) if as_parts else Rounded(**parts)
+    store.commit()
+    Rounded.encoded = 0
+    value = store["m"]
+    assert value.rate == 0.6 and Rounded.encoded == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            store.commit()
+    assert Rounded.encoded
+    value.rate = 7.5
+    with pytest.warns(pmstore.LostUpdateWarning, match="'m' was read from the store and changed"):
+        for _ in range(8):
+            store.commit()
+    value = store["m"]
+    value.rate = 8.5
+    store["m"] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.commit()
+    assert store["m"].rate == 8.5
+
+
+def test_copies_of_large_objects_are_forgotten(store: Any) -> None:
+    store["m"] = Layer(np.arange(9.0), "x" * 500_000)
+    found = []
+    for _ in range(20):
+        found.append(weakref.ref(store["m"]))
+    assert sum(one() is not None for one in found) <= 3

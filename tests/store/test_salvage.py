@@ -63,7 +63,9 @@ def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A call after which this process knows no time zone."""
 
     def forget() -> None:
-        monkeypatch.setitem(sys.modules, "tzdata", None)
+        for name in {"tzdata", *sys.modules}:  # with its packages, if another test has imported them
+            if name.partition(".")[0] == "tzdata":
+                monkeypatch.setitem(sys.modules, name, None)
         zoneinfo.reset_tzpath(to=[])
         zoneinfo.ZoneInfo.clear_cache()
 

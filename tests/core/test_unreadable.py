@@ -454,3 +454,28 @@ def by_an_older_kernel(directory: str) -> None:
 def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
     code = "import sys; from tests.core.test_unreadable import by_an_older_kernel; by_an_older_kernel(sys.argv[1])"
     shim.run(fault_library, "-c", code, str(tmp_path))
+
+
+def test_I36_spare_rows_that_can_not_be_read_cost_no_rows(disk: BadDisk) -> None:
+    """Salvage and copy need the rows that the entry counts, and their hashes."""
+    path, content = disk.behind / "grown.pm", np.arange(5000.0).reshape(1000, 5)
+    with pmstore.open(path, media="file") as store:
+        store.create_array("x", data=content, maxshape=(None, 5))
+        store.append("x", content[:1])
+        bad = page_of(store, "x", 12 * PAGE)
+    disk.spoil("grown.pm", bad)
+
+    def rescue() -> None:
+        assert "all of its rows are copied" in str(
+            pmstore.salvage(disk.mount / "grown.pm", disk.behind / "salvaged.pm")
+        )
+        with pmstore.open(disk.behind / "salvaged.pm", "r") as store:
+            assert np.array_equal(store["x"][:1000], content) and len(store["x"]) == 1001
+
+    def copy() -> None:
+        with pmstore.open(disk.mount / "grown.pm", media="file") as store:
+            store.copy("x", "y")
+            assert np.array_equal(store["y"][:1000], content)
+
+    in_child(rescue)
+    in_child(copy)

@@ -13,7 +13,7 @@ from tests.store import test_growing, test_growing_beside
 from tests.support.crashes import assert_survives, record
 from tests.support.crashes_growing import GROWING, moves, rows
 
-GROW, ARRAY, CATALOG = "pmstore/_catalog/growing.py", "pmstore/_values/array.py", "pmstore/_catalog/catalog.py"
+GROW, ARRAY, COPY = "pmstore/_catalog/growing.py", "pmstore/_values/array.py", "pmstore/_catalog/copying.py"
 
 NOTICED = [
     Mutant(
@@ -47,6 +47,14 @@ NOTICED = [
         "catalog.core.verify(entry.offset, entry.length, described.nbytes)",
         "pass",
         "a damaged array counts as sound",
+    ),
+    Mutant(
+        "copied-rows-not-verified",
+        "D",
+        COPY,
+        "core.verify(entry.offset, entry.length, count)",
+        "pass",
+        "the copy of a damaged array counts as sound",
     ),
     Mutant(
         "arrays-of-old-rows-stay-writable",
@@ -134,6 +142,8 @@ def growing(directory: Path) -> None:
         renamed(opener(directory / f"renamed-{media}"), media)
     place = directory / "damaged"
     test_growing_beside.test_damage(opener(place), Medium("memory", place))
+    (other := directory / "before").mkdir()
+    test_growing_beside.test_salvage_of_the_rows_before_the_damage(partial(named, other), 9, 9 * 4096 // 40)
 
 
 def declared(open_: Callable[..., pmstore.Store], media: str) -> None:
@@ -166,3 +176,7 @@ def renamed(open_: Callable[..., pmstore.Store], media: str) -> None:
 def opener(directory: Path) -> Callable[..., pmstore.Store]:
     directory.mkdir()
     return partial(pmstore.open, directory / "store.pm")
+
+
+def named(directory: Path, name: str = "store.pm") -> pmstore.Store:
+    return pmstore.open(directory / name)

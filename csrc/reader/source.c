@@ -351,6 +351,22 @@ static pm_status add_records(pm_source *source, uint64_t to, bool *missed)
     return PM_OK;
 }
 
+/* Reads what items declare. Those of an overflow are in the region themselves. */
+static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t length)
+{
+    pm_log_item item;
+    for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
+        if (item.kind == PM_ITEM_LOGGED) continue;
+        bool overflow = item.kind == PM_ITEM_OVERFLOW;
+        uint64_t place = PM_REGION_START + item.offset, size = overflow ? item.length : pm_extent_size(item.length);
+        PM_TRY(pm_source_read(source, place, size, "what a commit declares"));
+        const uint8_t *items = source->store.media.view + place;
+        if (overflow && pm_log_items_valid(source->store.region.size, items, size, true))
+            PM_TRY(read_declared(source, items, size));
+    }
+    return PM_OK;
+}
+
 /* Reads what the records declare, as far as recovery may verify it, and the whole log. */
 static pm_status read_for_recovery(pm_source *source)
 {
@@ -361,12 +377,7 @@ static pm_status read_for_recovery(pm_source *source)
     for (const pm_record *record; (record = pm_log_record(&log, at, ++sequence)); at += record->length) {
         const uint8_t *body = (const uint8_t *)(record + 1);
         if (!pm_log_items_valid(source->store.region.size, body, record->body, false)) return PM_OK;
-        pm_log_item item;
-        for (uint64_t cursor = 0; pm_log_next(body, record->body, &cursor, &item);) {
-            if (item.kind == PM_ITEM_LOGGED) continue;
-            uint64_t size = item.kind == PM_ITEM_OVERFLOW ? item.length : pm_extent_size(item.length);
-            PM_TRY(pm_source_read(source, PM_REGION_START + item.offset, size, "what a commit declares"));
-        }
+        PM_TRY(read_declared(source, body, record->body));
     }
     return PM_OK;
 }

@@ -67,6 +67,7 @@ from pmstore._store import following as _following
 from pmstore._store import mapping as _mapping
 from pmstore._store.compacting import compact
 from pmstore._store.entrance import open
+from pmstore._store.file_format import upgrade
 from pmstore._store.mapping import Group
 from pmstore._store.notes import CommitNote
 from pmstore._store.report import CheckReport, Problem, Stats
@@ -140,6 +141,7 @@ __all__ = [
     "shelf",
     "Shelf",
     "compact",
+    "upgrade",
     "salvage",
     "export",
     "load_into",

@@ -1,7 +1,7 @@
-"""The command line: ``python -m pmstore info|ls|check|dump|export|import|backup|compact|salvage|watch|top|doctor
-PATH``, also installed as ``pmstore``.
+"""The command line: ``python -m pmstore info|ls|check|dump|export|import|backup|compact|upgrade|salvage|watch|top|
+doctor PATH``, also installed as ``pmstore``.
 
-All but ``compact`` and ``import`` open a store for reading only, and never change it. ``crash`` is in
+All but ``compact``, ``upgrade`` and ``import`` open a store for reading only, and never change it. ``crash`` is in
 ``testing/_command.py``, ``archive`` in ``archive/_command.py``.
 """
 
@@ -160,12 +160,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     backing_up.add_argument("destination", metavar="DST", help="the new store, which must not exist")
 
-    add(
-        "compact",
-        compact,
-        "make the file as small as its contents",
-        "  pmstore compact run.pm\n",
-    )
+    add("compact", compact, "make the file as small as its contents", "  pmstore compact run.pm\n")
+
+    add("upgrade", upgrade, "give the file the newest version of its format", "  pmstore upgrade run.pm\n")
 
     salvaging = add(
         "salvage",
@@ -408,7 +405,7 @@ def check(chosen: argparse.Namespace) -> int:
     return DAMAGED if problems else SOUND
 
 
-# ---- backup, compact and salvage
+# ---- backup, compact, upgrade and salvage
 
 
 @contextlib.contextmanager
@@ -450,6 +447,16 @@ def compact(chosen: argparse.Namespace) -> int:
         print(f"{chosen.path}: {size_text(after + gained)} before, {size_text(after)} now")
     else:
         print(f"{chosen.path}: {size_text(after)}, and can't be smaller")
+    return SOUND
+
+
+def upgrade(chosen: argparse.Namespace) -> int:
+    """Gives the file the newest version of its format, and prints the version that it had."""
+    before, after = pmstore.upgrade(chosen.path), _format_version(chosen.path)
+    if chosen.json:
+        print_json({"path": chosen.path, "version_before": before, "version_after": after})
+    else:
+        print(f"{chosen.path}: format {before} before, format {after} now")
     return SOUND
 
 

@@ -25,7 +25,7 @@ enum {
     PM_PAGE = 4096,
     PM_LINE = 64,
     PM_REGION_START = 2 * PM_PAGE,
-    PM_FORMAT_VERSION = 0,
+    PM_FORMAT_VERSION = 1, /* of what is written; that of all earlier ones is read (D28) */
     PM_PIECE = 4096 /* the body of a record is hashed in pieces of this size */
 };
 
@@ -48,7 +48,7 @@ enum { PM_HEADER_CLEAN = 1 /* the log is empty, and nothing was written since */
 typedef struct {
     uint8_t magic[8];
     uint32_t version;
-    uint32_t features; /* bits that a reader must know; none yet */
+    uint32_t features; /* bits that a reader must know; none yet (D28) */
     uint64_t store_id; /* random; seeds the hashes at rest, so that no block of another store is valid here */
     uint64_t generation;
     uint64_t salt;     /* of the log; changes whenever the log is emptied */
@@ -59,11 +59,18 @@ typedef struct {
     pm_digest digest; /* of the state that the committed image has durably (I12) */
     uint64_t slots[PM_SLOTS_MOST / 64]; /* a bit for each entry of the table of slots: the slot that was current then */
     uint32_t flags;
-    uint32_t crc; /* CRC-32C of all bytes before */
+    /* Format 0 ends here: the CRC-32C of all bytes before is in the place of write_features. */
+    uint32_t write_features;    /* bits that a writer must know, and a reader need not; none yet */
+    uint32_t optional_features; /* bits that nobody must know; none yet */
+    uint8_t reserved[24];       /* 0; a writer keeps what it does not know, here and in the bits */
+    uint32_t crc;               /* CRC-32C of all bytes before */
 } pm_header;
 
-_Static_assert(sizeof(pm_header) == 224, "header");
-_Static_assert(offsetof(pm_header, crc) == 220, "header.crc");
+_Static_assert(sizeof(pm_header) == 256 && offsetof(pm_header, crc) == 252, "header");
+_Static_assert(offsetof(pm_header, version) == 8 && offsetof(pm_header, store_id) == 16 &&
+               offsetof(pm_header, sequence) == 40 && offsetof(pm_header, log_size) == 64 &&
+               offsetof(pm_header, digest) == 72 && offsetof(pm_header, slots) == 88 &&
+               offsetof(pm_header, flags) == 216 && offsetof(pm_header, write_features) == 220, "header's fields");
 
 /* The durable-sequence marker, in the page of header copy A: the log held this record durably. It is written after the
  * record is durable and before the committed image changes, with no order or sync of its own. Where the marker is

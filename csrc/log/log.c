@@ -25,19 +25,28 @@ uint64_t pm_log_new_id(const pm_media *media)
 
 bool pm_log_header_valid(const pm_header *header)
 {
-    return !memcmp(header->magic, PM_MAGIC, sizeof PM_MAGIC) &&
-           header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0);
+    if (memcmp(header->magic, PM_MAGIC, sizeof PM_MAGIC)) return false;
+    if (!header->version) return header->write_features == pm_crc32c(header, offsetof(pm_header, write_features), 0);
+    return header->crc == pm_crc32c(header, offsetof(pm_header, crc), 0);
 }
 
-void pm_log_header_checksum(pm_header *header)
+/* The fields that format 0 does not have are 0. Its first writer makes it format 1, with the first header. */
+static void from_format_0(pm_header *header)
 {
+    size_t end = offsetof(pm_header, write_features);
+    memset((uint8_t *)header + end, 0, sizeof *header - end);
+}
+
+void pm_log_header_finish(pm_header *header)
+{
+    header->version = PM_FORMAT_VERSION;
     header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);
 }
 
 /* good: the copy that is known to be valid. */
 static pm_status header_write(pm_media *media, pm_header *header, unsigned good)
 {
-    pm_log_header_checksum(header);
+    pm_log_header_finish(header);
     /* durable: the other copy → then: the good one. Otherwise a crash in here could tear the only valid copy. Both are
      * durable before any record under the new salt, so that if a single copy rots later, the other one describes the
      * same log. */
@@ -88,8 +97,29 @@ static pm_status read_copies(const pm_media *media, pm_header *copies, const boo
 static pm_status mend_lost(pm_log *log, unsigned copy)
 {
     uint8_t page[PM_PAGE] __attribute__((aligned(PM_LINE))) = {0};
-    memcpy(page, &log->header, sizeof log->header);
+    pm_header header = log->header;
+    pm_log_header_finish(&header);
+    memcpy(page, &header, sizeof header);
     return log->media->operations->write_through(log->media, copy * PM_PAGE, page, sizeof page);
+}
+
+static pm_status format_known(const pm_header *header)
+{
+    if (header->version <= PM_FORMAT_VERSION) return PM_OK;
+    return pm_fail(PM_VERSION,
+                   "the store has format version %u; this pmstore reads versions up to %d: use a newer pmstore",
+                   header->version, PM_FORMAT_VERSION);
+}
+
+static pm_status features_known(const pm_header *header, bool read_only)
+{
+    if (header->features)
+        return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore does not know: use a newer one",
+                       header->features);
+    if (header->write_features && !read_only)
+        return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore can't write: use a newer one, or "
+                                   "open the store with mode='r'", header->write_features);
+    return PM_OK;
 }
 
 pm_status pm_log_open(pm_log *log, pm_media *media)
@@ -109,17 +139,13 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
         if (!best && (log->lost[0] || log->lost[1])) return PM_UNREADABLE;
         if (!best) return pm_fail(PM_CORRUPT, "both copies of the header are damaged");
     }
-    if (best->version != PM_FORMAT_VERSION)
-        return pm_fail(PM_VERSION,
-                       "the store has format version %u; this pmstore reads version %d: use a newer pmstore",
-                       best->version, PM_FORMAT_VERSION);
-    if (best->features)
-        return pm_fail(PM_VERSION, "the store uses features (%#x) that this pmstore does not know: use a newer one",
-                       best->features);
-    PM_TRY(layout_valid(best, media));
+    PM_TRY(format_known(best));
     log->copy = best == &copies[1];
     log->half_written = memcmp(&copies[0], &copies[1], sizeof copies[0]) != 0;
     log->header = *best;
+    if (!best->version) from_format_0(&log->header);
+    PM_TRY(features_known(&log->header, log->read_only));
+    PM_TRY(layout_valid(&log->header, media));
     log->sequence = log->durable = best->sequence;
     log->digest = best->digest;
     memcpy(log->slots, best->slots, sizeof log->slots);
@@ -129,8 +155,7 @@ pm_status pm_log_open(pm_log *log, pm_media *media)
 
 pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size, uint64_t store_id, pm_digest digest)
 {
-    pm_header header = {.version = PM_FORMAT_VERSION,
-                        .store_id = store_id,
+    pm_header header = {.store_id = store_id,
                         .generation = 1,
                         .salt = pm_log_new_id(media),
                         .region_size = region_size,

@@ -13,7 +13,7 @@
 
 typedef struct {
     pm_media *media;
-    pm_header header;  /* as it is durable */
+    pm_header header;  /* as it is durable; of format 0, without a checksum */
     uint64_t head;     /* the place of the next record, from log_offset */
     uint64_t sequence; /* sequence number of the last record, or of the header */
     uint64_t durable;  /* the last record that is known to be durable, with everything that it declares */
@@ -39,7 +39,7 @@ pm_status pm_log_format(pm_media *media, uint64_t region_size, uint64_t log_size
  * Changes of layout and flags in `next` become durable with it. */
 pm_status pm_log_reset(pm_log *log, pm_header next);
 
-void pm_log_header_checksum(pm_header *header); /* sets it */
+void pm_log_header_finish(pm_header *header); /* sets the version and the checksum */
 
 /* True if a copy of the header is valid; recovery/verify.c checks each of the two. */
 bool pm_log_header_valid(const pm_header *header);

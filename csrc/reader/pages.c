@@ -481,7 +481,7 @@ void pm_pages_header(const pm_pages *t, uint8_t *pages)
     memcpy(header.slots, log->slots, sizeof header.slots);
     header.salt = pm_log_new_id(&t->source.store.media); /* so that no record in the file is valid */
     header.flags = PM_HEADER_CLEAN;
-    pm_log_header_checksum(&header);
+    pm_log_header_finish(&header);
     memset(pages, 0, PM_REGION_START);
     memcpy(pages, &header, sizeof header);
     memcpy(pages + PM_PAGE, &header, sizeof header);

@@ -14,6 +14,7 @@ from pmstore._core import BLOCK
 from pmstore._display import size_text
 from pmstore._errors import CorruptStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core
+from pmstore._store.file_format import refuse_unknown_features
 from pmstore._store.lineage import entry_of, lineage_of
 from pmstore._store.new_store import SLABS, Progress, written_anew
 from pmstore._store.opening import lock_file, outside, path_of
@@ -64,6 +65,7 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     try:
         source = Catalog(opened_core(name, held, "auto", read_only=True), read_only=True)
         try:
+            refuse_unknown_features(held.fd, name)  # the new file would lack what they mean
             report = check(source)
             if not report.ok:
                 raise CorruptStoreError(f"{name!r} is damaged; pmstore.salvage copies what is sound: {report}")

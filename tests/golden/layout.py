@@ -83,7 +83,7 @@ def contribution(place: int, value: int) -> int:
 
 class Header(NamedTuple):
     version: int
-    features: int
+    features: tuple[int, int, int]
     store_id: int
     generation: int
     salt: int
@@ -99,17 +99,20 @@ class Header(NamedTuple):
 def header_of(page: bytes) -> Header:
     """A copy of the header. Raises LayoutError if it is not valid."""
     require(page[:8] == b"PMSTORE\x1a", "no magic")
-    version, features = struct.unpack_from("<II", page, 8)
+    version, must = struct.unpack_from("<II", page, 8)
     store_id, generation, salt, sequence, region_size, log_offset, log_size, total, moment = struct.unpack_from(
         "<9Q", page, 16
     )
     slots, flags = int.from_bytes(page[88:216], "little"), struct.unpack_from("<I", page, 216)[0]
-    require(version == 0, f"version {version}")
-    require(struct.unpack_from("<I", page, 220)[0] == crc32c(page[:220]), "the header's checksum")
-    require(not any(page[224:2048]) and not any(page[2064:PAGE]), "the rest of the header's page")
+    require(version in (0, 1), f"version {version}")
+    end = 252 if version else 220
+    require(struct.unpack_from("<I", page, end)[0] == crc32c(page[:end]), "the header's checksum")
+    require(not any(page[end + 4 : 2048]) and not any(page[2064:PAGE]), "the rest of the header's page")
+    others = struct.unpack_from("<II", page, 220) if version else (0, 0)
+    require(not version or not any(page[228:252]), "what is reserved in the header")
     return Header(
-        version, features, store_id, generation, salt, sequence, region_size, log_offset, log_size, (total, moment),
-        slots, flags,
+        version, (must, *others), store_id, generation, salt, sequence, region_size, log_offset, log_size,
+        (total, moment), slots, flags,
     )  # fmt: skip
 
 

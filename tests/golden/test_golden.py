@@ -5,55 +5,30 @@ docs/format.md describes the bytes. `layout.py` reads them without pmstore, and 
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import pmstore
-from pmstore._values import registry
 from tests.conftest import Medium
 from tests.golden import contents, layout
-from tests.golden.make import FILES, HERE, NAMES, digests, estimators, in_process
-
-FORMATS = (0,)
-KNOWN: dict[str, Any] = json.loads((HERE / "known.json").read_text())
-GOLDEN = [f"format{version}/{medium}-{name}" for version in FORMATS for medium, name in FILES]
+from tests.golden.files import FORMATS, GOLDEN, KNOWN, bytes_of, check_contents, registered, unpacked
+from tests.golden.make import HERE, NAMES, estimators, in_process
 
 every_file = pytest.mark.parametrize("golden", GOLDEN)
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The golden types are registered in these tests only."""
-    for name in ("_BY_TYPE", "_BY_NAME"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    contents.register()
-
-
-def unpacked(golden: str, directory: Path) -> Path:
-    path = directory / "golden.pm"
-    path.write_bytes(gzip.decompress((HERE / f"{golden}.pm.gz").read_bytes()))
-    return path
-
-
-def check_contents(store: pmstore.Store, golden: str) -> None:
-    """Everything reads as it did when the file was written."""
-    name = golden.rpartition("-")[2]
-    if name == "fits":
-        assert digests(store) == KNOWN[golden]["fits"]
-    else:
-        getattr(contents, f"assert_{'large' if name == 'compacted' else name}")(store)
+    registered(monkeypatch)
 
 
 def test_every_file_is_as_it_was_released() -> None:
     assert sorted(KNOWN) == sorted(GOLDEN)
     for golden in GOLDEN:
-        data = gzip.decompress((HERE / f"{golden}.pm.gz").read_bytes())
+        data = bytes_of(golden)
         assert hashlib.sha256(data).hexdigest() == KNOWN[golden]["sha256"], golden
     found = {str(path.relative_to(HERE)).removesuffix(".pm.gz") for path in HERE.glob("*/*.gz")}
     assert found == set(GOLDEN)

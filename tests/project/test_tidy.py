@@ -128,7 +128,7 @@ PYTHON_ORDER = {
         "companions interrupts lineage notes only reading",
         "held report",
         "cores opening",
-        "new_store",
+        "file_format new_store",
         "backup compacting",
         "mapping following lost_work store entrance",
         "hooks salvaging",

@@ -72,7 +72,7 @@ def test_info_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     about = json.loads(out)
     assert status == 0
     assert (about["names"], about["arrays"], about["values"], about["lists"]) == (5, 2, 2, 1)
-    assert about["format_version"] == 0
+    assert about["format_version"] == 1
     assert about["sequence"] == 1
     assert about["media"] in ("memory", "file")
     assert about["file_bytes"] == example.stat().st_size

@@ -447,8 +447,8 @@ def test_a_newer_format(path):
     data = bytearray(path.read_bytes())
     for copy in (0, 4096):
         struct.pack_into("<I", data, copy + 8, 7)
-        header = bytes(data[copy : copy + 220])
-        struct.pack_into("<I", data, copy + 220, _core.lib.pm_crc32c(header, 220, 0))
+        header = bytes(data[copy : copy + 252])
+        struct.pack_into("<I", data, copy + 252, _core.lib.pm_crc32c(header, 252, 0))
     path.write_bytes(data)
     for mode in ("r", "r+", "a"):
         with pytest.raises(pmstore.FormatVersionError, match="7") as caught:

@@ -77,7 +77,7 @@ class Image:
             for name, value in fields.items():
                 struct.pack_into("<Q", self.bytes, copy + HEADER[name], value)
             struct.pack_into("<I", self.bytes, copy + 216, int(clean))
-            struct.pack_into("<I", self.bytes, copy + 220, crc32c(bytes(self.bytes[copy : copy + 220])))
+            struct.pack_into("<I", self.bytes, copy + 252, crc32c(bytes(self.bytes[copy : copy + 252])))
 
     def set_log(self, items: bytes, salt: int) -> None:
         """The log holds one record with these items."""

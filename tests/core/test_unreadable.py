@@ -18,6 +18,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
+from tests.golden.files import bytes_of
 from tests.support import shim
 from tests.support.bad_disk import BadDisk
 
@@ -261,6 +262,23 @@ def test_a_header_copy_that_can_not_be_read_is_mended_from_the_other(disk: BadDi
             refused(lambda: pmstore.open(disk.mount / "both", "r", exclusive=how), "cannot read the header")
 
         in_child(look)
+
+
+def test_a_header_copy_of_format_0_that_can_not_be_read(disk: BadDisk) -> None:
+    """It is mended as one of format 1, beside the other one."""
+    for part in (0, 1):
+        (disk.behind / str(part)).write_bytes(bytes_of("format0/file-compacted"))
+        disk.spoil(str(part), part)
+
+    def use() -> None:
+        for part in (0, 1):
+            for mode, version in (("r", 0), ("r+", 1), ("r+", 1)):
+                with pmstore.open(disk.mount / str(part), mode, media="file", exclusive=mode == "r") as store:  # type: ignore[arg-type]
+                    assert len(store) == 400 and store.check().ok == (mode == "r+")
+                data = (disk.behind / str(part)).read_bytes()
+                assert [data[8], data[4096 + 8]] == [version, version]
+
+    in_child(use)
 
 
 def test_a_header_copy_that_can_not_be_read_beside_one_that_is_damaged(disk: BadDisk) -> None:

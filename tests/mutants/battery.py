@@ -37,6 +37,7 @@ from tests.mutants.anew import anew
 from tests.mutants.archives import archives
 from tests.mutants.beside import beside
 from tests.mutants.damage import Evaluated, Noticed, damage
+from tests.mutants.formats import formats
 from tests.mutants.growing import growing
 from tests.store import test_abandoned, test_interrupts
 from tests.support import crashes, crashes_new, crashes_slots
@@ -46,7 +47,7 @@ BUDGET, DEPTH = 500, 2
 QUICK = 50, 0
 KINDS_BUDGET = 200
 PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "transaction_lock", "behind", "forks")
-PARTS += ("anew", "beside", "archives", "growing")
+PARTS += ("anew", "beside", "archives", "growing", "formats")
 
 
 class Caught(NamedTuple):
@@ -538,7 +539,7 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The cases: a name, and a function that raises if it notices something."""
     every = (model, readers, creation, damage, faults, large, transaction_lock, behind, forks, anew, beside, archives)
-    every += (growing,)
+    every += (growing, formats)
     functions: dict[str, Callable[[Path], None]] = {function.__name__: function for function in every}
     for part in parts:
         if part in functions:

@@ -10,6 +10,7 @@ from tests.mutants import (
     beside,
     commit,
     forks,
+    formats,
     growing,
     log,
     media,
@@ -31,5 +32,6 @@ MUTANTS: list[Mutant] = [
     *beside.MUTANTS,
     *archives.MUTANTS,
     *growing.MUTANTS,
+    *formats.MUTANTS,
 ]
 CONTROLS: list[Mutant] = media.CONTROLS

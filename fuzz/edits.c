@@ -199,11 +199,18 @@ static void edit_header(editor *e, const fuzz_edit *edit)
                                      offsetof(pm_header, sequence),   offsetof(pm_header, region_size),
                                      offsetof(pm_header, log_offset), offsetof(pm_header, log_size),
                                      offsetof(pm_header, flags),      offsetof(pm_header, store_id),
-                                     offsetof(pm_header, features),   offsetof(pm_header, version)};
+                                     offsetof(pm_header, features),   offsetof(pm_header, version),
+                                     offsetof(pm_header, write_features), offsetof(pm_header, optional_features)};
     unsigned field = fields[edit->index % sizeof fields];
     for (unsigned copy = 0; copy < 2; copy++) {
         uint64_t start = copy * PM_PAGE;
         if (edit->what >> copy & 1) continue;
+        if (edit->what & 8 && e->size >= PM_REGION_START) { /* a copy of format 0, see rehash_headers */
+            pm_header header;
+            memcpy(&header, e->bytes + start, sizeof header);
+            header.version = 0;
+            poke(e, start, &header, sizeof header);
+        }
         if (edit->what & 4 && e->size >= PM_REGION_START) { /* a layout that is possible */
             pm_header header;
             memcpy(&header, e->bytes + start, sizeof header);
@@ -213,7 +220,7 @@ static void edit_header(editor *e, const fuzz_edit *edit)
             poke(e, start, &header, sizeof header);
             continue;
         }
-        bool narrow = field == offsetof(pm_header, flags) || field == offsetof(pm_header, features) ||
+        bool narrow = field >= offsetof(pm_header, flags) || field == offsetof(pm_header, features) ||
                       field == offsetof(pm_header, version);
         set_field(e, edit, start + field, narrow ? 4 : 8);
     }
@@ -342,6 +349,8 @@ static void rehash_headers(editor *e)
 {
     for (unsigned copy = 0; copy < 2; copy++) {
         pm_header *header = (void *)(e->bytes + copy * PM_PAGE);
+        if (e->touched[copy] && !header->version) /* of format 0 */
+            header->write_features = pm_crc32c(header, offsetof(pm_header, write_features), 0);
         if (e->touched[copy]) header->crc = pm_crc32c(header, offsetof(pm_header, crc), 0);
     }
 }

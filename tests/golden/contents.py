@@ -214,6 +214,23 @@ def later(store: pmstore.Store) -> None:
     store["never"] = 1
 
 
+STEPS = 6
+
+
+def versions(store: pmstore.Store, url: str) -> None:
+    """An archive: every kind of entry, and six versions with small changes; the fourth has a tag."""
+    entries(store)
+    weights = store.create_array("weights", (40, 100), "<f8")
+    with store.drain(url) as drain:
+        for i in range(STEPS):
+            with store.transaction(message=f"step {i}", attributes={"loss": 1 / (i + 1)}):
+                weights[i] += i + 1
+                store["step"] = i
+            drain.capture()
+            drain.wait()
+    pmstore.archive.open(url).tag("chosen", store.sequence - 2)
+
+
 OVERFLOW_SIZE = 2_800_000  # max_size, so that the log can't grow
 
 
@@ -341,3 +358,11 @@ def assert_overflow(store: pmstore.Store) -> None:
 
 def assert_large(store: pmstore.Store) -> None:
     assert list(store.values()) == list(range(400))
+
+
+def assert_version(version: Any, step: int) -> None:
+    """The weights of a version of the archive, or of a store that was made of it."""
+    weights = np.zeros((40, 100))
+    for i in range(step + 1):
+        weights[i] = i + 1
+    assert same(np.asarray(version["weights"]), weights) and version["step"] == step

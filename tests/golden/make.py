@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,7 @@ def main() -> None:
     if chosen.one:
         make(Path(chosen.one[2]), chosen.one[0], chosen.one[1])
         return
+    archived(chosen.again)
     known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
     for medium, name in FILES:
         with tempfile.TemporaryDirectory(dir=MEMORY if medium == "memory" else None) as directory:
@@ -195,6 +197,24 @@ def main() -> None:
         target.write_bytes(gzip.compress(data, 9, mtime=0))
         print(f"{golden}: {target.stat().st_size:,} of {len(data):,} bytes")
     KNOWN.write_text(lines(known))
+
+
+def archived(again: bool) -> None:
+    """Writes the golden archive, if it is not there."""
+    from pmstore.archive._format import FORMAT
+
+    target = HERE / f"archive{FORMAT}.zip"
+    if target.exists() and not again:
+        return
+    contents.register()
+    with tempfile.TemporaryDirectory() as directory:
+        with pmstore.open(Path(directory) / "store.pm") as store:
+            contents.versions(store, f"{directory}/archive")
+        paths = sorted(path for path in (Path(directory) / "archive").rglob("*") if path.is_file())
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+            for path in paths:
+                file.writestr(zipfile.ZipInfo(str(path.relative_to(directory))), path.read_bytes())
+    print(f"{target.name}: {target.stat().st_size:,} bytes, {len(paths)} files")
 
 
 def in_process(directory: Path, medium: str, name: str) -> Path:

@@ -351,7 +351,9 @@ static pm_status add_records(pm_source *source, uint64_t to, bool *missed)
     return PM_OK;
 }
 
-/* Reads what items declare. Those of an overflow are in the region themselves. */
+static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t length);
+
+/* Reads what items declare. */
 static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t length)
 {
     pm_log_item item;
@@ -360,11 +362,21 @@ static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t 
         bool overflow = item.kind == PM_ITEM_OVERFLOW;
         uint64_t place = PM_REGION_START + item.offset, size = overflow ? item.length : pm_extent_size(item.length);
         PM_TRY(pm_source_read(source, place, size, "what a commit declares"));
-        const uint8_t *items = source->store.media.view + place;
-        if (overflow && pm_log_items_valid(source->store.region.size, items, size, true))
-            PM_TRY(read_declared(source, items, size));
+        if (overflow) PM_TRY(read_overflowed(source, place, size));
     }
     return PM_OK;
+}
+
+/* The same of items in free pages, in a copy: what hostile items declare may be in the same pages (D9). */
+static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t length)
+{
+    uint8_t *items = malloc(length);
+    if (!items) return pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
+    memcpy(items, source->store.media.view + place, length);
+    bool valid = pm_log_items_valid(source->store.region.size, items, length, true); /* none of them is an overflow */
+    pm_status status = valid ? read_declared(source, items, length) : PM_OK;
+    free(items);
+    return status;
 }
 
 /* Reads what the records declare, as far as recovery may verify it, and the whole log. */

@@ -17,7 +17,8 @@ from pmstore._core import ffi, lib
 from tests.conftest import Medium
 from tests.golden import layout
 from tests.golden.files import check_contents, registered, unpacked
-from tests.support.crashes import assert_survives, explored, record
+from tests.support.crashes import assert_survives, explored, record, record_failed_sync
+from tests.support.crashes_async import ASYNC
 
 CLEAN, LOGGED = "format0/{}-compacted", "format0/{}-log"
 OLD = [f"format0/{medium}-{name}" for medium in ("memory", "file") for name in ("compacted", "log", "overflow")]
@@ -182,13 +183,17 @@ def change(store: pmstore.Store) -> None:
         if isinstance(value, np.ndarray) and value.dtype == float and name != "new array":
             value[:10] += 1
     store.commit()
+
+
+def change_and_close(store: pmstore.Store) -> None:
+    change(store)
     store.close()
 
 
 @pytest.mark.parametrize("name", ["compacted", "log", "later", "overflow"])
 def test_I1_every_crash_of_an_upgrade_leaves_a_whole_commit(medium: Medium, name: str) -> None:
     path = unpacked(f"format0/{medium.name}-{name}", medium.directory)
-    recording = record(path, medium.name, change)
+    recording = record(path, medium.name, change_and_close)
     assert versions(path) == [1, 1] and min(recording.states) == layout.Store(recording.base).sequence
     assert_survives(recording, depth=2 if name in ("compacted", "later") else 1)
 
@@ -204,13 +209,33 @@ def test_I4_every_crash_of_an_upgrade_without_a_commit(medium: Medium, name: str
     assert len(places) >= 2 and places[:2] in ([0, 4096], [4096, 0])
 
 
+@pytest.mark.parametrize("name", ["compacted", "later"])
+def test_I13_every_crash_of_an_upgrade_whose_commits_are_durable_later(tmp_path: Path, name: str) -> None:
+    path = unpacked(f"format0/file-{name}", tmp_path)
+    recording = record(path, "file", change_and_close, **ASYNC)
+    assert versions(path) == [1, 1]
+    assert_survives(recording, depth=1)
+
+
+def test_D7_a_sync_of_an_upgrade_fails(tmp_path: Path) -> None:
+    """Whichever it is, the next opening finds every commit."""
+    for number in range(1, 20):
+        path = unpacked(CLEAN.format("file"), tmp_path)
+        recording = record_failed_sync(path, change, number)
+        if recording is None:
+            break
+        assert versions(path) == [1, 1]
+        assert_survives(recording, budget=60)
+    assert 4 < number < 19
+
+
 @both_orders
 def test_I4_a_torn_copy_of_format_0(medium: Medium, first: int) -> None:
     path = unpacked(CLEAN.format(medium.name), medium.directory)
     data = bytearray(path.read_bytes())
     data[first + 16] ^= 1
     path.write_bytes(data)
-    recording = record(path, medium.name, change)
+    recording = record(path, medium.name, change_and_close)
     tally, found = explored(recording, budget=2000, depth=2)
     assert found is None and tally.nested > 100, found
 

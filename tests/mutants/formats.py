@@ -75,8 +75,8 @@ NOTICED = [
         "declared-by-an-overflow-not-read",
         "B",
         SOURCE,
-        "overflow && pm_log_items_valid(source->store.region.size, items, size, true)",
-        "false",
+        "if (overflow) PM_TRY(read_overflowed(source, place, size));",
+        ";",
         "a reader reports a sound store as damaged",
     ),
 ]

@@ -55,7 +55,7 @@ enum { PM_STREAMED = 64 };
  * What a medium does. A commit becomes durable by write_through, a checkpoint and a new store by fence, and a commit in
  * the background by sync (D11).
  *
- * Places      Offset and length of a write are any: a header has 224 bytes, the durable marker has 16, and a piece of a
+ * Places      Offset and length of a write are any: a header has 256 bytes, the durable marker has 16, and a piece of a
  *             large body begins 64 bytes after a multiple of PM_PAGE. A medium that writes only whole units has to
  *             read, change and write them itself. `log_unit` is the unit of logged ranges, not of writes. write_hashed
  *             and PM_WRITE_BEGIN always have whole pages.

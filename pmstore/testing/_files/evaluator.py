@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.model import Image
+from pmstore.testing._files.serving import Servers, is_python_script
 
 __all__ = ["Check", "CommandCheck", "FunctionCheck", "Evaluator", "write_image"]
 
@@ -27,6 +29,12 @@ Check = Callable[[Path, bytes], str | None]
 
 MEMORY = "/dev/shm"
 MOST_TEXT = 300
+MOST_WAIT = 2**31 - 1  # milliseconds
+
+
+def memory() -> str | None:
+    """The file system in memory, if there is one."""
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
 
 
 def write_image(image: Image, directory: Path) -> None:
@@ -81,7 +89,7 @@ class FunctionCheck:
 
 class CommandCheck:
     """A check that is a command: exit status 0 means that it passes. ``{dir}`` and ``{said}`` stand for the two
-    paths.
+    paths. A Python script runs in a fork of a server that has imported its libraries, other commands are started.
     """
 
     def __init__(self, command: str, timeout: float) -> None:
@@ -97,16 +105,26 @@ class CommandCheck:
             raise CrashTestError("--check must say where the crash image comes in: --check 'python check.py {dir}'")
         if shutil.which(self.words[0]) is None:
             raise CrashTestError(f"--check: there is no program {self.words[0]!r}")
+        self.servers = Servers(self.words, timeout, memory()) if is_python_script(self.words) else None
+        self.doubted = self.servers is not None
+        """Whether a failure may be due to the servers: no process without them has failed so far."""
 
     def __call__(self, directory: Path, said: bytes) -> str | None:
-        with tempfile.NamedTemporaryFile(prefix="pmstore-said-") as file:
+        if self.servers is not None:
+            ended = self.servers.run(self._filled(directory), said)
+            if ended is not None:
+                return self._text(*ended)
+        return self.alone(directory, said)
+
+    def alone(self, directory: Path, said: bytes) -> str | None:
+        """Runs the check in a process that is started for it."""
+        with tempfile.NamedTemporaryFile(prefix="pmstore-said-") as file, tempfile.TemporaryFile() as output:
             file.write(said)
             file.flush()
-            words = [word.replace("{dir}", str(directory)).replace("{said}", file.name) for word in self.words]
             process = subprocess.Popen(
-                words,
+                [word.replace("{said}", file.name) for word in self._filled(directory)],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PMSTORE_CRASH_SAID": file.name},
                 start_new_session=True,
@@ -115,25 +133,57 @@ class CommandCheck:
             if self.stopped:
                 self.stop()
             try:
-                output, _ = process.communicate(timeout=self.timeout)
-            except subprocess.TimeoutExpired:
-                return f"the check took longer than {self.timeout:g} s"
+                ended = _has_ended(process.pid, self.timeout)
             finally:
                 _kill_group(process.pid)
                 self.running.discard(process.pid)
                 process.wait()
-        if process.returncode == 0:
-            return None
-        lines = output.decode("utf-8", "replace").strip().splitlines()
-        status = process.returncode
-        how = f"status {status}" if status > 0 else signal.Signals(-status).name
-        return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
+            output.seek(0)
+            return self._text(process.returncode if ended else None, output.read())
+
+    def confirm(self, directory: Path, said: bytes) -> str | None:
+        """Repeats the first check that failed, without a server. If it passes, no server is used from now on."""
+        text = self.alone(directory, said)
+        if text is None:
+            self.close()
+        self.doubted = False
+        return text
 
     def stop(self) -> None:
         """Kills the checks that run in other threads: they are in sessions of their own, which ^C does not reach."""
         self.stopped = True
+        self.close()
         for pid in list(self.running):
             _kill_group(pid)
+
+    def close(self) -> None:
+        """Ends the servers."""
+        if self.servers is not None:
+            self.servers.close()
+
+    def _filled(self, directory: Path) -> list[str]:
+        return [word.replace("{dir}", str(directory)) for word in self.words]
+
+    def _text(self, status: int | None, output: bytes) -> str | None:
+        """The problem that an exit status tells of; None: the check took too long."""
+        if status == 0:
+            return None
+        if status is None:
+            return f"the check took longer than {self.timeout:g} s"
+        lines = output.decode("utf-8", "replace").strip().splitlines()
+        how = f"status {status}" if status > 0 else signal.Signals(-status).name
+        return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
+
+
+def _has_ended(pid: int, seconds: float) -> bool:
+    """Waits until a child ends, at most so many seconds."""
+    handle = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(min(seconds * 1000, MOST_WAIT)))
+    finally:
+        os.close(handle)
 
 
 def _kill_group(pid: int) -> None:
@@ -147,7 +197,7 @@ class Evaluator:
     def __init__(self, check: Check, keep_name: str = "files") -> None:
         self.check = check
         self.name = keep_name
-        self.owned = Scratch(MEMORY if os.access(MEMORY, os.W_OK) else None)
+        self.owned = Scratch(memory())
         self.scratch = Path(self.owned.path)
         self.threads = threading.local()
         self.count = 0
@@ -159,7 +209,7 @@ class Evaluator:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.owned.close()
-        if isinstance(self.check, ApartCheck):
+        if isinstance(self.check, (ApartCheck, CommandCheck)):
             self.check.close()
 
     def stop(self) -> None:
@@ -187,4 +237,8 @@ class Evaluator:
         write_image(image, directory)
         self.count += 1
         text = self.check(directory, said)
+        if text is not None and isinstance(self.check, CommandCheck) and self.check.doubted:
+            empty(directory)  # the check may have changed it
+            write_image(image, directory)
+            text = self.check.confirm(directory, said)
         return None if text is None else text.replace(f"{directory}/", "").replace(str(directory), "the directory")

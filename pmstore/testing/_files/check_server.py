@@ -1,0 +1,201 @@
+"""Runs a Python check for many crash states, each in a fork of this process.
+
+This is a script: ``python check_server.py CHECK.py SECONDS``. The Python of the check runs it, which may be another one
+than that of pmstore. It needs the standard library alone. Standard input is a socket. A request is the environment
+variable PMSTORE_CRASH_SAID, a file for the check's output, and the words of its command, with zero bytes in between.
+The answer is the exit status, negative for a signal, or "timeout".
+
+Each state runs the whole check from its first line, in a process of its own. Only the libraries that the check of the
+first state has imported are imported already.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import importlib
+import importlib.util
+import os
+import select
+import signal
+import sys
+import threading
+import types
+import warnings
+
+SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
+if not SAFE_PATH:
+    del sys.path[0]  # the directory of this file
+
+INTERRUPTED = -signal.SIGINT
+MOST = 1 << 18  # bytes of a request
+
+
+class Server:
+    """The check's command, and the modules that its forks share."""
+
+    def __init__(self, folder: str, seconds: float) -> None:
+        self.folder = folder
+        self.seconds = seconds
+        self.socket = os.dup(0)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(quiet, descriptor)
+        self.own = set(sys.modules)
+        self.told = False
+        """Whether the libraries are known, and imported."""
+
+    def serve(self) -> list[str]:
+        """Forks for each request. Returns in the forks only: the words of the check."""
+        while True:
+            request = os.read(self.socket, MOST)
+            if not request:
+                os._exit(0)  # pmstore has ended, or needs no more answers
+            said, output, *words = map(os.fsdecode, request.split(b"\0"))
+            names = os.memfd_create("modules")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # that of Python 3.12 about native threads
+                child = os.fork()
+            if child == 0:
+                self._become(said, output, names)
+                return words
+            answer = self._wait(child)
+            os.write(self.socket, answer.encode())
+            if not self.told:
+                self._share(names)
+            os.close(names)
+
+    def _become(self, said: str, output: str, names: int) -> None:
+        """Turns the fork into a process as the shell would have started it."""
+        os.setsid()
+        os.close(self.socket)
+        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        os.environ["PMSTORE_CRASH_SAID"] = said
+        if self.told:
+            os.close(names)
+        else:
+            atexit.register(self._tell, os.getpid(), names)  # the first one registered is called last
+
+    def _wait(self, child: int) -> str:
+        """The result of a fork. Whatever it has left running is killed."""
+        process = os.pidfd_open(child)
+        ready = select.select([process, self.socket], [], [], self.seconds)[0]
+        os.close(process)
+        # It is not waited for yet: its number is its own until then.
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        if process not in ready:
+            return "timeout"
+        return str(os.waitstatus_to_exitcode(status))
+
+    # ---- modules
+
+    def _tell(self, owner: int, names: int) -> None:
+        """Lists the modules that a fork has imported, and their origins, when it ends."""
+        if os.getpid() != owner:
+            return
+        lines = []
+        for name, module in list(sys.modules.items()):
+            origin = getattr(getattr(module, "__spec__", None), "origin", None)
+            if name not in self.own and isinstance(origin, str):
+                lines.append(f"{name}\0{origin}")
+        with open(names, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+            file.write("\n".join(lines))
+
+    def _share(self, names: int) -> None:
+        """Imports the libraries' modules that a fork has imported."""
+        os.lseek(names, 0, os.SEEK_SET)
+        with open(names, encoding="utf-8", errors="surrogateescape", closefd=False) as file:
+            lines = file.read().split("\n")
+        if lines == [""]:
+            return  # it did not end by itself
+        self.told = True
+        for line in lines:
+            name, _, origin = line.partition("\0")
+            try:
+                if self._is_library(name, origin):
+                    importlib.import_module(name)
+            except BaseException:
+                continue  # the check imports it, and sees the error
+        if threading.active_count() > 1:
+            os._exit(1)  # a fork would not have these threads
+
+    def _is_library(self, name: str, origin: str) -> bool:
+        """Whether a module does not lie in the script's directory, and is found here in the same place."""
+        top = name.partition(".")[0]
+        spec = importlib.util.find_spec(top)
+        if spec is None or not isinstance(spec.origin, str):
+            return False
+        place = os.path.dirname(spec.origin)
+        if spec.submodule_search_locations is not None:
+            place = os.path.dirname(place)
+        if spec.origin not in ("built-in", "frozen") and place == self.folder:
+            return False
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin == origin
+
+
+def run(code: types.CodeType, words: list[str]) -> int:
+    """Runs the check as the main module. Returns the exit status that Python would end with."""
+    sys.argv = words
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=words[0], __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    status = 0
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as left:
+        status = _status(left.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    module.__dict__.clear()
+    return status
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def main() -> None:
+    """Serves, and runs the check in the forks."""
+    script, seconds = sys.argv[1:]
+    folder = os.path.dirname(os.path.realpath(script))
+    with open(script, "rb") as file:
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    if not SAFE_PATH:
+        sys.path.insert(0, folder)
+    sys.argv = [script]
+    server = Server(folder, float(seconds))
+    os.write(server.socket, b"ready")
+    words = server.serve()
+    # What remains belongs to a fork. Python's own end would free each object of each library, which takes longer than
+    # most checks.
+    status = 1
+    try:
+        status = run(code, words)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        if status == INTERRUPTED:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Checks that are Python scripts, run by servers that have imported their libraries already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from pmstore.testing._base.scratch import Scratch
+
+__all__ = ["Ended", "Servers", "is_python_script"]
+
+SERVER = Path(__file__).with_name("check_server.py")
+START = 60.0  # seconds until a server must be ready
+END = 10.0  # and until it must have ended
+
+Ended = tuple[int | None, bytes]
+"""The exit status of a check, negative for a signal, None if it took too long; and its output."""
+
+
+class Lost(Exception):
+    """The server has ended, or never began."""
+
+
+def is_python_script(words: Sequence[str]) -> bool:
+    """Whether a command runs a script by Python, without options of Python."""
+    if len(words) < 2 or not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        return False
+    return os.path.isfile(words[1])
+
+
+class Servers:
+    """Servers for one check, as many as there are threads that use them at the same time."""
+
+    def __init__(self, words: Sequence[str], timeout: float, memory: str | None) -> None:
+        self.command = [words[0], os.fspath(SERVER), words[1], str(timeout)]
+        self.memory = memory
+        self.lock = threading.Lock()
+        self.all: list[_Server] = []
+        self.idle: list[_Server] = []
+        self.usable = True
+
+    def run(self, words: Sequence[str], said: bytes) -> Ended | None:
+        """Runs the check for a state. None if that is not possible, now and later.
+
+        words: the command, in which ``{said}`` is still to be replaced.
+        """
+        server: _Server | None = None
+        try:
+            server = self._take()
+            if server is None:
+                return None
+            ended = server.run(words, said)
+        except (OSError, Lost):
+            self.usable = False
+            if server is not None:
+                server.close()
+            return None
+        with self.lock:
+            self.idle.append(server)
+        return ended
+
+    def close(self) -> None:
+        """Ends the servers, and the checks that they run."""
+        self.usable = False
+        with self.lock:
+            servers, self.all, self.idle = self.all, [], []
+        for server in servers:
+            server.close()
+
+    def _take(self) -> _Server | None:
+        with self.lock:
+            if not self.usable:
+                return None
+            if self.idle:
+                return self.idle.pop()
+            server = _Server(self.command, self.memory)
+            self.all.append(server)
+        server.wait_until_ready()
+        return server
+
+
+class _Server:
+    """A process of check_server.py."""
+
+    def __init__(self, command: Sequence[str], memory: str | None) -> None:
+        self.scratch = Scratch(memory)
+        self.said = os.path.join(self.scratch.path, "said")
+        self.output = os.path.join(self.scratch.path, "output")
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket = here
+        with there:
+            self.process = subprocess.Popen(
+                command,
+                stdin=there.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        self.socket.settimeout(START)
+        if self.socket.recv(64) != b"ready":
+            raise Lost
+        self.socket.settimeout(None)
+
+    def run(self, words: Sequence[str], said: bytes) -> Ended:
+        Path(self.said).write_bytes(said)
+        Path(self.output).write_bytes(b"")
+        filled = [word.replace("{said}", self.said) for word in words]
+        self.socket.sendall(b"\0".join(map(os.fsencode, [self.said, self.output, *filled[1:]])))
+        answer = self.socket.recv(64)
+        if not answer:
+            raise Lost
+        output = Path(self.output).read_bytes()
+        return (None if answer == b"timeout" else int(answer)), output
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # the server ends, and kills its check; also if a thread waits here
+        try:
+            self.process.wait(timeout=END)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.socket.close()
+        self.scratch.close()

@@ -1,0 +1,219 @@
+"""Checks that are Python scripts: the server that forks for each state, and the isolation of the states."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pmstore.testing._files.evaluator import CommandCheck, Evaluator
+from pmstore.testing._files.model import File, Image
+
+Check = Callable[..., CommandCheck]
+
+
+def image(content: bytes = b"whole") -> Image:
+    return {"run": File("file", 2, 0o644, content, content)}
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the module `library` to another directory than that of the check."""
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=os.pathsep)
+
+    def write(text: str) -> None:
+        (tmp_path / "lib" / "library.py").write_text(text)
+
+    return write
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    (tmp_path / "own").mkdir()
+
+    def make(text: str, *, python: str = sys.executable, timeout: float = 60) -> CommandCheck:
+        (tmp_path / "own" / "check.py").write_text(
+            "import sys, os, signal\nfrom pathlib import Path\n"
+            "directory, said = Path(sys.argv[1]), Path(sys.argv[2]).read_text()\n"
+            "content = (directory / 'run').read_bytes()\n" + text
+        )
+        return CommandCheck(f"{python} {tmp_path}/own/check.py {{dir}} {{said}}", timeout)
+
+    return make
+
+
+ENDS = """
+if content == b"status": sys.exit(7)
+if content == b"sentence": sys.exit("what was said is gone")
+if content == b"raised": raise ValueError("no number")
+if content == b"exit": os._exit(3)
+if content == b"killed": os.kill(os.getpid(), signal.SIGKILL)
+if content == b"interrupt": raise KeyboardInterrupt
+if content == b"large": sys.exit(256 + 5)
+if content == b"said": assert said == "saved 1" and os.environ["PMSTORE_CRASH_SAID"] == sys.argv[2], said
+if content == b"input": assert not sys.stdin.read()
+if content == b"main":
+    assert __name__ == "__main__" and sys.modules["__main__"].content is content
+    assert sys.path[0] == str(Path(__file__).parent)
+if content == b"thread":
+    import threading, time
+    threading.Thread(target=lambda: (time.sleep(0.05), os._exit(4))).start()
+if content == b"at exit":
+    import atexit
+    atexit.register(os._exit, 6)
+if content == b"printed":
+    print("out", flush=True)
+    print("then err", file=sys.stderr)
+    print("out at the end")
+    sys.exit(1)
+"""
+
+
+def test_every_end_is_that_of_a_process_of_its_own(check: Check) -> None:
+    made = check(ENDS)
+    names = [line.split('b"')[1].split('"')[0] for line in ENDS.splitlines() if line.startswith("if content")]
+    with Evaluator(made) as evaluate:
+        assert evaluate(image(), b"saved 1") is None
+        made.doubted = False
+        for name in names:
+            found = evaluate(image(name.encode()), b"saved 1")
+            assert made.servers is not None and made.servers.usable
+            assert found == alone(made, tmp=evaluate.scratch, content=name.encode()), name
+            assert (found is None) == (name in ("said", "input", "main")), name
+            assert evaluate(image(), b"saved 1") is None
+
+
+def alone(made: CommandCheck, tmp: Path, content: bytes) -> str | None:
+    (tmp / "run").write_bytes(content)
+    return made.alone(tmp, b"saved 1")
+
+
+TOUCHES = """
+import json, locale, random, tempfile, threading, warnings
+assert not hasattr(json, "touched") and "TOUCHED" not in os.environ and os.getcwd() == CWD
+assert os.listdir(directory) == ["run"] and content == b"whole"
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and os.umask(0o77) == UMASK
+assert len(os.listdir("/proc/self/fd")) < 10
+assert threading.active_count() == 1
+json.touched = os.environ["TOUCHED"] = "x"
+os.chdir("/")
+(directory / "run").write_text("changed")
+(directory / "more").mkdir()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+leaked = [open("/dev/null") for _ in range(20)]
+threading.Thread(target=signal.pause, daemon=True).start()
+if os.fork() == 0:
+    signal.pause()
+"""
+
+
+def test_states_are_isolated(check: Check) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    values = f"CWD, UMASK = {os.getcwd()!r}, {umask}\n"
+    with Evaluator(check(values + TOUCHES)) as evaluate:
+        for _ in range(5):
+            assert evaluate(image(), b"") is None
+
+
+def test_libraries_are_imported_once(check: Check, library: Callable[[str], None], tmp_path: Path) -> None:
+    """The check's own modules run for each state, and find the library as it is after its import."""
+    library(f"open({str(tmp_path / 'count')!r}, 'a').write('x'); value = []")
+    made = check("import library, own; library.value.append(1); assert library.value == [1]")
+    (tmp_path / "own" / "own.py").write_text(f"open({str(tmp_path / 'own_count')!r}, 'a').write('x')")
+    with Evaluator(made) as evaluate:
+        for _ in range(6):
+            assert evaluate(image(), b"") is None
+    assert (tmp_path / "count").read_text() == "xx"  # the first state, and the server
+    assert (tmp_path / "own_count").read_text() == "xxxxxx"
+
+
+def test_another_module_of_the_same_name_is_not_taken(
+    check: Check, library: Callable[[str], None], tmp_path: Path
+) -> None:
+    """The check finds its module by a path that it sets itself."""
+    library("raise RuntimeError('not this one')")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "library.py").write_text("value = 1")
+    with Evaluator(
+        check(f"sys.path.insert(0, {str(tmp_path / 'other')!r}); import library; library.value")
+    ) as evaluate:
+        for _ in range(3):
+            assert evaluate(image(), b"") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; pid = os.getpid()",  # it does not work in a fork
+        "import os, signal, threading; threading.Thread(target=signal.pause, daemon=True).start(); pid = os.getpid()",
+        "import os, sys; pid = os.getpid(); 'server' in sys.modules['__main__'].__file__ and os._exit(1)",
+    ],
+)
+def test_a_library_that_does_not_work_in_a_fork(check: Check, library: Callable[[str], None], text: str) -> None:
+    """Each state gets a new process then. The failure that showed it is none."""
+    library(text)
+    made = check("import library; assert library.pid == os.getpid()")
+    with Evaluator(made) as evaluate:
+        for _ in range(4):
+            assert evaluate(image(), b"") is None
+        assert made.servers is not None and not made.servers.usable
+
+
+def test_the_first_failure_is_confirmed_on_the_files_as_they_were(check: Check) -> None:
+    made = check("(directory / 'run').write_text('whole'); assert content == b'whole', content.decode()")
+    with Evaluator(made) as evaluate:
+        assert evaluate(image(b"torn"), b"") == "AssertionError: torn (status 1)"
+        assert not made.doubted
+        assert evaluate(image(b"torn, too"), b"") == "AssertionError: torn, too (status 1)"
+        assert made.servers is not None and made.servers.usable
+
+
+def test_a_check_that_hangs_ends_with_all_that_it_started(check: Check, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    made = check(
+        f"pipe = open({str(fifo)!r}, 'w') if content == b'hangs' else sys.exit()\nos.fork(); signal.pause()",
+        timeout=0.5,
+    )
+    made.doubted = False
+    ended = threading.Thread(target=lambda: fifo.open().read())
+    ended.start()
+    with Evaluator(made) as evaluate:
+        assert evaluate(image(b"hangs"), b"") == "the check took longer than 0.5 s"
+        ended.join()
+        assert evaluate(image(), b"") is None
+
+
+def test_a_command_that_is_no_python(check: Check, tmp_path: Path) -> None:
+    """Neither a program that is called so, nor a script that does not compile, has a server."""
+    (tmp_path / "python3").write_text('#!/bin/sh\ngrep -q whole "$2/run" || { echo torn; exit 1; }\n')
+    (tmp_path / "python3").chmod(0o755)
+    with Evaluator(check("", python=str(tmp_path / "python3"))) as evaluate:
+        assert evaluate(image(), b"") is None
+        assert evaluate(image(b"torn"), b"") == "torn (status 1)"
+    with Evaluator(check("assert (")) as evaluate:
+        assert "SyntaxError" in str(evaluate(image(), b""))
+
+
+def test_threads_have_servers_of_their_own(check: Check) -> None:
+    made = check("import json; assert json.loads(content) == json.loads(said)")
+    found: list[str | None] = []
+
+    def work(number: int) -> None:
+        text = str(number).encode()
+        found.extend(evaluate(image(text), text) for _ in range(10))
+
+    with Evaluator(made) as evaluate:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert made.servers is not None and 1 <= len(made.servers.all) <= 3
+    assert found == [None] * 30

@@ -138,6 +138,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--sector", type=int, default=512, metavar="BYTES", help="of a disk: 512 or 4096 (512)")
     run.add_argument("--eadr", action="store_true", help="the memory's caches survive a power cut")
     run.add_argument("--kinds", metavar="KINDS", help="only these kinds of states, with commas between them")
+    run.add_argument("--quiet", action="store_true", help="show no progress")
     run.add_argument("program", metavar="-- COMMAND …", nargs=argparse.REMAINDER, help="with --store: what to run")
 
 
@@ -181,18 +182,21 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 
 def _run(chosen: argparse.Namespace) -> int:
     from pmstore.testing._base.errors import CrashTestError
+    from pmstore.testing._base.progress import in_command
 
     program = _program(chosen)
     if chosen.store is not None:
         if not program:
             raise CrashTestError("--store takes the command that uses the store, after --: -- python fit.py")
-        return _run_program(chosen, program)
+        with in_command(chosen.quiet):
+            return _run_program(chosen, program)
     if chosen.workload is None or program:
         raise CrashTestError(
             "give SCRIPT.py:FUNCTION, a function that gets the open store; or --store PATH -- COMMAND, for a program "
             "that opens it itself"
         )
-    return _run_workload(chosen)
+    with in_command(chosen.quiet):
+        return _run_workload(chosen)
 
 
 def _program(chosen: argparse.Namespace) -> list[str]:

@@ -20,6 +20,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
+from pmstore.testing._base import progress
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._files.command import replay_files
 from pmstore.testing._files.fixture import CrashFiles
@@ -402,6 +403,31 @@ def test_the_command_finds_a_missing_fsync(command: Command, capsys: pytest.Capt
 def test_the_command_passes(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("file.flush(); os.fsync(file.fileno())") == 0
     assert "no failure: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sync, status", [("pass", 1), ("file.flush(); os.fsync(file.fileno())", 0)])
+def test_the_server_of_a_python_check_changes_no_result(
+    command: Command, capsys: pytest.CaptureFixture[str], sync: str, status: int
+) -> None:
+    texts = set()
+    for start, jobs in (("", "1"), ("env ", "1"), ("", "3")):
+        check = f"{start}{shlex.quote(sys.executable)} -S check.py {{dir}} {{said}}"
+        assert command(sync, "--seed", "3", "--jobs", jobs, check=check) == status
+        texts.add(capsys.readouterr().out)
+        Path("files/run").unlink()
+    assert len(texts) == 1, "".join(texts)
+
+
+def test_the_command_shows_progress(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINES_EVERY", 0)
+    command()
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"pmstore: crash states: 1 of \d+, [\d,]+ a second, .* left", lines[0])
+    assert re.match(r"pmstore: fewer losses with the same failure: \d+ of 500, ", lines[-1])
+    command("pass", "--quiet")
+    assert not capsys.readouterr().err
 
 
 def test_the_command_lists(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,6 +201,18 @@ def test_a_command_that_is_no_python(check: Check, tmp_path: Path) -> None:
         assert "SyntaxError" in str(evaluate(image(), b""))
 
 
+@pytest.mark.parametrize("options, served", [("-S", True), ("-I -Bu", True), ("-W error", False), ("-m", False)])
+def test_options_of_python(check: Check, options: str, served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIABLE", "value")
+    text = "assert [sys.flags.no_site, sys.flags.isolated] == [VALUES]\nassert os.environ['VARIABLE'] == 'value'"
+    values = f"{int('S' in options)}, {int('I' in options)}"
+    made = check(text.replace("VALUES", values), python=f"{sys.executable} {options}")
+    with Evaluator(made) as evaluate:
+        for _ in range(3):
+            assert (evaluate(image(), b"") is None) == (options != "-m")
+        assert (made.servers is not None and made.servers.usable) == served
+
+
 def test_threads_have_servers_of_their_own(check: Check) -> None:
     made = check("import json; assert json.loads(content) == json.loads(said)")
     found: list[str | None] = []

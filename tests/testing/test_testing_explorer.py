@@ -21,7 +21,6 @@ import pytest
 import pmstore
 from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashReport, CrashTestError, crash_test, load_failure
 from pmstore.testing import _explorer as module
-from pmstore.testing._base import progress as _progress
 from pmstore.testing._base.progress import terminal
 from pmstore.testing._base.scratch import Scratch, sweep
 
@@ -166,30 +165,6 @@ def test_progress_is_told(explorer: CrashExplorer) -> None:
     explorer.run(careless, budget=3000, media="file", progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told)
     assert terminal("x") is None  # standard error is no terminal here
-
-
-@pytest.mark.parametrize("rich", [True, False])
-def test_progress_shows_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rich: bool
-) -> None:
-    if rich:
-        pytest.importorskip("rich")
-    else:
-        monkeypatch.setitem(sys.modules, "rich.progress", None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(_progress, "PATIENCE", 0)
-    progress = terminal("exploring")
-    assert progress is not None
-    progress._next = 0
-    progress(10, 100)
-    progress.close()
-    assert "exploring" in capsys.readouterr().err
-    progress = terminal("in no time")
-    assert progress is not None
-    progress._next = float("inf")
-    progress(10, 100)
-    progress.close()
-    assert "in no time" not in capsys.readouterr().err
 
 
 # ---- what is found

@@ -23,7 +23,7 @@ import threading
 import types
 import warnings
 
-SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
+SAFE_PATH = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
 if not SAFE_PATH:
     del sys.path[0]  # the directory of this file
 

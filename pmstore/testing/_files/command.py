@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
+from pmstore.testing._base.progress import in_command
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.describe import describe_event, describe_failure
 from pmstore.testing._files.evaluator import Check, CommandCheck, FunctionCheck
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", metavar="SECONDS", type=float, default=TIMEOUT, help="of one check (default 60)")
     add("--allow-threads", action="store_true", help="explore the order that threads had in this run")
     add("--keep", metavar="PATH", help="where a failure is kept (default .pmstore-crash/…)")
+    add("--quiet", action="store_true", help="show no progress")
     add("--list", action="store_true", help="print what was recorded, and evaluate nothing")
     for option in ONLY_STORES:
         add(option, action=OnlyStores, nargs="?", help=argparse.SUPPRESS)
@@ -97,15 +99,16 @@ def run_files(chosen: argparse.Namespace) -> int:
                 print(f"{number:5} {describe_event(event)}")
             return PASSED
         try:
-            report = evaluate_recording(
-                recording,
-                check,
-                options,
-                lines=lambda folder: [f"replay: python -m pmstore crash replay {shlex.quote(os.fspath(folder))}"],
-                nothing="does its command name it? {dir} stands for it",
-                target=target,
-                check_text=chosen.check,
-            )
+            with in_command(chosen.quiet):
+                report = evaluate_recording(
+                    recording,
+                    check,
+                    options,
+                    lines=lambda folder: [f"replay: python -m pmstore crash replay {shlex.quote(os.fspath(folder))}"],
+                    nothing="does its command name it? {dir} stands for it",
+                    target=target,
+                    check_text=chosen.check,
+                )
         except CrashFailure as failure:
             print(f"FAILED: {failure}")
             return FAILED

@@ -20,7 +20,7 @@ from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.model import Image
-from pmstore.testing._files.serving import Servers, is_python_script
+from pmstore.testing._files.serving import Servers, python_script
 
 __all__ = ["Check", "CommandCheck", "FunctionCheck", "Evaluator", "write_image"]
 
@@ -105,7 +105,8 @@ class CommandCheck:
             raise CrashTestError("--check must say where the crash image comes in: --check 'python check.py {dir}'")
         if shutil.which(self.words[0]) is None:
             raise CrashTestError(f"--check: there is no program {self.words[0]!r}")
-        self.servers = Servers(self.words, timeout, memory()) if is_python_script(self.words) else None
+        script = python_script(self.words)
+        self.servers = Servers(self.words, script, timeout, memory()) if script else None
         self.doubted = self.servers is not None
         """Whether a failure may be due to the servers: no process without them has failed so far."""
 

@@ -261,6 +261,7 @@ def explore(
     """Evaluates states until one fails, none is left, or the budget is spent. The same seed gives the same states."""
     start = time.perf_counter()
     search = Search(model, options)
+    most = min(options.budget, round(10**search.possible)) if search.exhaustive else options.budget
     evaluated = 0
     found: Found | None = None
     with contextlib.ExitStack() as cleanup:
@@ -287,7 +288,7 @@ def explore(
             text = answer.result() if isinstance(answer, Future) else answer
             evaluated += 1
             if progress is not None:
-                progress(evaluated, options.budget)
+                progress(evaluated, most)
             if text is not None:
                 found = Found(state, text)
                 break
@@ -324,7 +325,9 @@ def prove_check(model: Model, evaluate: Evaluator) -> str | None:
 # ---- shrinking
 
 
-def shrink(model: Model, evaluate: Evaluator, found: Found) -> Found:
+def shrink(
+    model: Model, evaluate: Evaluator, found: Found, progress: Callable[[int, int], None] | None = None
+) -> Found:
     """The same failure with as few lost pieces, and as early, as can be found."""
     left = MOST_SHRINKING
     known: dict[tuple[int, Lost], str | None] = {}
@@ -336,6 +339,8 @@ def shrink(model: Model, evaluate: Evaluator, found: Found) -> Found:
                 return None
             left -= 1
             known[point, lost] = evaluate(model.image(point, lost), model.said(point))
+            if progress is not None:
+                progress(MOST_SHRINKING - left, MOST_SHRINKING)
         return known[point, lost]
 
     point, lost, text = found.state.point, found.state.lost, found.text

@@ -84,7 +84,12 @@ def evaluate_recording(
             tally, found = explore(model, evaluate, options, progress)
             if found is None:
                 return FilesReport(recording, tally, remark)
-            found = shrink(model, evaluate, found)
+            if shown is not None:
+                shown.close()
+            shrinking = _progress.terminal("fewer losses with the same failure")
+            if shrinking is not None:
+                cleanup.callback(shrinking.close)
+            found = shrink(model, evaluate, found, shrinking)
         except (KeyboardInterrupt, SystemExit):
             state = "none failed so far" if found is None else f"the last one failed: {found.text}"
             if shown is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pmstore.testing._base.scratch import Scratch
 
-__all__ = ["Ended", "Servers", "is_python_script"]
+__all__ = ["Ended", "Servers", "python_script"]
 
 SERVER = Path(__file__).with_name("check_server.py")
 START = 60.0  # seconds until a server must be ready
@@ -27,18 +27,22 @@ class Lost(Exception):
     """The server has ended, or never began."""
 
 
-def is_python_script(words: Sequence[str]) -> bool:
-    """Whether a command runs a script by Python, without options of Python."""
-    if len(words) < 2 or not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
-        return False
-    return os.path.isfile(words[1])
+def python_script(words: Sequence[str]) -> int:
+    """The place of the script in a command that runs one by Python; 0 if it does something else."""
+    if not re.fullmatch(r"python[\d.]*", os.path.basename(words[0])):
+        return 0
+    at = 1
+    while at < len(words) and re.fullmatch(r"-[BEIPSbqsu]+", words[at]):
+        at += 1
+    return at if at < len(words) and os.path.isfile(words[at]) else 0
 
 
 class Servers:
     """Servers for one check, as many as there are threads that use them at the same time."""
 
-    def __init__(self, words: Sequence[str], timeout: float, memory: str | None) -> None:
-        self.command = [words[0], os.fspath(SERVER), words[1], str(timeout)]
+    def __init__(self, words: Sequence[str], script: int, timeout: float, memory: str | None) -> None:
+        self.script = script
+        self.command = [*words[:script], os.fspath(SERVER), words[script], str(timeout)]
         self.memory = memory
         self.lock = threading.Lock()
         self.all: list[_Server] = []
@@ -48,14 +52,14 @@ class Servers:
     def run(self, words: Sequence[str], said: bytes) -> Ended | None:
         """Runs the check for a state. None if that is not possible, now and later.
 
-        words: the command, in which ``{said}`` is still to be replaced.
+        words: the command, in which the text {said} is still to be replaced.
         """
         server: _Server | None = None
         try:
             server = self._take()
             if server is None:
                 return None
-            ended = server.run(words, said)
+            ended = server.run(words[self.script :], said)
         except (OSError, Lost):
             self.usable = False
             if server is not None:
@@ -113,7 +117,7 @@ class _Server:
         Path(self.said).write_bytes(said)
         Path(self.output).write_bytes(b"")
         filled = [word.replace("{said}", self.said) for word in words]
-        self.socket.sendall(b"\0".join(map(os.fsencode, [self.said, self.output, *filled[1:]])))
+        self.socket.sendall(b"\0".join(map(os.fsencode, [self.said, self.output, *filled])))
         answer = self.socket.recv(64)
         if not answer:
             raise Lost

@@ -31,6 +31,7 @@ class Callbacks:
         self._run: Any = None  # the context of the current run
         self._runs = 0  # those that have begun
         fit.step = self.step
+        fit._steps_draw = True  # a callback may draw from the generator that is the estimator's parameter
 
     def step(self) -> Any:
         """One iteration of the fit."""

@@ -254,6 +254,8 @@ class Resumable(ABC):
         forget(store, group_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)
 
     _call = "run()"
+    _steps_draw = True
+    """Whether a step may draw from a generator, and not only `start`, `end_run`, `keep` and `finish`."""
 
     def _table(self) -> Iterable[Field]:
         """All fields, with those of the loop itself."""
@@ -360,7 +362,7 @@ class Resumable(ABC):
                             rows.add(run, iteration, now - began, figures)
                             if commits.due() or self._is_over():
                                 break
-                        state.capture()
+                        state.capture(generators=self._steps_draw)
                     rows.committed = rows.count
                     report.committed()
             with transaction():

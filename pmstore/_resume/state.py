@@ -338,15 +338,18 @@ class State:
         for name, keeper in self._keepers.items():
             keeper.load(group.group(name))
 
-    def capture(self) -> None:
-        """Put everything into the store that isn't there already: generators, values, and the state of Keepers."""
+    def capture(self, generators: bool = True) -> None:
+        """Put everything into the store that isn't there already: generators, values, and the state of Keepers.
+
+        generators: whether generators may have drawn since the last call. Reading the state of one takes long.
+        """
         group = self._group
         if group is None:
             return
         for name in self._assigned:
             self._put_value(group, name, self._values[name])
         self._assigned.clear()
-        for name, generator in self._generators.items():
+        for name, generator in self._generators.items() if generators else ():
             if isinstance(generator, np.random.RandomState):
                 self._arrays[_kept_as(name)][...] = random_state_record(generator)
             else:

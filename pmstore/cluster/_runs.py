@@ -36,6 +36,7 @@ class Runs(Fit):
     """
 
     version = 3
+    _steps_draw = False
     full_stop = ""  # follows the inertia in verbose output
 
     def __init__(self, estimator: Any, X: Any, weights: Array, init: Any, *, weighted: bool, in_place: bool) -> None:
@@ -47,6 +48,7 @@ class Runs(Fit):
         self._mean: Any = None  # the mean that was subtracted from the data
         self._squared_norms: Any = None  # needs a pass over the data, which a resumed fit may not need
         self._around_zero: float | None = None  # the inertia of the data around the origin
+        self._buffers: tuple[Array, ...] = ()  # for what `iterate` tells; the kernels overwrite them
         self._inertia_kernel = _sklearn.inertia_dense if self.dense else _sklearn.inertia_sparse
 
     def fields(self) -> Iterable[Field]:
@@ -112,11 +114,14 @@ class Runs(Fit):
         """One iteration. The objective is the inertia around the new centres."""
         state, i = self.state, self.state.iteration
         old, new = self.centers(i), self.centers(i + 1)
-        before = state.labels.copy()
-        weight_in_clusters, shift = np.zeros((2, len(old)), dtype=old.dtype)
+        labels = state.labels
+        before = labels.tobytes()
+        if not self._buffers:
+            self._buffers = np.zeros(len(old), old.dtype), np.zeros(len(old), old.dtype)
+        weight_in_clusters, shift = self._buffers
         self.iterate(old, new, weight_in_clusters, shift)
         total = (shift**2).sum()
-        state.shift, state.strictly = total, i > 0 and np.array_equal(state.labels, before)
+        state.shift, state.strictly = total, i > 0 and labels.tobytes() == before
         if self.estimator.verbose:
             print(f"Iteration {i}, inertia {self.inertia(old)}{self.full_stop}")
             if state.strictly:
@@ -177,7 +182,7 @@ class Runs(Fit):
             self._compute_norms()
             self._around_zero = float(np.sum(self._squared_norms * self.weights, dtype=np.float64))
         means = means.astype(np.float64, copy=False)
-        return max(0.0, self._around_zero - float(np.sum(np.einsum("ij,ij->i", means, means) * weight_in_clusters)))
+        return max(0.0, self._around_zero - float((np.einsum("ij,ij->i", means, means) * weight_in_clusters).sum()))
 
     def _compute_norms(self) -> None:
         if self._squared_norms is None:

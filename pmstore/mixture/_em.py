@@ -45,6 +45,7 @@ class EM(Fit):
     """
 
     version = 1
+    _steps_draw = False
 
     def __init__(self, estimator: Any, X: Array, names: tuple[str, ...]) -> None:
         super().__init__(estimator, X, threads=common.openmp_threads())

@@ -92,6 +92,33 @@ def test_each_iteration_is_a_task_also_in_a_resumed_fit(kind: str, path: Path) -
         assert (one == other).all()
 
 
+class Draws(Log):
+    """Draws from the generator that is the estimator's parameter."""
+
+    def __init__(self, generator: np.random.RandomState) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> None:
+        if fitted_estimator is not None:  # no earlier process has done this
+            self.generator.uniform()
+
+
+@pytest.mark.parametrize("kind", ["lloyd", "mixture"])
+def test_a_resumed_fit_goes_on_with_the_generator_as_callbacks_left_it(kind: str, path: Path) -> None:
+    """The steps of these fits draw nothing themselves."""
+
+    def fit(store: Path) -> Any:
+        generator = np.random.RandomState(0)
+        model = KINDS[kind](store=store, name="fit").set_params(random_state=generator)
+        return model.set_callbacks(Draws(generator)).fit(X), generator.uniform()
+
+    with copied(path) as copies:
+        _, drawn = fit(path)
+    for copy in copies[:-1]:
+        assert fit(copy)[1] == drawn
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_history_has_the_figures_of_each_iteration(kind: str, path: Path) -> None:
     plain = KINDS[kind](store=path, name="plain").fit(X.copy()).history_

@@ -5,6 +5,8 @@ scikit-learn's and the one in a store, do the same iterations and are compared b
 
     python benchmarks/bench_kmeans.py                     70,000 × 784, k = 10, on /dev/shm
     python benchmarks/bench_kmeans.py --rows 7000 --dir . smaller, and on the disk
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python benchmarks/bench_kmeans.py --rows 2000 --pairs 40
+                                                          a small fit beside scikit-learn's, commits apart
 """
 
 from __future__ import annotations
@@ -146,6 +148,50 @@ def measure(X: Any, options: argparse.Namespace, directory: Path) -> dict[str, A
     }
 
 
+def paired(X: Any, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Processor time of fits in turns, in seconds: scikit-learn's, and in an open store without its commits."""
+    parameters: dict[str, Any] = {"n_clusters": options.clusters, "n_init": 1, "max_iter": options.iterations}
+    rows = np.random.default_rng(options.seed).choice(len(X), options.clusters, replace=False)
+    parameters |= {"init": X[rows], "tol": 0.0, "random_state": options.seed}
+    commit, commits = Core.commit, [0.0]
+
+    def timed_commit(core: Core) -> None:
+        begun = time.process_time()
+        commit(core)
+        commits[0] += time.process_time() - begun
+
+    def timed(model: Any) -> tuple[float, Any]:
+        commits[0] = 0.0
+        begun = time.process_time()
+        model.fit(X)
+        return time.process_time() - begun - commits[0], model
+
+    seconds = []
+    with pmstore.open(directory / "pairs.pm") as store, mock.patch.object(Core, "commit", timed_commit):
+        for number in range(options.pairs + 2):
+            plain, reference = timed(sklearn.cluster.KMeans(**parameters))
+            without, _ = timed(KMeans(**parameters))
+            stored, fit = timed(KMeans(**parameters, store=store, name=str(number)))
+            check_same(fit, reference)
+            seconds.append((plain, without, stored, commits[0]))
+    warm = np.array(seconds[2:])
+    plain, without, stored, committed = np.median(warm, axis=0)
+    ratios = warm[:, 1:3] / warm[:, :1]
+    return {
+        "iterations": reference.n_iter_,
+        "scikit-learn: fit": plain,
+        "store=None: fit": without,
+        "open store: fit without its commits": stored,
+        "open store: all commits": committed,
+        "store=None: median of the ratios": f"{np.median(ratios[:, 0]):.3f}",
+        "open store: median of the ratios": f"{np.median(ratios[:, 1]):.3f}",
+        "open store: quartiles of the ratios": " ".join(
+            f"{ratio:.3f}" for ratio in np.quantile(ratios[:, 1], [0.25, 0.75])
+        ),
+        "open store: ratio of the quickest": f"{warm[:, 2].min() / warm[:, 0].min():.3f}",
+    }
+
+
 def check_same(fit: Any, reference: Any) -> None:
     """Stop if a fit isn't scikit-learn's, bit for bit."""
     for name in ("cluster_centers_", "labels_", "inertia_", "n_iter_"):
@@ -161,6 +207,7 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=20, help="at most")
     parser.add_argument("--repeats", type=int, default=5, help="resumes")
+    parser.add_argument("--pairs", type=int, default=0, help="compare only so many pairs of fits, by processor time")
     parser.add_argument("--dtype", choices=("float64", "float32"), default="float64")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="where the store is made")
@@ -169,7 +216,7 @@ def main() -> None:
 
     X = images(options.rows, options.columns, options.seed).astype(options.dtype)
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
-        figures = measure(X, options, Path(directory))
+        figures = (paired if options.pairs else measure)(X, options, Path(directory))
     if options.json:
         print(json.dumps(figures, indent=1))
         return

@@ -190,6 +190,22 @@ def test_a_check_that_hangs_ends_with_all_that_it_started(check: Check, tmp_path
         assert evaluate(image(), b"") is None
 
 
+def test_a_check_that_runs_can_be_stopped(check: Check, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    made = check(f"pipe = open({str(fifo)!r}, 'w'); os.fork(); signal.pause()")
+    made.doubted = False
+    found: list[str | None] = []
+    with Evaluator(made) as evaluate:
+        thread = threading.Thread(target=lambda: found.append(evaluate(image(), b"")))
+        thread.start()
+        with fifo.open() as pipe:
+            evaluate.stop()
+            assert pipe.read() == ""
+        thread.join()
+    assert found[0] is not None
+
+
 def test_a_command_that_is_no_python(check: Check, tmp_path: Path) -> None:
     """Neither a program that is called so, nor a script that does not compile, has a server."""
     (tmp_path / "python3").write_text('#!/bin/sh\ngrep -q whole "$2/run" || { echo torn; exit 1; }\n')

@@ -25,7 +25,7 @@ ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decom
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
 	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build versions) \
 	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
-	$(call tests,testing,crash_files crash_files_use testing_command testing_describe testing_docs testing_plugin)
+	$(call tests,testing,action crash_files crash_files_server crash_files_use testing_command testing_describe testing_docs testing_plugin testing_progress)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
@@ -199,8 +199,8 @@ endef
 
 sanitize: build
 	$(call instrumented,$(SANITIZED),libasan,libasan8,$(SANITIZERS))
-	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-40} \
-		PMSTORE_FAULTS=6 PMSTORE_DAMAGE=100 \
+	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-24} \
+		PMSTORE_FAULTS=4 PMSTORE_DAMAGE=100 \
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 

@@ -264,6 +264,13 @@ def _port(text: str) -> int:
 # ---- info
 
 
+_NOUNS = {"array": "array", "value": "value", "list": "list", "object": "object", "derived": "derived array"}
+
+
+def _count_key(kind: str) -> str:
+    return _NOUNS[kind].replace(" ", "_") + "s"
+
+
 def info(chosen: argparse.Namespace) -> int:
     """Prints the kind of store, the number of its names, and the use of its file."""
     with pmstore.open(chosen.path, "r") as store:
@@ -274,10 +281,7 @@ def info(chosen: argparse.Namespace) -> int:
             "media": store.media,
             "sequence": store.sequence,
             "names": len(store),
-            "arrays": 0,
-            "values": 0,
-            "lists": 0,
-            "objects": 0,
+            **{_count_key(kind): 0 for kind in _NOUNS},
             "attributed": len(notes_of(store)),
             "contents_bytes": 0,
             "file_bytes": stats.file_size,
@@ -289,7 +293,7 @@ def info(chosen: argparse.Namespace) -> int:
             "written": store.written,
         }
         for row in store._rows():
-            about[f"{row[1]}s"] += 1
+            about[_count_key(row[1])] += 1
             about["contents_bytes"] += row[4]
     if chosen.json:
         print_json(about)
@@ -303,7 +307,11 @@ def info(chosen: argparse.Namespace) -> int:
         "format": str(about["format_version"]),
         "medium": about["media"],
         "commits": f"{about['sequence']:,}",
-        "names": ", ".join(count_text(about[f"{noun}s"], noun) for noun in _nouns(about)),
+        "names": ", ".join(
+            count_text(about[_count_key(kind)], noun)
+            for kind, noun in _NOUNS.items()
+            if about[_count_key(kind)] or kind in ("array", "value", "list")
+        ),
         **({"attributes": f"of {count_text(about['attributed'], 'name')}"} if about["attributed"] else {}),
         "contents": size_text(about["contents_bytes"]),
         "file": size_text(about["file_bytes"]),
@@ -348,10 +356,6 @@ def ls_(chosen: argparse.Namespace) -> int:
             for row in rows:
                 print(name_text(row[0]))
     return SOUND
-
-
-def _nouns(about: dict[str, Any]) -> list[str]:
-    return ["array", "value", "list", *(["object"] if about["objects"] else [])]
 
 
 def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:

@@ -6,12 +6,14 @@ docs/format.md describes the bytes. `layout.py` reads them without pmstore, and 
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _cli
 from tests.conftest import Medium
 from tests.golden import contents, layout
 from tests.golden.files import FORMATS, GOLDEN, KNOWN, bytes_of, check_contents, registered, unpacked
@@ -62,6 +64,20 @@ def test_it_is_written_and_read_again(golden: str, medium: Medium) -> None:
             if mode == "r+":
                 del store["new"], store["new value"]
                 check_contents(store, golden)
+
+
+@every_file
+def test_the_commands_read_it(golden: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = unpacked(golden, tmp_path)
+    with pmstore.open(path, "r") as store:
+        names = len(store)
+    for command in ("info", "ls", "ls --long", "ls --tree", "ls --json", "dump", "dump --json", "check"):
+        assert _cli.main([*command.split(), str(path)]) == 0, command
+        assert capsys.readouterr().out, command
+    assert _cli.main(["info", "--json", str(path)]) == 0
+    about = json.loads(capsys.readouterr().out)
+    kinds = ("arrays", "values", "lists", "objects", "derived_arrays")
+    assert about["names"] == names == sum(about[kind] for kind in kinds)
 
 
 ENVIRONMENT = ("numpy", "BLAS", "machine", "OpenMP threads", "BLAS threads", "scikit-learn", "scipy")

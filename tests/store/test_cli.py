@@ -67,6 +67,18 @@ def test_info(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "state     clean" in out
 
 
+def test_info_counts_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(tmp_path / "s.pm") as store:
+        store["x"] = np.arange(3.0)
+        store["masked"] = np.ma.masked_array([1, 2], [True, False])
+        store.derive("sum", np.cumsum, "x", version=np.__version__)
+    status, out, err = in_process(capsys, "info", tmp_path / "s.pm")
+    assert (status, err) == (0, "")
+    assert "1 array, 0 values, 0 lists, 1 object, 1 derived array\n" in out
+    about = json.loads(in_process(capsys, "info", "--json", tmp_path / "s.pm")[1])
+    assert (about["names"], about["arrays"], about["objects"], about["derived_arrays"]) == (3, 1, 1, 1)
+
+
 def test_info_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = in_process(capsys, "info", "--json", example)
     about = json.loads(out)

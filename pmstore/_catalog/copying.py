@@ -200,9 +200,6 @@ def _check_declarations(catalog: Catalog, names: Iterable[str], check: Check) ->
 def _end_rename(catalog: Catalog, pairs: Names, declared: Names, old: str, new: str) -> None:
     try:
         _delete_declarations(catalog, declared)
-    except BaseException:  # a signal
-        _delete_declarations(catalog, declared)
-        raise
     finally:
         for before, after in pairs.items():
             catalog.lost_updates.renamed(key_of(before), key_of(after), after)

@@ -110,10 +110,10 @@ NOTICED = [
         "half-renamed",
         "F",
         COPY,
-        "_delete_declarations(catalog, declared)",
+        "_end_rename(catalog, pairs, declared, old, new)",
         "pass",
         "an interrupt leaves both names",
-        within="# a signal\n        _delete_declarations(catalog, declared)",
+        within="# a signal after the call\n                _end_rename(catalog, pairs, declared, old, new)",
     ),
     Mutant(
         "names-of-a-failed-rename-stay",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,21 @@ def test_the_table_keeps_step_with_the_sources() -> None:
     assert {letter for mutant in MUTANTS for letter in mutant.kinds} >= set("PRTNSLCMFDW")
     for mutant in MUTANTS:
         assert mutant.sees, mutant.name
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_the_tests_of_the_battery_exist(path: Path) -> None:
+    """Otherwise every mutant that reaches the missing one would count as noticed."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    modules = {}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+            for alias in node.names:
+                with contextlib.suppress(ModuleNotFoundError):  # a function
+                    modules[alias.name] = importlib.import_module(f"{node.module}.{alias.name}")
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and (module := modules.get(ast.unparse(node.value))):
+            assert hasattr(module, node.attr), f"{module.__name__} has no {node.attr}"
 
 
 def test_a_mutant_without_a_place_is_named() -> None:
@@ -65,4 +83,5 @@ def test_mutants_are_noticed_and_controls_are_not() -> None:
     assert build(generated([*MUTANTS, *CONTROLS])) == BUILD
     for name, part in SOME.items():
         assert score.evaluate(BUILD, by_name[name], parts=(part,)).by, name
-    assert score.evaluate(BUILD, by_name[CONTROL], parts=("--quick", "crash", "model")).by == ""
+    control = score.evaluate(BUILD, by_name[CONTROL], parts=("--quick", "crash", "model"))
+    assert control.ended and control.by == ""

@@ -23,6 +23,7 @@ typedef struct {
     uint64_t *blocks;  /* per page of kind slab: the blocks that entries own */
     uint64_t keys;
     uint64_t paired;   /* entries whose extent has two slots */
+    size_t beside;     /* problems of contents, which change neither the digest nor what is reachable */
     pm_digest digest;  /* of the state as it was found */
     uint64_t suspect;  /* the place whose contribution is not the committed one; UINT64_MAX: not known */
     bool no_memory;
@@ -57,6 +58,11 @@ static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t b
 }
 
 static const pm_key no_key = {NULL, 0};
+
+static bool is_sound_beside_contents(const checker *c)
+{
+    return c->report->count == c->beside;
+}
 
 #define LOST_WRITE "(or were not when last changed): a write was lost or went astray"
 
@@ -150,22 +156,29 @@ static const pm_double_buffer *slots_of(const checker *c, uint64_t extent)
 /* Checks the contents of an entry, which are at `committed`, and their hashes. */
 static void check_contents(checker *c, const pm_cell *cell, pm_key key, uint64_t committed)
 {
-    uint64_t block, distance = c->suspect - committed;
+    uint64_t block, distance = c->suspect - committed, wrong = distance / PM_PAGE;
+    bool suspect = c->suspect >= committed && distance % PM_PAGE == 0 && wrong < pm_extent_blocks(cell->length);
     pm_status status = pm_extent_check(c->region, c->image, committed, cell->length, cell->length, &block);
-    if (status == PM_UNREADABLE) { /* its contribution to the digest is not known either */
+    uint64_t table = committed + pm_extent_table(cell->length), size = 8 * pm_extent_blocks(cell->length);
+    if (status == PM_UNREADABLE) {
         add_problem(c, cell->offset, cell->length, block, key, "%s", pm_message());
-        return;
+        /* Is its contribution to the digest known? */
+        if (pm_region_readable(c->region, c->image, table, size, "hashes") != PM_OK) return;
     }
-    pm_extent_digest(&c->digest, c->image + committed + pm_extent_table(cell->length), committed, cell->length);
+    pm_extent_digest(&c->digest, c->image + table, committed, cell->length);
     if (status == PM_CORRUPT)
         add_problem(c, cell->offset, cell->length, block, key,
                     "its contents are damaged in block %llu (bytes %llu and following)", (unsigned long long)block,
                     (unsigned long long)(block * PM_PAGE));
-    else if (c->suspect >= committed && distance % PM_PAGE == 0 && distance / PM_PAGE < pm_extent_blocks(cell->length))
+    if (status != PM_OK) {
+        if (suspect && wrong == block) return; /* this is known already */
+        c->beside++;
+    }
+    if (suspect)
         add_problem(
-            c, cell->offset, cell->length, distance / PM_PAGE, key,
+            c, cell->offset, cell->length, wrong, key,
             "its contents in block %llu (bytes %llu and following) are not those that were committed last " LOST_WRITE,
-            (unsigned long long)(distance / PM_PAGE), (unsigned long long)distance);
+            (unsigned long long)wrong, (unsigned long long)distance);
 }
 
 static void check_entry(checker *c, const pm_cell *cell, pm_key key)
@@ -306,15 +319,15 @@ static void check_state(checker *c)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
         else
             check_tree(c, root->tree, top->level, no_key, no_key);
-        if (!c->report->count && c->keys != root->keys)
+        if (is_sound_beside_contents(c) && c->keys != root->keys)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
                         (unsigned long long)root->keys, (unsigned long long)c->keys);
-        if (!c->report->count && c->paired != pairs)
+        if (is_sound_beside_contents(c) && c->paired != pairs)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the table of slots names %llu extents; the catalog has %llu of them",
                         (unsigned long long)pairs, (unsigned long long)c->paired);
     }
     /* After damage above, unreachable pages would only repeat it. */
-    if (!c->report->count) check_space(c);
+    if (is_sound_beside_contents(c)) check_space(c);
 }
 
 /* Finds the place whose contribution is wrong, if it is the only one. Then the two sums differ by x and x * line, so
@@ -341,10 +354,10 @@ static void check_digest(checker *c, pm_digest committed)
         c->report->count = 0;
         memset(c->kinds, 0, pages);
         memset(c->blocks, 0, pages * sizeof *c->blocks);
-        c->keys = c->paired = 0;
+        c->keys = c->paired = c->beside = 0;
         check_state(c);
     }
-    if (c->report->count) return;
+    if (!is_sound_beside_contents(c)) return;
     if (c->suspect != UINT64_MAX)
         add_problem(c, c->suspect, PM_LINE, 0, no_key,
                     "the contents at region offset %llu, which were deleted, were not those that had been committed: a "

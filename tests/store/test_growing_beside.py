@@ -304,6 +304,37 @@ def test_salvage_of_the_rows_before_the_damage(open_store: Open, block: int, sou
         store.copy("x", "y")
 
 
+@pytest.mark.parametrize("lost", [[2], [2, 4]], ids=str)
+def test_I12_damage_in_spare_rows_hides_no_lost_write(open_store: Open, lost: list[int]) -> None:
+    """Blocks that are older than the last commit are reported beside it, and the rows in a known one are not copied."""
+    with open_store() as store:
+        made(store, 1000)
+        store.append("x", rows(1000, 1))
+        store["short"] = np.ones(30)
+    path = Path(store.path)
+    before = path.read_bytes()
+    with open_store() as store:
+        for block in lost:
+            store["x"][block * 4096 // 40 + 5] = -1
+        store.commit()
+        place, length = REGION + extent_of(store, "x"), growth_of(store, "x").capacity * 40
+    image = bytearray(path.read_bytes())
+    for block in lost:
+        for at, size in ((place + block * 4096, 4096), (place + length + block * 8, 8)):  # contents, and their hash
+            image[at : at + size] = before[at : at + size]
+    path.write_bytes(image)
+    damage_at(path, place - REGION, 11 * 4096)
+    report = pmstore.salvage(path, path.with_name("salvaged.pm"))
+    said = [(problem.name, problem.block) for problem in report]
+    assert ("x", 11) in said and "not those that were committed last" in str(report)
+    if len(lost) == 1:
+        assert ("x", 2) in said
+        with open_store("salvaged.pm", mode="r") as store:
+            assert np.array_equal(store["x"], rows(0, 2 * 4096 // 40))
+    else:
+        assert None in {name for name, block in said} and "does not match its digest" in str(report)
+
+
 @pytest.mark.parametrize(
     "growth",
     [

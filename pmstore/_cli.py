@@ -328,11 +328,15 @@ def _fill(used: int, size: int) -> str:
 
 
 def _format_version(path: str) -> int:
-    """The version in the file's header, from the first of its two copies that begins correctly."""
+    """The version in the file's header, from the first of its two copies that can be read and begins correctly."""
     with Path(path).open("rb") as file:
-        head = file.read(2 * 4096)
-    copy = head if head.startswith(b"PMSTORE") else head[4096:]
-    return int.from_bytes(copy[8:12], "little")
+        try:
+            head = os.pread(file.fileno(), 12, 0)
+        except OSError:
+            head = b""
+        if not head.startswith(b"PMSTORE"):
+            head = os.pread(file.fileno(), 12, 4096)
+    return int.from_bytes(head[8:12], "little")
 
 
 # ---- ls

@@ -25,10 +25,14 @@ class FileFormat(NamedTuple):
 
 
 def file_format(fd: int) -> FileFormat:
-    """The format of an open file that the core has opened, by the newer one of its header's valid copies."""
+    """The format of an open file that the core has opened, by the newer one of its header's valid copies that can be
+    read."""
     found: list[tuple[int, FileFormat]] = []
     for place in (0, _PAGE):
-        head = os.pread(fd, _ENDS[-1] + 4, place)
+        try:
+            head = os.pread(fd, _ENDS[-1] + 4, place)
+        except OSError:
+            continue
         version = min(int.from_bytes(head[8:12], "little"), _NEWEST)
         end = _ENDS[version]
         checksum = lib.pm_crc32c(ffi.from_buffer(head), min(end, len(head)), 0)

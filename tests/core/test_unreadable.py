@@ -474,6 +474,28 @@ def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
     shim.run(fault_library, "-c", code, str(tmp_path))
 
 
+@pytest.mark.parametrize("pages", [(0,), (1,), (0, 1)], ids=str)
+def test_D28_the_format_of_a_file_with_a_header_that_can_not_be_read(disk: BadDisk, pages: tuple[int, ...]) -> None:
+    """One copy is enough to upgrade the file; without it, the error is one of pmstore's."""
+    (disk.behind / "store.pm").write_bytes(bytes_of("format0/file-compacted"))
+    disk.spoil("store.pm", *pages)
+    path = disk.mount / "store.pm"
+
+    def use() -> None:
+        if len(pages) == 2:
+            refused(lambda: pmstore.upgrade(path), "header")
+            refused(lambda: pmstore.compact(path), "header")
+            return
+        assert _cli.main(["info", str(path)]) == 0
+        with pytest.raises(pmstore.CorruptStoreError, match="header"):
+            pmstore.compact(path)
+        assert pmstore.upgrade(path) == 0 and pmstore.upgrade(path) == 1
+        with pmstore.open(path, "r") as store:
+            assert store.check().ok and len(store) == 400
+
+    in_child(use)
+
+
 def test_I36_spare_rows_that_can_not_be_read_cost_no_rows(disk: BadDisk) -> None:
     """Salvage and copy need the rows that the entry counts, and their hashes."""
     path, content = disk.behind / "grown.pm", np.arange(5000.0).reshape(1000, 5)

@@ -353,16 +353,17 @@ static pm_status add_records(pm_source *source, uint64_t to, bool *missed)
 
 static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t length);
 
-/* Reads what items declare. */
-static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t length)
+/* Reads what items declare. unsure: recovery verifies extents that they declare. It does not verify those of older
+ * records, which may be many times as large as the store, or in blocks that the disk can't read. */
+static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t length, bool unsure)
 {
     pm_log_item item;
     for (uint64_t cursor = 0; pm_log_next(body, length, &cursor, &item);) {
-        if (item.kind == PM_ITEM_LOGGED) continue;
         bool overflow = item.kind == PM_ITEM_OVERFLOW;
+        if (item.kind == PM_ITEM_LOGGED || !(unsure || overflow)) continue;
         uint64_t place = PM_REGION_START + item.offset, size = overflow ? item.length : pm_extent_size(item.length);
         PM_TRY(pm_source_read(source, place, size, "what a commit declares"));
-        if (overflow) PM_TRY(read_overflowed(source, place, size));
+        if (overflow && unsure) PM_TRY(read_overflowed(source, place, size));
     }
     return PM_OK;
 }
@@ -374,22 +375,25 @@ static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t len
     if (!items) return pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
     memcpy(items, source->store.media.view + place, length);
     bool valid = pm_log_items_valid(source->store.region.size, items, length, true); /* none of them is an overflow */
-    pm_status status = valid ? read_declared(source, items, length) : PM_OK;
+    pm_status status = valid ? read_declared(source, items, length, true) : PM_OK;
     free(items);
     return status;
 }
 
-/* Reads what the records declare, as far as recovery may verify it, and the whole log. */
+/* Reads what the records declare, as far as recovery verifies it, and the whole log. */
 static pm_status read_for_recovery(pm_source *source)
 {
     pm_log log = source->store.log;
     PM_TRY(pm_source_read(source, log.header.log_offset, log.header.log_size, "the log"));
     source->read_to = log.header.log_size;
-    uint64_t at = 0, sequence = log.sequence;
+    uint64_t durable = pm_log_marked_durable(&log), newest = log.sequence, at = 0, sequence = log.sequence;
+    for (const pm_record *record; (record = pm_log_record(&log, at, newest + 1)); at += record->length, newest++)
+        if (record->sequence - record->behind > durable) durable = record->sequence - record->behind;
+    at = 0;
     for (const pm_record *record; (record = pm_log_record(&log, at, ++sequence)); at += record->length) {
         const uint8_t *body = (const uint8_t *)(record + 1);
         if (!pm_log_items_valid(source->store.region.size, body, record->body, false)) return PM_OK;
-        PM_TRY(read_declared(source, body, record->body));
+        PM_TRY(read_declared(source, body, record->body, sequence > durable || sequence == newest));
     }
     return PM_OK;
 }

@@ -474,6 +474,29 @@ def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
     shim.run(fault_library, "-c", code, str(tmp_path))
 
 
+def test_I20_a_reader_needs_no_contents_that_recovery_does_not_verify(disk: BadDisk) -> None:
+    """Those of an older commit in the log of a process that was killed. Those of the newest one are needed."""
+    for name in ("older", "newest"):
+        store = pmstore.open(disk.behind / f"{name}.pm", "x", media="file")
+        store["v"] = 1
+        store.commit()
+        store["x"] = np.arange(100_000.0)
+        store.commit()
+        if name == "older":
+            store["v"] = 2
+            store.commit()
+        disk.spoil(f"{name}.pm", page_of(store, "x", 5 * PAGE))
+        store._drop(discard=True)
+
+    def read() -> None:
+        with pmstore.open(disk.mount / "older.pm", "r", media="file") as store:
+            assert store["v"] == 2 and store.read(("x", np.s_[10:20]))[0] == 10
+            refused(lambda: store["x"], "'x'", "offset")
+        refused(lambda: pmstore.open(disk.mount / "newest.pm", "r", media="file"), "what a commit declares")
+
+    in_child(read)
+
+
 @pytest.mark.parametrize("pages", [(0,), (1,), (0, 1)], ids=str)
 def test_D28_the_format_of_a_file_with_a_header_that_can_not_be_read(disk: BadDisk, pages: tuple[int, ...]) -> None:
     """One copy is enough to upgrade the file; without it, the error is one of pmstore's."""

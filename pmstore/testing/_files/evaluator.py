@@ -111,11 +111,18 @@ class CommandCheck:
         """Whether a failure may be due to the servers: no process without them has failed so far."""
 
     def __call__(self, directory: Path, said: bytes) -> str | None:
-        if self.servers is not None:
-            ended = self.servers.run(self._filled(directory), said)
-            if ended is not None:
-                return self._text(*ended)
-        return self.alone(directory, said)
+        text, certain = self.first(directory, said)
+        return text if certain else self.confirm(directory, said)
+
+    def first(self, directory: Path, said: bytes) -> tuple[str | None, bool]:
+        """Runs the check, in a server if there is one. Returns the problem, and whether no `confirm` is needed: a
+        server that was lost may have left a check half done, and the files changed.
+        """
+        if self.servers is None or not self.servers.usable:
+            return self.alone(directory, said), True
+        ended = self.servers.run(self._filled(directory), said)
+        text = None if ended is None else self._text(*ended)
+        return text, ended is not None and (text is None or not self.doubted)
 
     def alone(self, directory: Path, said: bytes) -> str | None:
         """Runs the check in a process that is started for it."""
@@ -143,11 +150,12 @@ class CommandCheck:
             return self._text(process.returncode if ended else None, output.read())
 
     def confirm(self, directory: Path, said: bytes) -> str | None:
-        """Repeats the first check that failed, without a server. If it passes, no server is used from now on."""
+        """Repeats a check that failed or was lost, without a server. If it passes, no server is used from now on."""
         text = self.alone(directory, said)
         if text is None:
             self.close()
-        self.doubted = False
+        else:
+            self.doubted = False
         return text
 
     def stop(self) -> None:
@@ -237,9 +245,12 @@ class Evaluator:
         directory = self._directory()
         write_image(image, directory)
         self.count += 1
-        text = self.check(directory, said)
-        if text is not None and isinstance(self.check, CommandCheck) and self.check.doubted:
-            empty(directory)  # the check may have changed it
-            write_image(image, directory)
-            text = self.check.confirm(directory, said)
+        if isinstance(self.check, CommandCheck):
+            text, certain = self.check.first(directory, said)
+            if not certain:
+                empty(directory)  # the check may have changed it
+                write_image(image, directory)
+                text = self.check.confirm(directory, said)
+        else:
+            text = self.check(directory, said)
         return None if text is None else text.replace(f"{directory}/", "").replace(str(directory), "the directory")

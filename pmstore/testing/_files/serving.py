@@ -16,7 +16,8 @@ from pmstore.testing._base.scratch import Scratch
 __all__ = ["Ended", "Servers", "python_script"]
 
 SERVER = Path(__file__).with_name("check_server.py")
-START = 60.0  # seconds until a server must be ready
+START = 60.0  # seconds until a server must be ready, or must answer after a check's own time
+MOST_SECONDS = 2e6
 END = 10.0  # and until it must have ended
 
 Ended = tuple[int | None, bytes]
@@ -43,7 +44,7 @@ class Servers:
     def __init__(self, words: Sequence[str], script: int, timeout: float, memory: str | None) -> None:
         self.script = script
         self.command = [*words[:script], os.fspath(SERVER), words[script], str(timeout)]
-        self.memory = memory
+        self.memory, self.timeout = memory, timeout
         self.lock = threading.Lock()
         self.all: list[_Server] = []
         self.idle: list[_Server] = []
@@ -83,7 +84,7 @@ class Servers:
                 return None
             if self.idle:
                 return self.idle.pop()
-            server = _Server(self.command, self.memory)
+            server = _Server(self.command, self.memory, self.timeout)
             self.all.append(server)
         server.wait_until_ready()
         return server
@@ -92,7 +93,8 @@ class Servers:
 class _Server:
     """A process of check_server.py."""
 
-    def __init__(self, command: Sequence[str], memory: str | None) -> None:
+    def __init__(self, command: Sequence[str], memory: str | None, timeout: float) -> None:
+        self.most = min(timeout, MOST_SECONDS) + START
         self.scratch = Scratch(memory)
         self.said = os.path.join(self.scratch.path, "said")
         self.output = os.path.join(self.scratch.path, "output")
@@ -111,7 +113,7 @@ class _Server:
         self.socket.settimeout(START)
         if self.socket.recv(64) != b"ready":
             raise Lost
-        self.socket.settimeout(None)
+        self.socket.settimeout(self.most)  # the import of a library may never end there
 
     def run(self, words: Sequence[str], said: bytes) -> Ended:
         Path(self.said).write_bytes(said)

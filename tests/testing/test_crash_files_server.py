@@ -55,6 +55,8 @@ if content == b"exit": os._exit(3)
 if content == b"killed": os.kill(os.getpid(), signal.SIGKILL)
 if content == b"interrupt": raise KeyboardInterrupt
 if content == b"large": sys.exit(256 + 5)
+if content == b"too large": sys.exit(1 << 64)
+if content == b"closed": sys.stdout.close(); sys.exit(9)
 if content == b"said": assert said == "saved 1" and os.environ["PMSTORE_CRASH_SAID"] == sys.argv[2], said
 if content == b"input": assert not sys.stdin.read()
 if content == b"main":
@@ -131,6 +133,79 @@ def test_libraries_are_imported_once(check: Check, library: Callable[[str], None
             assert evaluate(image(), b"") is None
     assert (tmp_path / "count").read_text() == "xx"  # the first state, and the server
     assert (tmp_path / "own_count").read_text() == "xxxxxx"
+
+
+@pytest.mark.parametrize("change", ["os.environ['PLACE'] = str(directory)", "os.chdir(directory)"])
+def test_a_library_that_depends_on_what_the_check_has_set_before_its_import(
+    check: Check, library: Callable[[str], None], change: str
+) -> None:
+    library("import os; place = os.environ.get('PLACE', os.getcwd())")
+    made = check(f"{change}; import library; assert open(library.place + '/run').read() == 'whole'")
+    with Evaluator(made) as evaluate:
+        for _ in range(3):
+            assert evaluate(image(), b"") is None
+        assert made.servers is not None and made.servers.usable
+        assert evaluate(image(b"torn"), b"") == "AssertionError (status 1)"
+
+
+def test_the_environment_that_a_library_sets_itself(
+    check: Check, library: Callable[[str], None], tmp_path: Path
+) -> None:
+    """It is imported once nevertheless."""
+    library(f"import os; os.environ['SET'] = '1'; open({str(tmp_path / 'count')!r}, 'a').write('x')")
+    with Evaluator(check("import library")) as evaluate:
+        for _ in range(4):
+            assert evaluate(image(), b"") is None
+    assert (tmp_path / "count").read_text() == "xx"
+
+
+def test_numpy_draws_other_numbers_in_each_state(check: Check, tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn"
+    made = check(f"import numpy; print(numpy.random.randint(1 << 62), file=open({str(drawn)!r}, 'a'))")
+    with Evaluator(made) as evaluate:
+        for _ in range(4):
+            assert evaluate(image(), b"") is None
+    assert len(set(drawn.read_text().split())) == 4
+
+
+def test_a_check_that_starts_itself_again(check: Check) -> None:
+    made = check(
+        "if 'AGAIN' not in os.environ:\n    os.environ['AGAIN'] = '1'; os.execv(sys.executable, sys.orig_argv)\n"
+        "assert content == b'whole', 'torn'"
+    )
+    made.doubted = False
+    with Evaluator(made) as evaluate:
+        for _ in range(2):
+            assert evaluate(image(), b"") is None
+            assert evaluate(image(b"torn"), b"") == "AssertionError: torn (status 1)"
+
+
+def test_a_state_is_written_again_when_its_server_is_lost(check: Check) -> None:
+    """The check has changed the files by then."""
+    made = check(
+        "(directory / 'more').mkdir()\n"
+        "parent = Path(f'/proc/{os.getppid()}/cmdline').read_bytes()\n"
+        "if content == b'kill' and b'check_server' in parent: os.kill(os.getppid(), signal.SIGKILL)"
+    )
+    made.doubted = False
+    with Evaluator(made) as evaluate:
+        assert evaluate(image(), b"") is None
+        assert evaluate(image(b"kill"), b"") is None
+        assert made.servers is not None and not made.servers.usable
+
+
+def test_a_library_whose_import_never_ends_in_the_server(
+    check: Check, library: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("import builtins, signal\nif not hasattr(builtins, 'prepared'): signal.pause()")
+    made = check("import builtins; builtins.prepared = True; import library", timeout=1)
+    with Evaluator(made) as evaluate:
+        assert evaluate(image(), b"") is None
+        monkeypatch.setattr("pmstore.testing._files.serving.END", 0.1)
+        assert made.servers is not None
+        made.servers.all[0].socket.settimeout(0.1)
+        assert evaluate(image(), b"") is None
+        assert not made.servers.usable
 
 
 def test_another_module_of_the_same_name_is_not_taken(

@@ -29,6 +29,9 @@ if not SAFE_PATH:
 
 INTERRUPTED = -signal.SIGINT
 MOST = 1 << 18  # bytes of a request
+MOST_SECONDS = 2e6  # that `select` is asked to wait
+SURROUNDINGS = ("os.putenv", "os.unsetenv", "os.chdir")
+"""Audit events of changes that the import of a library may depend on."""
 
 
 class Server:
@@ -44,13 +47,15 @@ class Server:
         self.own = set(sys.modules)
         self.told = False
         """Whether the libraries are known, and imported."""
+        self.before: set[str] | None = None
+        """The modules that the first check had imported before it changed its environment or directory."""
 
     def serve(self) -> list[str]:
         """Forks for each request. Returns in the forks only: the words of the check."""
         while True:
             request = os.read(self.socket, MOST)
             if not request:
-                os._exit(0)  # pmstore has ended, or needs no more answers
+                os._exit(1)  # pmstore has ended, or needs no more answers; a check that starts this fails
             said, output, *words = map(os.fsdecode, request.split(b"\0"))
             names = os.memfd_create("modules")
             with warnings.catch_warnings():
@@ -74,15 +79,30 @@ class Server:
         os.dup2(descriptor, 2)
         os.close(descriptor)
         os.environ["PMSTORE_CRASH_SAID"] = said
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed()  # Python's own generator has a new seed in a fork, numpy's has not
         if self.told:
             os.close(names)
         else:
             atexit.register(self._tell, os.getpid(), names)  # the first one registered is called last
+            sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[object, ...]) -> None:
+        """Notes the modules when the check, not the import of a library, changes its surroundings."""
+        if self.before is not None or event not in SURROUNDINGS:
+            return
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        place = os.path.dirname(str(frame.f_globals.get("__file__")))
+        if frame.f_globals.get("__name__") == "__main__" or self.folder in (place, os.path.dirname(place)):
+            self.before = set(sys.modules)
 
     def _wait(self, child: int) -> str:
         """The result of a fork. Whatever it has left running is killed."""
         process = os.pidfd_open(child)
-        ready = select.select([process, self.socket], [], [], self.seconds)[0]
+        ready = select.select([process, self.socket], [], [], min(self.seconds, MOST_SECONDS))[0]
         os.close(process)
         # It is not waited for yet: its number is its own until then.
         try:
@@ -103,7 +123,8 @@ class Server:
         lines = []
         for name, module in list(sys.modules.items()):
             origin = getattr(getattr(module, "__spec__", None), "origin", None)
-            if name not in self.own and isinstance(origin, str):
+            early = self.before is None or name in self.before
+            if early and name not in self.own and isinstance(origin, str):
                 lines.append(f"{name}\0{origin}")
         with open(names, "w", encoding="utf-8", errors="surrogateescape", closefd=False) as file:
             file.write("\n".join(lines))
@@ -144,6 +165,8 @@ class Server:
 def run(code: types.CodeType, words: list[str]) -> int:
     """Runs the check as the main module. Returns the exit status that Python would end with."""
     sys.argv = words
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[-3:] = words  # a check may start itself again with these
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=words[0], __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
@@ -165,7 +188,7 @@ def _status(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
     print(code, file=sys.stderr)
     return 1
 
@@ -189,7 +212,7 @@ def main() -> None:
         status = run(code, words)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         if status == INTERRUPTED:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

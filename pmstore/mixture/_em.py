@@ -45,13 +45,13 @@ class EM(Fit):
     """
 
     version = 1
-    _steps_draw = False
 
     def __init__(self, estimator: Any, X: Array, names: tuple[str, ...]) -> None:
         super().__init__(estimator, X, threads=common.openmp_threads())
         self.X, self.names = X, names
         self.warm = estimator.warm_start and hasattr(estimator, "converged_")
         self.runs, self.max_iter = 1 if self.warm else estimator.n_init, estimator.max_iter
+        self._steps_draw = not type(estimator).__module__.startswith("pmstore.")  # a user's steps may
         self.model: Any = object.__new__(type(estimator))
         vars(self.model).update(vars(estimator))
 

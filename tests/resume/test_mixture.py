@@ -167,6 +167,31 @@ def test_a_random_state_is_left_as_scikit_learn_leaves_it(path: Path) -> None:
     assert len({state.uniform() for state in states}) == 1
 
 
+class Drawing(GaussianMixture):
+    """Its steps draw from the generator that is its parameter. An interrupt comes before one of them."""
+
+    steps = 0  # before the interrupt
+
+    def _m_step(self, data: Any, log_resp: Any, **options: Any) -> None:
+        if not Drawing.steps:
+            raise KeyboardInterrupt
+        Drawing.steps -= 1
+        super()._m_step(data, log_resp + 0.3 * self.random_state.uniform(size=log_resp.shape), **options)
+
+
+def test_the_steps_of_a_subclass_may_draw(path: Path) -> None:
+    def fit(store: Path, steps: int) -> GaussianMixture:
+        Drawing.steps = steps
+        generator = np.random.RandomState(0)
+        return Drawing(3, random_state=generator, store=store, name="f", max_iter=9, tol=0).fit(X)
+
+    reference = fit(path.with_name("undisturbed.pm"), 100)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            fit(path, 2)
+    assert_same(fit(path, 100), reference)
+
+
 def test_without_a_seed_the_first_one_drawn_is_kept(path: Path) -> None:
     options = {"n_components": 4, "init_params": "random", "max_iter": 3}
     first = GaussianMixture(**options, store=path, name="fit").fit(X)

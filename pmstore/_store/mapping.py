@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "NameMapping"]
 
+_ELSEWHERE = {  # methods of h5py, zarr and sqlite3, and what takes their place: docs/coming-from.md
+    "create_dataset": "create_array(name, data=array), or store[name] = array",
+    "require_dataset": "require_array(name, shape, dtype)",
+    "create_group": "require_group(name)",
+    "flush": "commit()",
+    "compact": "pmstore compact, for a store that no process has open",
+}
+
 _COMPLETIONS = 10_000
 
 Shape = Any  # int or a sequence of int
@@ -77,10 +85,10 @@ class NameMapping(MutableMapping[str, Any]):
             return self._catalog.exists(key)
 
     def __getattr__(self, name: str) -> Any:
-        hint = ""
+        hint = f"; instead: {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
         if not name.startswith("_"):
             with contextlib.suppress(Error):  # also of a closed store: hasattr() must go on
-                hint = f"; the value of that name is store[{name!r}]" if name in self else ""
+                hint = f"; the value of that name is store[{name!r}]" if name in self else hint
         raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __iter__(self) -> Iterator[str]:

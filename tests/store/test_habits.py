@@ -107,6 +107,22 @@ def test_an_attribute_that_is_a_name(store: Any) -> None:
     assert not hasattr(store, "x")
 
 
+def test_verbs_of_other_libraries(store: Any) -> None:
+    for verb, instead in {
+        "create_dataset": r"create_array\(name, data=array\)",
+        "require_dataset": "require_array",
+        "create_group": r"require_group\(name\)",
+        "flush": r"commit\(\)",
+        "compact": "pmstore compact",
+    }.items():
+        for mapping in (store, store.group("g")):
+            with pytest.raises(AttributeError, match=f"no attribute '{verb}'; instead: {instead}"):
+                getattr(mapping, verb)
+    store["flush"] = 1
+    with pytest.raises(AttributeError, match=r"the value of that name is store\['flush'\]"):
+        store.flush  # noqa: B018
+
+
 def test_a_search_needs_no_name(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from pmstore.cluster import KMeans

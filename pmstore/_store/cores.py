@@ -7,11 +7,28 @@ import os
 from collections.abc import Iterator
 
 from pmstore._core import Core, Trace
-from pmstore._errors import CorruptStoreError, FormatVersionError, StoreIOError, of
+from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreError, StoreIOError, of
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store.held import FileLock, Held, tell_pid
 
 __all__ = ["opened_core", "opened_snapshot"]
+
+
+_FIRST_BYTES = {  # of other formats
+    b"\x89HDF\r\n\x1a\n": "it is an HDF5 file: `pmstore import` makes a store of it",
+    b"\x93NUMPY": "it is an array of numpy.save: store[name] = numpy.load(path) keeps it in a store",
+    b"SQLite format 3\0": "it is a database of SQLite, which a store does not read",
+    b"PK\x03\x04": "it is a zip file, such as npz or torch.save write: `pmstore import` makes a store of an npz file",
+}
+
+
+def _format_of(held: Held) -> str:
+    """What to do with a file of another format; an empty string if that is not known."""
+    try:
+        first = os.pread(held.fd, max(map(len, _FIRST_BYTES)), 0)
+    except OSError:
+        return ""
+    return next((f" ({hint})" for start, hint in _FIRST_BYTES.items() if first.startswith(start)), "")
 
 
 @contextlib.contextmanager
@@ -19,10 +36,13 @@ def _naming(name: str, held: Held) -> Iterator[None]:
     """A context for opening a file. If that fails, the file is let go, and the error names it."""
     try:
         empty = not os.fstat(held.fd).st_size
+        other = _format_of(held)  # now: the core closes the file if it can't open it
         yield
     except (CorruptStoreError, FormatVersionError) as error:
         held.unlock()
-        hint = ' (it is empty: delete it, or let mode "w" replace it)' if empty else ""
+        hint = other if isinstance(error, NotAStoreError) else ""
+        if empty:
+            hint = ' (it is empty: delete it, or let mode "w" replace it)'
         raise type(error)(f"{name!r}: {error}{hint}") from None
     except StoreIOError as error:
         held.unlock()

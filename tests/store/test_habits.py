@@ -123,6 +123,24 @@ def test_verbs_of_other_libraries(store: Any) -> None:
         store.flush  # noqa: B018
 
 
+def test_files_of_other_formats(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    np.savez(tmp_path / "a.npz", x=np.ones(3))
+    np.save(tmp_path / "a.npy", np.ones(3))
+    for contents, hint in {
+        b"\x89HDF\r\n\x1a\n" + bytes(9000): "HDF5 file: `pmstore import`",
+        (tmp_path / "a.npz").read_bytes(): "zip file.*`pmstore import`",
+        (tmp_path / "a.npy").read_bytes(): r"numpy.save: store\[name\] = numpy.load",
+        b"SQLite format 3\0" + bytes(9000): "SQLite",
+        b"plain text": "not a pmstore store$",
+    }.items():
+        path.write_bytes(contents)
+        for mode in ("r", "r+", "a"):
+            with pytest.raises(pmstore.NotAStoreError, match=hint):
+                pmstore.open(path, mode)
+            assert path.read_bytes() == contents
+
+
 def test_a_search_needs_no_name(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from pmstore.cluster import KMeans

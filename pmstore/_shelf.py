@@ -14,6 +14,14 @@ from pmstore._store.store import Store
 __all__ = ["Shelf", "shelf"]
 
 
+_ELSEWHERE = {  # verbs of PyMM that a shelf lacks
+    "close": "s.store.close(), or a with statement",
+    "get_item_names": "s.items",
+    "inspect": "print(s.store)",
+    "used": "s.store.stats()",
+}
+
+
 class Shelf:
     """A store whose values are attributes: ``s.x = array``, ``s.x += 1``, ``del s.x``. Made by `shelf`.
 
@@ -38,7 +46,8 @@ class Shelf:
             if not name.startswith("_"):
                 return self.store[name]
         except UnknownNameError as error:
-            raise AttributeError(str(error), name=name, obj=self) from None
+            hint = f"; instead: {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"{error}{hint}", name=name, obj=self) from None
         raise AttributeError(f"a shelf has no attribute {name!r}", name=name, obj=self)
 
     def __setattr__(self, name: str, value: Any) -> None:

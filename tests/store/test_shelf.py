@@ -36,6 +36,14 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         s.weights = np.zeros(3)
         with pytest.raises(AttributeError, match="near it: 'weights'"):
             _ = s.weight
+        for verb, instead in {
+            "close": r"s\.store\.close\(\)",
+            "get_item_names": r"s\.items",
+            "inspect": r"print\(s\.store\)",
+            "used": r"s\.store\.stats\(\)",
+        }.items():
+            with pytest.raises(AttributeError, match=f"instead: {instead}"):
+                getattr(s, verb)
         with pytest.raises(AttributeError, match="weight"):
             del s.weight
         with pytest.raises(KeyError):

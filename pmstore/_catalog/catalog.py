@@ -318,7 +318,7 @@ class Catalog:
         with self.lock:
             self.writable()
             if self.core.get(key) is not None:
-                raise NameConflictError(f"the name {name!r} is taken")
+                raise NameConflictError(f"the name {name!r} is taken; store[{name!r}] gives what it has")
             self.refuse_conflict(name, key)
             list_id = self.new_id()
             self.core.put(key, Entry(0, 0, LIST, 0, list_id.to_bytes(8, "little")))

@@ -110,7 +110,7 @@ def open(
     """
     mode = "x" if mode == "w-" else mode
     if mode not in MODES:
-        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        raise ValueError(f"mode is one of {', '.join(map(repr, MODES))} and 'w-', which is 'x', not {mode!r}")
     if media not in _MEDIA:
         raise ValueError(f"media is one of {', '.join(map(repr, _MEDIA))}, not {media!r}")
     if durability not in ("sync", "async"):

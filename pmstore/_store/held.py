@@ -347,6 +347,8 @@ def _locked(
         text += '; mode "r" without exclusive reads a snapshot beside it'
     elif where:
         text += ". Close it there first"
+    else:
+        text += '. Wait until it is closed (timeout=seconds does), or read it meanwhile, with mode "r"'
     error = StoreLockedError(errno.EAGAIN, text)
     error.pid = pid
     return error

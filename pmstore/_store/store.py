@@ -251,7 +251,8 @@ class Store(Following):
     def _refuse_inside(self, what: str) -> None:
         self._require_writable()
         if self._lock.mine():
-            raise TransactionError(f"{what}() inside a transaction: leave the with statement instead")
+            how = "raise an exception that leaves" if what == "rollback" else "leave"
+            raise TransactionError(f"{what}() inside a transaction: {how} the with statement instead")
 
     def _require_writable(self) -> None:
         self._catalog.writable()

@@ -141,6 +141,19 @@ def test_files_of_other_formats(tmp_path: Path) -> None:
             assert path.read_bytes() == contents
 
 
+def test_messages_say_what_to_do_instead(store: Any, tmp_path: Path) -> None:
+    store.create_list("runs").append(1)
+    with pytest.raises(pmstore.NameConflictError, match=r"store\['runs'\] gives what it has"):
+        store.create_list("runs")
+    with store.transaction():
+        with pytest.raises(pmstore.TransactionError, match="raise an exception that leaves the with statement"):
+            store.rollback()
+        with pytest.raises(pmstore.TransactionError, match=r"transaction: leave the with statement"):
+            store.commit()
+    with pytest.raises(ValueError, match="'w-', which is 'x', not 'rb'"):
+        pmstore.open(tmp_path / "other.pm", "rb")
+
+
 def test_a_search_needs_no_name(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from pmstore.cluster import KMeans

@@ -290,6 +290,7 @@ def test_a_second_writer_in_another_process(path, child):
         with pytest.raises(pmstore.StoreLockedError, match=text) as caught:
             pmstore.open(path, mode, exclusive=True)
         assert ("reads a snapshot beside it" in str(caught.value)) == (mode == "r")
+        assert ("timeout=seconds" in str(caught.value)) == (mode != "r")
     other.go()
     assert other.line() == "closed"
     pmstore.open(path).close()

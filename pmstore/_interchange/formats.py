@@ -23,7 +23,8 @@ def format_of(path: str, format: str | None) -> Format:
     if format is None:
         format = _ENDS.get(os.path.splitext(path.rstrip("/"))[1][1:])
         if format is None:
-            raise ValueError(f"{path!r} ends in no format: format= is one of {known}")
+            ends = ", ".join(f".{end}" for end in _ENDS)
+            raise ValueError(f"{path!r} ends in no format: a name ends in one of {ends}, or format= is one of {known}")
     if format not in _FORMATS:
         raise ValueError(f"the format {format!r} is none of {known}")
     return _FORMATS[format]

@@ -162,3 +162,8 @@ def test_a_search_needs_no_name(tmp_path: Path) -> None:
     fit = KMeans(2, random_state=0, store=tmp_path / "store.pm", name="k").fit(X)
     with pytest.raises(pmstore.FingerprintMismatchError, match="name=None in a search"):
         fit.fit(X[:20])
+
+
+def test_an_unknown_format_names_those_that_there_are(store: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"run.pt' ends in no format: a name ends in one of \.h5, .*\.npz"):
+        pmstore.export(store, tmp_path / "run.pt")

@@ -70,6 +70,7 @@ NAV: dict[str, list[str]] = {
         "benchmarks/aggregate.md",
         "benchmarks/torch.md",
         "benchmarks/lcdelta.md",
+        "benchmarks/crash.md",
         "docs/performance.md",
         "docs/scale-model.md",
         "docs/paper.md",

@@ -25,7 +25,8 @@ ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decom
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
 	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build versions) \
 	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
-	$(call tests,testing,action crash_files crash_files_server crash_files_use testing_command testing_describe testing_docs testing_plugin testing_progress)
+	$(call tests,testing,action crash_files crash_files_server crash_files_use testing_command testing_describe) \
+	$(call tests,testing,testing_docs testing_plugin testing_progress)
 
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread

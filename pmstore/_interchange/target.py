@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -63,7 +62,7 @@ def _made(temporary: str, directory: bool) -> int | None:
             raise
         return None
     try:
-        _lock_now(fd)
+        held.flock_now(fd)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             os.close(fd)
@@ -79,11 +78,7 @@ def _made(temporary: str, directory: bool) -> int | None:
 
 def sweep(parent: str) -> None:
     """Delete what exports left that were killed."""
-    held.sweep(parent, _TEMPORARY, os.O_RDONLY, _lock_now, _delete)
-
-
-def _lock_now(fd: int) -> None:
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    held.sweep(parent, _TEMPORARY, os.O_RDONLY, held.flock_now, _delete)
 
 
 def _delete(path: str) -> None:

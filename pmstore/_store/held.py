@@ -40,6 +40,7 @@ __all__ = [
     "Options",
     "SourceFile",
     "flock",
+    "flock_now",
     "inode_of",
     "is_leased",
     "lock",
@@ -387,6 +388,11 @@ def _after_fork() -> None:
 
 # The lock is held across a fork, so that the child knows of every locked descriptor that it has.
 os.register_at_fork(before=registry_lock.acquire, after_in_parent=registry_lock.release, after_in_child=_after_fork)
+
+
+def flock_now(fd: int) -> None:
+    """Locks a file or a directory that other processes only sweep. Raises OSError unless its lock is free."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sweep(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from pmstore._store.held import sweep
+from pmstore._store.held import flock_now, sweep
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -234,7 +233,7 @@ class LocalPlace(Place):
         for part in () if within == os.curdir else within.split(os.sep):
             path = os.path.join(path, part)
             _make(path)
-        sweep(folder, TEMPORARY, os.O_RDONLY, _lock_now, os.unlink)
+        sweep(folder, TEMPORARY, os.O_RDONLY, flock_now, os.unlink)
         self._ready.add(folder)
 
 
@@ -286,13 +285,9 @@ def _shared_path(path: str, token: str) -> str:
     return os.path.join(folder, f"{TEMPORARY}{token}-{name}")
 
 
-def _lock_now(fd: int) -> None:
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _lock(fd: int) -> None:
     try:
-        _lock_now(fd)
+        flock_now(fd)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
             raise

@@ -449,7 +449,7 @@ RECOVER = [
         RECOVERY,
         "newest[end] == newest[page] + (end - page) * PM_PAGE",
         "newest[end]",
-        "pages get what stands behind another in the log",
+        "a page gets the bytes behind another page in the log",
     ),
     Mutant(
         "torn-commit-applied",

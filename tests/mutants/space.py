@@ -116,7 +116,7 @@ GATHERING = [
         GATHER,
         "memcpy(c->bytes, c->region->committed + base, log_unit);",
         "memset(c->bytes, 0, log_unit);",
-        "what stands beside a small array is wiped",
+        "the bytes beside a small array become zeros",
     ),
     Mutant(
         "composed-tail-dropped",

@@ -29,7 +29,6 @@ if not SAFE_PATH:
 
 INTERRUPTED = -signal.SIGINT
 MOST = 1 << 18  # bytes of a request
-MOST_SECONDS = 2e6  # that `select` is asked to wait
 SURROUNDINGS = ("os.putenv", "os.unsetenv", "os.chdir")
 """Audit events of changes that the import of a library may depend on."""
 
@@ -102,7 +101,7 @@ class Server:
     def _wait(self, child: int) -> str:
         """The result of a fork. Whatever it has left running is killed."""
         process = os.pidfd_open(child)
-        ready = select.select([process, self.socket], [], [], min(self.seconds, MOST_SECONDS))[0]
+        ready = select.select([process, self.socket], [], [], self.seconds)[0]
         os.close(process)
         # It is not waited for yet: its number is its own until then.
         try:

@@ -24,9 +24,6 @@ from pmstore.testing._files.serving import Servers, python_script
 
 __all__ = ["Check", "CommandCheck", "FunctionCheck", "Evaluator", "write_image"]
 
-Check = Callable[[Path, bytes], str | None]
-"""Called with a crash image as a directory, which it may change, and the program's output. Returns the problem."""
-
 MEMORY = "/dev/shm"
 MOST_TEXT = 300
 MOST_WAIT = 2**31 - 1  # milliseconds
@@ -110,10 +107,6 @@ class CommandCheck:
         self.doubted = self.servers is not None
         """Whether a failure may be due to the servers: no process without them has failed so far."""
 
-    def __call__(self, directory: Path, said: bytes) -> str | None:
-        text, certain = self.first(directory, said)
-        return text if certain else self.confirm(directory, said)
-
     def first(self, directory: Path, said: bytes) -> tuple[str | None, bool]:
         """Runs the check, in a server if there is one. Returns the problem, and whether no `confirm` is needed: a
         server that was lost may have left a check half done, and the files changed.
@@ -182,6 +175,10 @@ class CommandCheck:
         lines = output.decode("utf-8", "replace").strip().splitlines()
         how = f"status {status}" if status > 0 else signal.Signals(-status).name
         return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
+
+
+Check = Callable[[Path, bytes], str | None] | CommandCheck
+"""Called with a crash image as a directory, which it may change, and the program's output. Returns the problem."""
 
 
 def _has_ended(pid: int, seconds: float) -> bool:

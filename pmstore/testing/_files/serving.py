@@ -17,7 +17,7 @@ __all__ = ["Ended", "Servers", "python_script"]
 
 SERVER = Path(__file__).with_name("check_server.py")
 START = 60.0  # seconds until a server must be ready, or must answer after a check's own time
-MOST_SECONDS = 2e6
+MOST_SECONDS = 2e6  # that `select` is asked to wait
 END = 10.0  # and until it must have ended
 
 Ended = tuple[int | None, bytes]
@@ -43,8 +43,8 @@ class Servers:
 
     def __init__(self, words: Sequence[str], script: int, timeout: float, memory: str | None) -> None:
         self.script = script
-        self.command = [*words[:script], os.fspath(SERVER), words[script], str(timeout)]
-        self.memory, self.timeout = memory, timeout
+        self.memory, self.timeout = memory, min(timeout, MOST_SECONDS)
+        self.command = [*words[:script], os.fspath(SERVER), words[script], str(self.timeout)]
         self.lock = threading.Lock()
         self.all: list[_Server] = []
         self.idle: list[_Server] = []
@@ -94,7 +94,7 @@ class _Server:
     """A process of check_server.py."""
 
     def __init__(self, command: Sequence[str], memory: str | None, timeout: float) -> None:
-        self.most = min(timeout, MOST_SECONDS) + START
+        self.most = timeout + START
         self.scratch = Scratch(memory)
         self.said = os.path.join(self.scratch.path, "said")
         self.output = os.path.join(self.scratch.path, "output")

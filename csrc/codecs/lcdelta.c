@@ -170,20 +170,20 @@ PASSES(brain, uint16_t, uint16_t, float, float_of_brain, brain_of_float, 0x1p-12
 void pm_lcdelta_count(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, uint64_t *counts)
 {
 #define COUNT(name) count_##name(x, before, n, counts)
-    EACH(type, COUNT)
+    EACH(type, COUNT);
 }
 
 void pm_lcdelta_code(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *table,
                      uint8_t *codes, double *sums, uint64_t *numbers)
 {
 #define CODE(name) code_##name(x, before, n, table, codes, sums, numbers)
-    EACH(type, CODE)
+    EACH(type, CODE);
 }
 
 void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const double *values)
 {
 #define ADD(name) add_##name(x, codes, n, values)
-    EACH(type, ADD)
+    EACH(type, ADD);
 }
 
 uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *codes,
@@ -191,7 +191,7 @@ uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *befor
 {
     uint64_t found = 0;
 #define APPLY(name) found = apply_##name(x, before, n, codes, values, result, places, errors)
-    EACH(type, APPLY)
+    EACH(type, APPLY);
     return found;
 }
 

@@ -351,7 +351,7 @@ static pm_status add_records(pm_source *source, uint64_t to, bool *missed)
     return PM_OK;
 }
 
-static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t length);
+static pm_status read_overflowed(pm_source *source, const pm_log_item *overflow);
 
 /* Reads what items declare. unsure: recovery verifies extents that they declare. It does not verify those of older
  * records, which may be many times as large as the store, or in blocks that the disk can't read. */
@@ -363,17 +363,22 @@ static pm_status read_declared(pm_source *source, const uint8_t *body, uint64_t 
         if (item.kind == PM_ITEM_LOGGED || !(unsure || overflow)) continue;
         uint64_t place = PM_REGION_START + item.offset, size = overflow ? item.length : pm_extent_size(item.length);
         PM_TRY(pm_source_read(source, place, size, "what a commit declares"));
-        if (overflow && unsure) PM_TRY(read_overflowed(source, place, size));
+        if (overflow && unsure) PM_TRY(read_overflowed(source, &item));
     }
     return PM_OK;
 }
 
-/* The same of items in free pages, in a copy: what hostile items declare may be in the same pages (D9). */
-static pm_status read_overflowed(pm_source *source, uint64_t place, uint64_t length)
+/* The same of items in free pages that match their hash: recovery refuses others. In a copy: what hostile items declare
+ * may be in the same pages (D9). */
+static pm_status read_overflowed(pm_source *source, const pm_log_item *overflow)
 {
+    uint64_t place = PM_REGION_START + overflow->offset, length = overflow->length;
+    const uint8_t *there = source->store.media.view + place;
+    if (pm_writer_body_hash(there, length, place, source->store.log.header.salt) != pm_log_direct(overflow).hash)
+        return PM_OK;
     uint8_t *items = malloc(length);
     if (!items) return pm_fail(PM_NO_MEMORY, "no memory for a snapshot");
-    memcpy(items, source->store.media.view + place, length);
+    memcpy(items, there, length);
     bool valid = pm_log_items_valid(source->store.region.size, items, length, true); /* none of them is an overflow */
     pm_status status = valid ? read_declared(source, items, length, true) : PM_OK;
     free(items);

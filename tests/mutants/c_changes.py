@@ -171,6 +171,8 @@ class Parser:
             at += 1
             while at < end:
                 at = self.statement(at)
+            if at > end:
+                raise ValueError(f"a statement at the end of a block in {self.function} has no semicolon")
             return end + 1
         if word in ("if", "while", "switch"):
             end = self.closing(at + 1)

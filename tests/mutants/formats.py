@@ -75,7 +75,7 @@ NOTICED = [
         "declared-by-an-overflow-not-read",
         "B",
         SOURCE,
-        "if (overflow && unsure) PM_TRY(read_overflowed(source, place, size));",
+        "if (overflow && unsure) PM_TRY(read_overflowed(source, &item));",
         ";",
         "a reader reports a sound store as damaged",
     ),

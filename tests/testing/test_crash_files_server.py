@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -192,6 +193,21 @@ def test_a_state_is_written_again_when_its_server_is_lost(check: Check) -> None:
         assert evaluate(image(), b"") is None
         assert evaluate(image(b"kill"), b"") is None
         assert made.servers is not None and not made.servers.usable
+
+
+def test_a_lost_server_leaves_no_check_behind(check: Check, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    made = check(
+        "parent = Path(f'/proc/{os.getppid()}/cmdline').read_bytes()\n"
+        f"if content != b'kill' or b'check_server' not in parent: sys.exit()\npipe = open({str(fifo)!r}, 'w')\n"
+        "os.fork() and os.kill(os.getppid(), signal.SIGKILL); signal.pause()"
+    )
+    made.doubted = False
+    with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe, Evaluator(made) as evaluate:
+        assert evaluate(image(), b"") is None
+        assert evaluate(image(b"kill"), b"") is None
+        assert select.select([pipe], [], [], 60)[0], "it runs on"
 
 
 def test_a_library_whose_import_never_ends_in_the_server(

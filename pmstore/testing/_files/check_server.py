@@ -3,7 +3,7 @@
 This is a script: ``python check_server.py CHECK.py SECONDS``. The Python of the check runs it, which may be another one
 than that of pmstore. It needs the standard library alone. Standard input is a socket. A request is the environment
 variable PMSTORE_CRASH_SAID, a file for the check's output, and the words of its command, with zero bytes in between.
-The answer is the exit status, negative for a signal, or "timeout".
+There are two answers: the number of the fork at once; then the exit status, negative for a signal, or "timeout".
 
 Each state runs the whole check from its first line, in a process of its own. Only the libraries that the check of the
 first state has imported are imported already.
@@ -63,6 +63,7 @@ class Server:
             if child == 0:
                 self._become(said, output, names)
                 return words
+            os.write(self.socket, str(child).encode())
             answer = self._wait(child)
             os.write(self.socket, answer.encode())
             if not self.told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -120,11 +121,20 @@ class _Server:
         Path(self.output).write_bytes(b"")
         filled = [word.replace("{said}", self.said) for word in words]
         self.socket.sendall(b"\0".join(map(os.fsencode, [self.said, self.output, *filled])))
+        fork = int(self._answer())
+        try:
+            answer = self._answer()
+        except (OSError, Lost):
+            _kill(fork)  # a server that was killed could not do it
+            raise
+        output = Path(self.output).read_bytes()
+        return (None if answer == b"timeout" else int(answer)), output
+
+    def _answer(self) -> bytes:
         answer = self.socket.recv(64)
         if not answer:
             raise Lost
-        output = Path(self.output).read_bytes()
-        return (None if answer == b"timeout" else int(answer)), output
+        return answer
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -136,3 +146,11 @@ class _Server:
             self.process.wait()
         self.socket.close()
         self.scratch.close()
+
+
+def _kill(fork: int) -> None:
+    """Kills a fork of a server, with all that it started. It leads a session unless it has just begun."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(fork, signal.SIGKILL)
+            return

@@ -464,7 +464,7 @@ def upgrade(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json({"path": chosen.path, "version_before": before, "version_after": after})
     else:
-        print(f"{chosen.path}: format {before} before, format {after} now")
+        print(f"{chosen.path}: format {after} " + ("already" if before == after else f"now, {before} before"))
     return SOUND
 
 

@@ -14,6 +14,7 @@ from pmstore._catalog.kinds import BLOB, INLINE
 from pmstore._catalog.names import (
     ATTRIBUTES_PREFIX,
     attributes_key,
+    check_name,
     key_of,
     owner_of_attributes,
     parents,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ATTRIBUTES_MAX",
     "Attributes",
+    "OwnAttributes",
     "all_of",
     "below",
     "brief",
@@ -71,11 +73,9 @@ class Attributes(MutableMapping[str, Any]):
     __slots__ = ("_catalog", "_name")
 
     def __init__(self, catalog: Catalog, name: str) -> None:
-        """name: full, or "" for the store. Raises UnknownNameError."""
+        """name: full, or "" for the store."""
         self._catalog = catalog
         self._name = name
-        with catalog.lock:
-            self._require()
 
     @property
     def name(self) -> str:
@@ -202,6 +202,22 @@ class Attributes(MutableMapping[str, Any]):
             return f"<attributes of {what}: {error}>"
 
 
+class OwnAttributes(Attributes):
+    """The attributes of a group or a store. A call gives those of a name in it."""
+
+    __slots__ = ()
+
+    def __call__(self, name: str = "") -> Attributes:
+        """The attributes of a name or a group below, by default these. Raises UnknownNameError (a KeyError)."""
+        if name:
+            check_name(name)
+        within = self._name and f"{self._name}/"
+        found = Attributes(self._catalog, f"{within}{name}" if name else self._name)
+        with self._catalog.lock:
+            found._require()
+        return found
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the name of an attribute is a str, not {type(name).__name__}: {name!r:.80}")
@@ -233,7 +249,9 @@ def check_new(catalog: Catalog, name: str, new: dict[str, Any]) -> None:
 def put_all(catalog: Catalog, name: str, found: dict[str, Any]) -> None:
     """Give a full name these attributes, and no others."""
     with catalog.lock:
-        Attributes(catalog, name)._put(found)
+        attributes = Attributes(catalog, name)
+        attributes._require()
+        attributes._put(found)
 
 
 def what_of(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pmstore._catalog import attributes, copying, growing, listing
-from pmstore._catalog.attributes import Attributes
+from pmstore._catalog.attributes import OwnAttributes
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import check_name, key_of
@@ -490,18 +490,19 @@ class NameMapping(MutableMapping[str, Any]):
         check_name(full)
         return Group(self.store, full)
 
-    def attrs(self, name: str = "") -> Attributes:
-        """The attributes of a name or a group, by default of this group or store: a mapping from str to small values.
+    @property
+    def attrs(self) -> OwnAttributes:
+        """The attributes of this group or store: a mapping from str to small values.
 
-        They are part of transactions, snapshots and copies of the store, follow a renamed or copied name, and go with a
-        deleted one; a group goes with its last name. Assigning another value to the name keeps them. They don't appear
-        among the names. ``units`` and ``dims``, a list of the names of an array's axes, have a meaning for exports.
+        ``attrs(name)`` are those of a name or a group in it. They are part of transactions, snapshots and copies of the
+        store, follow a renamed or copied name, and go with a deleted one; a group goes with its last name. Assigning
+        another value to the name keeps them. They don't appear among the names. ``units`` and ``dims``, a list of the
+        names of an array's axes, have a meaning for exports.
 
-        Raises UnknownNameError (a KeyError) for a name that does not exist; see `Attributes` for other errors.
+        A call, and each use of the mapping, raise UnknownNameError (a KeyError) for a name that does not exist; see
+        `Attributes` for other errors.
         """
-        if name:
-            check_name(name)
-        return Attributes(self._catalog, self._full(name) if name else self._prefix[:-1])
+        return OwnAttributes(self._catalog, self._prefix[:-1])
 
     # The names that h5py has for these.
     require_group = group

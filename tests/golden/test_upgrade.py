@@ -127,7 +127,9 @@ def test_the_command(medium: Medium, capsys: pytest.CaptureFixture[str]) -> None
     path = unpacked(CLEAN.format(medium.name), medium.directory)
     assert main(["info", "--json", str(path)]) == 0 and '"format_version": 0' in capsys.readouterr().out
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: format 0 before, format 1 now\n"
+    assert capsys.readouterr().out == f"{path}: format 1 now, 0 before\n"
+    assert main(["upgrade", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: format 1 already\n"
     assert main(["upgrade", "--json", str(path)]) == 0
     assert '"version_before": 1' in capsys.readouterr().out
     assert main(["upgrade", str(path) + "x"]) == 2

@@ -314,6 +314,29 @@ def test_refused(open_store: Open) -> None:
         store.attrs()
 
 
+def test_those_of_a_store_and_of_a_group_as_in_h5py(open_store: Open) -> None:
+    with open_store(mode="x") as store:
+        store["model/w"] = 1
+        store.attrs["title"] = "a run"
+        model = store.group("model")
+        model.attrs["units"] = "K"
+        model.attrs("w").update(of="w")
+        assert store.attrs == {"title": "a run"} and store.attrs("model") == model.attrs == {"units": "K"}
+        assert store.attrs("model/w") == {"of": "w"} and "title" in store.attrs and len(model.attrs) == 1
+        assert repr(model.attrs) == "<attributes of 'model': {'units': 'K'}>" and model.attrs().name == "model"
+        nothing = store.group("nothing")
+        assert hasattr(nothing, "attrs") and "no name 'nothing'" in repr(nothing.attrs)
+        for use in (lambda: nothing.attrs["units"], nothing.attrs, lambda: store.attrs("model/v")):
+            with pytest.raises(pmstore.UnknownNameError):
+                use()
+        with pytest.raises(pmstore.InvalidNameError):
+            store.attrs("/")
+    assert hasattr(store, "attrs")
+    for use in (store.attrs, lambda: store.attrs["title"], lambda: len(model.attrs)):
+        with pytest.raises(pmstore.ClosedStoreError):
+            use()
+
+
 def test_without_space_nothing_changes(open_store: Open) -> None:
     with open_store(mode="x", max_size=2 << 20) as store:
         store["x"] = 1

@@ -58,6 +58,7 @@ long fault_hits;           /* faults so far */
 long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
+int fault_sparse;          /* space is not reserved: a file may be larger than the disk */
 int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
 int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
@@ -241,6 +242,8 @@ int sync_file_range64(int fd, off_t at, off_t length, unsigned flags)
 int fallocate(int fd, int mode, off_t at, off_t length)
 {
     NEXT(fallocate);
+    struct stat file;
+    if (fault_sparse && !mode) return fstat(fd, &file) || (file.st_size < at + length && ftruncate(fd, at + length));
     return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : (int)done(next(fd, mode, at, length));
 }
 

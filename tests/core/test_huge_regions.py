@@ -1,0 +1,85 @@
+"""A region of more than 31 GiB, which a second list of maps describes. Its file has holes, so that it takes no space:
+tests/support/faults.c, preloaded into a child process, reserves none.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._catalog.names import key_of
+from pmstore._core import Core
+from tests.conftest import Medium, run_in_fork
+from tests.support import shim
+from tests.support.shim import variable
+
+pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
+
+PAGE = 4096
+ONE_PAGE = PAGE - 8  # bytes that fill a page together with their hash
+LISTED = 504 * 16128 * PAGE  # bytes that one list of maps describes
+
+
+def place(store: pmstore.Store, name: str) -> int:
+    entry = store._catalog.core.get(key_of(name))
+    assert entry is not None
+    return entry.offset
+
+
+def take_all_listed(core: Core) -> list[tuple[int, int]]:
+    """Takes all pages that the first list describes, and the next one. Returns places and lengths."""
+    taken: list[tuple[int, int]] = []
+    end, size = 0, 16 << 30
+    while end < LISTED:
+        while size > ONE_PAGE and end + size + (size >> 6) > LISTED:  # hashes, and the pages of maps, take less
+            size = max(size // 2, ONE_PAGE)
+        taken.append((core.alloc(size), size))
+        end = taken[-1][0] + size
+    return taken
+
+
+def beyond(path: str, media: str) -> None:
+    """Arrays behind the pages of the first list: commits, readers, and another process after a crash."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    variable("fault_sparse").value = 1
+
+    def died() -> None:
+        with pmstore.open(path, "x", media=media) as store:
+            taken = take_all_listed(store._catalog.core)
+            for i in range(3):
+                store[f"x/{i}"] = np.full(1000 + i, i)
+            store["text"] = "x" * 300
+            assert place(store, "x/0") >= LISTED
+            for offset, length in taken:
+                store._catalog.core.free(offset, length)
+            store.commit()
+            with pmstore.open(path, "r") as snapshot:
+                assert snapshot["x/1"].tolist() == [1] * 1001 and len(snapshot) == 4
+                store["x/1"][7] = 9
+                store.commit()
+                snapshot.refresh()
+                assert snapshot["x/1"][7] == 9 and snapshot["text"] == "x" * 300
+            store["x/2"][:] = 3
+            store.commit()
+            os._exit(0)
+
+    run_in_fork(died)
+    with pmstore.open(path, "r+", media=media) as store:
+        assert store.check().ok, store.check()
+        assert store["x/1"][7] == 9 and store["x/2"].tolist() == [3] * 1002 and store["text"] == "x" * 300
+        before = place(store, "x/0")
+        store.group("x").clear()
+        store["low"] = np.ones(1000)
+        assert place(store, "low") < LISTED <= before
+    with pmstore.open(path, "r", verify=True) as store:
+        assert list(store) == ["low", "text"] and store["low"].sum() == 1000
+
+
+def test_a_second_list_of_maps(medium: Medium, fault_library: Path) -> None:
+    arguments = f"{str(medium.directory / 'huge.pm')!r}, {medium.name!r}"
+    shim.run(fault_library, "-c", f"from tests.core.test_huge_regions import beyond; beyond({arguments})")

@@ -187,7 +187,7 @@ class Cover:
         return [name for name in names if "::" in name], [name for name in names if "::" not in name]
 
     def never(self, change: Change) -> bool:
-        return change.at in self.files.get(change.file, {"never": []})["never"]
+        return change.at in self.files.get(change.file, {"never": {}})["never"].get(change.function, ())
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -327,7 +327,7 @@ def ordered(units: set[int], found: Sequence[Test], quickly: frozenset[int]) -> 
 
 
 def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
-    """The tests of each file and function, in order, and the lines that none of them reaches."""
+    """The tests of each file and function, in order, and the function's lines that none of them reaches."""
     out: dict[str, Any] = {}
     functions: dict[tuple[str, str], set[int]] = {}
     for number, mark in enumerate(marks):
@@ -340,10 +340,12 @@ def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
     names = sorted(test.name for test in found)  # sorted, so that a new measurement changes little of the file
     numbers = {name: i for i, name in enumerate(names)}
     for (file, function), units in sorted(functions.items()):
-        entry = out.setdefault(file, {"tests": {}, "never": []})
+        entry = out.setdefault(file, {"tests": {}, "never": {}})
         entry["tests"][function] = [numbers[name] for name in ordered(units, found, quickly)]
         seen = {marks[number].at for number in units & every}
-        entry["never"] += sorted({marks[number].at for number in units - every} - seen)
+        never = sorted({marks[number].at for number in units - every} - seen)
+        if never:
+            entry["never"][function] = never
     return {"names": names, "files": out}
 
 

@@ -8,9 +8,11 @@
 #include <fcntl.h>
 #include <linux/aio_abi.h>
 #include <linux/magic.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <sys/ioctl.h>
@@ -66,6 +68,9 @@ int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or som
 /* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
 const char *fault_ext4_options = "rw\ndata=ordered\n";
 unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
+/* DAX, pretended on a file system of a disk. 1: MAP_SYNC is granted; -N: a mapping with it fails with this error */
+int fault_dax;
+const char *fault_device;  /* a folder with the files that sysfs has for a device; NULL: it has none */
 int fault_flags;           /* of the last durable write past the page cache */
 
 enum { DO_ALL, DO_HALF, DO_NOTHING };
@@ -84,6 +89,13 @@ static int is_blocked(int signal)
     sigset_t blocked;
     pthread_sigmask(SIG_BLOCK, NULL, &blocked);
     return sigismember(&blocked, signal);
+}
+
+/* For processes that no shim.py prepares. */
+__attribute__((constructor)) static void pretend(void)
+{
+    const char *dax = getenv("PMSTORE_PRETENDED_DAX");
+    if (dax) fault_dax = atoi(dax);
 }
 
 /* What becomes of this call; sets errno if nothing. */
@@ -127,31 +139,70 @@ void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
+void __libc_free(void *block);
 
-#define REFUSED                                                                                              \
-    (fault_calls & MEMORY && (unsigned long)__builtin_return_address(0) - fault_from < fault_to - fault_from \
-     && fate(-1, MEMORY) == DO_NOTHING)
+int fault_watched; /* 1: what the code requests is noted until it is freed */
+long fault_live;   /* blocks that are noted */
+
+enum { PLACES = 1 << 16, GONE = 1 };
+
+static unsigned long noted[PLACES]; /* a hash table of addresses */
+static pthread_mutex_t noting = PTHREAD_MUTEX_INITIALIZER;
+
+static void *note(void *block)
+{
+    if (!fault_watched || !block) return block;
+    pthread_mutex_lock(&noting);
+    unsigned long place = (unsigned long)block / 16 % PLACES;
+    while (noted[place] > GONE) place = (place + 1) % PLACES;
+    noted[place] = (unsigned long)block;
+    fault_live++;
+    pthread_mutex_unlock(&noting);
+    return block;
+}
+
+static void forget(const void *block)
+{
+    if (!fault_live) return;
+    pthread_mutex_lock(&noting);
+    unsigned long place = (unsigned long)block / 16 % PLACES;
+    while (noted[place] && noted[place] != (unsigned long)block) place = (place + 1) % PLACES;
+    if (noted[place]) noted[place] = GONE, fault_live--;
+    pthread_mutex_unlock(&noting);
+}
+
+#define OF_THE_CODE ((unsigned long)__builtin_return_address(0) - fault_from < fault_to - fault_from)
+#define REFUSED (fault_calls & MEMORY && OF_THE_CODE && fate(-1, MEMORY) == DO_NOTHING)
+#define NOTED(block) (OF_THE_CODE ? note(block) : (block))
 
 void *malloc(size_t size)
 {
-    return REFUSED ? NULL : __libc_malloc(size);
+    return REFUSED ? NULL : NOTED(__libc_malloc(size));
 }
 
 void *calloc(size_t count, size_t size)
 {
-    return REFUSED ? NULL : __libc_calloc(count, size);
+    return REFUSED ? NULL : NOTED(__libc_calloc(count, size));
 }
 
 void *realloc(void *old, size_t size)
 {
-    return REFUSED ? NULL : __libc_realloc(old, size);
+    if (REFUSED) return NULL;
+    forget(old);
+    return NOTED(__libc_realloc(old, size));
+}
+
+void free(void *block)
+{
+    forget(block);
+    __libc_free(block);
 }
 
 int posix_memalign(void **out, size_t alignment, size_t size)
 {
     void *got = REFUSED ? NULL : __libc_memalign(alignment, size);
     if (!got) return ENOMEM;
-    *out = got;
+    *out = NOTED(got);
     return 0;
 }
 
@@ -341,6 +392,7 @@ int open(const char *path, int how, ...)
     va_start(rest, how);
     int mode = how & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
     va_end(rest);
+    if (fault_device && !strncmp(path, "/sys/dev/block/", 15)) path = "/sys/dev/block";
     if (fault_ext4 != 1 || strcmp(path, OPTIONS) || !*fault_ext4_options) return next(path, how, mode);
     int fd = memfd_create("options", MFD_CLOEXEC);
     ssize_t length = (ssize_t)strlen(fault_ext4_options);
@@ -350,4 +402,42 @@ int open(const char *path, int how, ...)
 int fstatfs64(int fd, struct statfs64 *about)
 {
     return fstatfs(fd, (struct statfs *)about);
+}
+
+/* The device's files are those of the folder above it, as those of a partition are. */
+int openat(int folder, const char *path, int how, ...)
+{
+    static int asked;
+    NEXT(openat);
+    va_list rest;
+    va_start(rest, how);
+    int mode = how & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
+    va_end(rest);
+    if (!fault_device || (strcmp(path, "badblocks") && strcmp(path, "persistence_domain")))
+        return next(folder, path, how, mode);
+    char full[4096];
+    snprintf(full, sizeof full, "%s/%s", fault_device, ++asked % 2 ? "nothing" : path);
+    return open(full, how);
+}
+
+int statx(int folder, const char *restrict path, int how, unsigned wanted, struct statx *restrict about)
+{
+    NEXT(statx);
+    int status = next(folder, path, how, wanted, about);
+    if (!status && fault_dax) about->stx_attributes |= 0x200000; /* STATX_ATTR_DAX */
+    return status;
+}
+
+void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
+{
+    enum { SYNC = 0x80000 }; /* MAP_SYNC */
+    NEXT(mmap);
+    if (fault_dax && flags & SYNC) {
+        if (fault_dax < 0) {
+            errno = -fault_dax;
+            return MAP_FAILED;
+        }
+        flags = MAP_SHARED | (flags & ~(SYNC | MAP_SHARED_VALIDATE));
+    }
+    return next(at, length, access, flags, fd, from);
 }

@@ -100,14 +100,30 @@ def begin(calls: int, manner: int, code: int, at: int, path: Path | None = None)
     variable("fault_calls").value = calls
 
 
-def begin_memory(manner: int, at: int) -> None:
-    """Start counting the core's requests for memory, until `end`."""
+def _find_the_core() -> None:
+    """Tells the library where the core's code lies."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access, *_, name = line.split()
         if "x" in access and Path(name).name.startswith("_pmcore"):
             for variable_name, address in zip(("fault_from", "fault_to"), where.split("-"), strict=True):
                 variable(variable_name, ctypes.c_ulong).value = int(address, 16)
+
+
+def begin_memory(manner: int, at: int) -> None:
+    """Start counting the core's requests for memory, until `end`."""
+    _find_the_core()
     begin(MEMORY, manner, errno.ENOMEM, at)
+
+
+def watch_memory() -> None:
+    """Note all memory that the core requests from now on, until it is freed."""
+    _find_the_core()
+    variable("fault_watched").value = 1
+
+
+def blocks_held() -> int:
+    """The number of blocks of memory that were noted and not freed."""
+    return int(variable("fault_live", ctypes.c_long).value)
 
 
 def end() -> None:
@@ -142,3 +158,9 @@ def pretend_ext4(is_so: bool, options: bytes = b"rw\ndata=ordered\n") -> None:
     variable("fault_ext4").value = int(is_so)
     _kept.append(options)  # ctypes holds no reference
     variable("fault_ext4_options", ctypes.c_char_p).value = options
+
+
+def pretend_device(folder: Path) -> None:
+    """The folder has the files that sysfs has for the device: persistence_domain and badblocks."""
+    _kept.append(os.fsencode(folder))
+    variable("fault_device", ctypes.c_char_p).value = _kept[-1]

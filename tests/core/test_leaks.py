@@ -1,0 +1,189 @@
+"""Each call gives back what it took: blocks of the core's memory, mappings and descriptors. tests/support/faults.c,
+preloaded into a child process, counts the blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.conftest import Medium
+from tests.support import shim
+from tests.support.shim import blocks_held, watch_memory
+
+pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
+
+PAGE = 4096
+PART = np.arange(600.0, 700).tobytes()  # of an array
+
+
+class Files:
+    """Stores for the cases, and a name for a new one."""
+
+    def __init__(self, folder: Path, media: str) -> None:
+        self.media = media
+        self.sound, self.damaged, self.dead, self.new = (folder / name for name in ("sound", "damaged", "dead", "new"))
+        with self.open(self.sound, "x") as store:
+            fill(store)
+        contents = self.sound.read_bytes()
+        assert contents.count(PART) == 1
+        self.damaged.write_bytes(contents.replace(PART, bytes(len(PART))))
+        with self.open(self.new, "x") as store:
+            fill(store)
+            store["large"] = np.ones(1 << 18)
+            store.commit()
+            store["large"][5] = 2
+            store["a"][7] = 1
+            store.commit()
+            self.dead.write_bytes(self.new.read_bytes())
+
+    def open(self, path: Path, mode: str, **options: object) -> pmstore.Store:
+        return pmstore.open(path, mode, media=self.media, **options)  # type: ignore[arg-type]
+
+
+def fill(store: pmstore.Store) -> None:
+    store["a"] = np.arange(9000.0)
+    store["text"] = "x" * 3000
+    store.create_array("constant", 5000, "i4", writeable=False)
+    for i in range(80):
+        store[f"many/{i}"] = np.full(10 + i, i)
+
+
+def nothing(files: Files) -> None:
+    files.open(files.sound, "r+").close()
+
+
+def commits(files: Files) -> None:
+    with files.open(files.sound, "r+") as store:
+        for i in range(5):
+            store["a"][i :: 3 * i + 1] = i
+            store[f"new/{i}"] = np.full(100 << 3 * i, i)
+            store.commit()
+        store.group("new").clear()
+        store.create_array("growing", (0, 2), "f8", maxshape=(None, 2))
+        for i in range(1, 40):
+            store.append("growing", np.full((i, 2), i))
+        del store["growing"]
+
+
+def rollbacks(files: Files) -> None:
+    with files.open(files.sound, "r+") as store:
+        store["a"][:] = 0
+        store["b"] = np.ones(5000)
+        store.rollback()
+        with contextlib.suppress(KeyError), store.transaction():
+            store["a"][0] = 5
+            raise KeyError
+
+
+def late(files: Files) -> None:
+    with pmstore.open(files.sound, "r+", media=files.media, durability="async") as store:
+        for i in range(5):
+            store["a"][i] += 1
+            store["many/3"][:] += 1
+            store.commit()
+        store.sync()
+
+
+def declared(files: Files) -> None:
+    with files.open(files.sound, "r+") as store, store.transaction(only=[store["a"][5:9]]):
+        store["a"][5:9] += 1
+
+
+def readers(files: Files) -> None:
+    with files.open(files.sound, "r+") as store, pmstore.open(files.sound, "r") as snapshot:
+        for i in range(3):
+            store["a"][i] += 1
+            store["text"] = "y" * (3000 + i)
+            store.commit()
+            assert snapshot.wait(after=snapshot.sequence, timeout=60)
+            snapshot.refresh()
+            assert snapshot["a"][i] == store["a"][i] and snapshot.read(("a", np.s_[100:200])).size == 100
+            assert snapshot["constant"].size == 5000 and len(snapshot["text"]) == 3000 + i
+
+
+def zero_copy(files: Files) -> None:
+    with pmstore.open(files.sound, "r", exclusive=True) as store:
+        assert store["a"].size == 9000 and store["text"]
+
+
+def verified(files: Files) -> None:
+    for path in (files.sound, files.damaged):
+        for how in (True, False):
+            with pmstore.open(path, "r", exclusive=how) as store:
+                assert store.check().ok == (path == files.sound)
+    with pytest.raises(pmstore.CorruptStoreError):
+        pmstore.open(files.damaged, "r", verify=True)
+
+
+def copies(files: Files) -> None:
+    files.new.unlink()
+    with files.open(files.sound, "r+") as store:
+        store.backup(files.new)
+    pmstore.compact(files.new)
+    for path in (files.sound, files.damaged):
+        files.new.unlink()
+        pmstore.salvage(path, files.new)
+
+
+def recovery(files: Files) -> None:
+    for mode in ("r", "r+"):
+        files.new.write_bytes(files.dead.read_bytes())
+        with files.open(files.new, mode) as store:
+            assert store["large"][5] == 2 and store["a"][7] == 1
+
+
+def refusals(files: Files) -> None:
+    files.new.write_bytes(b"no store" * 1000)
+    for mode in ("r", "r+"):
+        with pytest.raises(pmstore.NotAStoreError):
+            files.open(files.new, mode)
+    files.new.write_bytes(files.sound.read_bytes()[: 5 * PAGE])
+    for mode in ("r", "r+"):
+        with pytest.raises(pmstore.CorruptStoreError):
+            files.open(files.new, mode)
+    with files.open(files.sound, "r+") as store:
+        for wrong in ("a/b", "text"):
+            with pytest.raises(pmstore.NameConflictError):
+                store.create_array(wrong, 3, "f8")
+        with pytest.raises(pmstore.OutOfSpaceError):
+            store.create_array("huge", 1 << 44, "u1")
+        store.rename("many", "few")
+        store.rename("few", "many")
+
+
+CASES: list[Callable[[Files], None]] = [
+    nothing, commits, rollbacks, late, declared, readers, zero_copy, verified, copies, recovery, refusals,
+]  # fmt: skip
+
+
+def held() -> tuple[int, int, int]:
+    """Blocks of memory, mappings of files, and descriptors."""
+    gc.collect()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = sum(line[-1].startswith("/") and ".so" not in line[-1] for line in maps)
+    return blocks_held(), files, len(os.listdir("/proc/self/fd"))
+
+
+def each_case(folder: str, media: str) -> None:
+    files = Files(Path(folder), media)
+    watch_memory()
+    for case in CASES:
+        case(files)
+        case(files)
+        before = held()
+        for _ in range(3):
+            case(files)
+        assert held() == before, case.__name__
+
+
+def test_each_call_gives_back_what_it_took(medium: Medium, fault_library: Path) -> None:
+    call = f"each_case({str(medium.directory)!r}, {medium.name!r})"
+    shim.run(fault_library, "-c", f"from tests.core.test_leaks import each_case; {call}")

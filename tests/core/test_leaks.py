@@ -1,5 +1,5 @@
-"""Each call gives back what it took: blocks of the core's memory, mappings and descriptors. tests/support/faults.c,
-preloaded into a child process, counts the blocks.
+"""Each call gives back what it took, also if it fails for a lack of memory: blocks of the core's memory, mappings and
+descriptors. tests/support/faults.c, preloaded into a child process, counts the blocks, and refuses some.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.conftest import Medium
+from tests.conftest import LONGER, Medium
 from tests.support import shim
-from tests.support.shim import blocks_held, watch_memory
+from tests.support.shim import ONCE, begin_memory, blocks_held, end, hits, watch_memory
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 
 PAGE = 4096
+MOST = 2000  # requests of a case; far more than there are
+EVERY = 1 if LONGER > 1 else 5
 PART = np.arange(600.0, 700).tobytes()  # of an array
 
 
@@ -124,12 +126,12 @@ def verified(files: Files) -> None:
 
 
 def copies(files: Files) -> None:
-    files.new.unlink()
+    files.new.unlink(missing_ok=True)
     with files.open(files.sound, "r+") as store:
         store.backup(files.new)
     pmstore.compact(files.new)
     for path in (files.sound, files.damaged):
-        files.new.unlink()
+        files.new.unlink(missing_ok=True)
         pmstore.salvage(path, files.new)
 
 
@@ -182,6 +184,41 @@ def each_case(folder: str, media: str) -> None:
         for _ in range(3):
             case(files)
         assert held() == before, case.__name__
+
+
+def each_refusal(folder: str, media: str) -> None:
+    """Refuses each request for memory once. The call goes on without, or ends with an error, and nothing is lost."""
+    files = Files(Path(folder), media)
+    sound = files.sound.read_bytes()
+    watch_memory()
+    for number, case in enumerate(CASES):
+        files.sound.write_bytes(sound)
+        case(files)
+        before = held()
+        for at in range(1 + (number + len(media)) % EVERY, MOST, EVERY):
+            files.sound.write_bytes(sound)
+            begin_memory(ONCE, at)
+            try:
+                case(files)
+            except pmstore.Error as error:
+                assert isinstance(error, MemoryError), (case.__name__, at, error)
+            refused = hits()
+            end()
+            assert held() == before, (case.__name__, at)
+            with files.open(files.sound, "r+") as store:
+                assert store.check().ok and store["many/7"].sum() >= 7 * 17, (case.__name__, at)
+            if not refused:
+                break
+        else:
+            raise AssertionError(f"no end of requests: {case.__name__}")
+        print(at)
+
+
+@pytest.mark.longer
+def test_a_refused_request_for_memory_takes_nothing(medium: Medium, fault_library: Path) -> None:
+    call = f"each_refusal({str(medium.directory)!r}, {medium.name!r})"
+    said = shim.run(fault_library, "-c", f"from tests.core.test_leaks import each_refusal; {call}")
+    assert sum(map(int, said.split())) > 200
 
 
 def test_each_call_gives_back_what_it_took(medium: Medium, fault_library: Path) -> None:

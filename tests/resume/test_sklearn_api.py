@@ -51,6 +51,20 @@ def test_clones_and_meta_estimators(kind: Any, theirs: Any, tmp_path: Path) -> N
                 assert (search.cv_results_["mean_test_score"] == reference.cv_results_["mean_test_score"]).all()
 
 
+@pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans, GaussianMixture, BayesianGaussianMixture, IncrementalPCA])
+def test_fit_returns_the_estimator_and_other_methods_their_result(kind: Any, tmp_path: Path) -> None:
+    """Also of a finished fit, which is loaded."""
+    given: dict[str, Any] = {} if kind is IncrementalPCA else {"random_state": 0, "max_iter": 5}
+    assert type(kind(**given).fit(BLOBS)) is kind
+    for _ in range(2):
+        model = kind(store=tmp_path / "o.pm", **given)
+        assert model.fit(BLOBS) is model
+        for method in ("fit_predict", "fit_transform"):
+            if hasattr(model, method):
+                found, expected = (getattr(one, method)(BLOBS) for one in (model, kind(**given)))
+                assert type(found) is type(expected) and (found == expected).all()
+
+
 @pytest.mark.parametrize("changed_only", [True, False])
 def test_an_open_store_is_shown_by_its_path(changed_only: bool, tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "o.pm") as store, sklearn.config_context(print_changed_only=changed_only):

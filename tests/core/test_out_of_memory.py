@@ -4,6 +4,7 @@ and nothing is lost, or it does without. The refusals come from tests/support/fa
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import struct
@@ -19,7 +20,7 @@ import pmstore
 from pmstore._core import hash64
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
-from tests.support.images import HEADER, OVERFLOW, PAGE, REGION, RUN, Image, body_hash, item, keyed_checksum
+from tests.support.images import DIRECT, HEADER, OVERFLOW, PAGE, REGION, RUN, Image, body_hash, item, keyed_checksum
 from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
 from tests.support.snapshots import Snapshot, difference, snapshot
 
@@ -264,3 +265,71 @@ def refused_to_a_reader(folder: str) -> None:
 def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path, directory: Path) -> None:
     call = f"refused_to_a_reader({str(directory)!r})"
     shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_reader; {call}")
+
+
+def killed(path: Path, medium: str) -> dict[str, Any]:
+    """A store with a log to replay, in which contents were written directly between changes of the same pages. Returns
+    its contents."""
+    with pmstore.open(path, "x", media=medium) as store:  # type: ignore[call-overload]
+        store["old"] = np.zeros(9000)
+        store["kept"] = np.zeros(9000)
+    store = pmstore.open(path, "r+", media=medium)  # type: ignore[call-overload]
+
+    def place(name: str) -> int:
+        entry = store._catalog.core.get(b"n" + name.encode())
+        assert entry is not None
+        return entry.offset
+
+    before = place("old")
+    store["old"][5] = store["kept"][5] = -5
+    store.commit()
+    del store["old"]
+    store.commit()
+    store["new"] = np.arange(9000.0)
+    store.commit()
+    assert place("new") == before
+    store["new"][4500] = -5  # in another page
+    store.commit()
+    contents = {name: np.array(array) for name, array in store.items()}
+    store._drop(discard=True)
+    assert [kind for kind, offset, _ in Image(path).items() if offset // PAGE == before // PAGE] == [RUN, DIRECT]
+    return contents
+
+
+def refused_to_a_recovery(folder: str, medium: str, how: str) -> None:
+    path = Path(folder) / "killed.pm"
+    contents = killed(path, medium)
+    image = path.read_bytes()
+    mode, exclusive = how.partition(" ")[::2]
+    options: dict[str, Any] = {"mode": mode, "media": medium} | ({"exclusive": True} if exclusive else {})
+    for at in range(1, MOST):
+        path.write_bytes(image)
+        begin_memory(ONCE, at)
+        with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, **options) as store:
+            shims.end()
+            same(store, contents)
+        shims.end()
+        if not hits():
+            break
+        with pmstore.open(path, **options) as store:
+            same(store, contents)
+            assert store.check().ok
+    assert 3 < at < MOST - 1, at
+
+
+def same(store: pmstore.Store, contents: dict[str, Any]) -> None:
+    assert set(store) == set(contents)
+    for name, array in contents.items():
+        for found in (store[name], store.read(name)):
+            np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("medium", ["file", "memory"])
+@pytest.mark.parametrize("how", ["r+", "r exclusive", "r"])
+def test_a_recovery_that_lacks_memory_mixes_no_commits(
+    how: str, medium: str, fault_library: Path, directory: Path
+) -> None:
+    if medium == "memory" and not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    call = f"refused_to_a_recovery({str(directory)!r}, {medium!r}, {how!r})"
+    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_recovery; {call}")

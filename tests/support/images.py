@@ -19,7 +19,7 @@ CELL = struct.Struct("<HHBBHQQ")
 WORD = (1 << 64) - 1
 
 
-RUN, OVERFLOW, SLOT = 1, 3, 4  # items of a record
+RUN, DIRECT, OVERFLOW, SLOT = 1, 2, 3, 4  # items of a record
 
 
 def item(kind: int, offset: int, length: int, data: bytes) -> bytes:

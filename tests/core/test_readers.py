@@ -324,11 +324,18 @@ def test_waiting_wakes_with_the_commit_and_tells_of_the_end(medium: Medium, chil
         assert store.wait(timeout=60).event == "closed"
 
 
+def headers_mapped(path: str) -> int:
+    """The number of this process's mappings of the first page of a file alone."""
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [[int(end, 16) for end in line[0].split("-")] for line in lines if line[5:] == [path]]
+    return sum(end - begin == 4096 for begin, end in ranges)
+
+
 def test_waiting_again_in_several_threads_after_a_fork_and_after_the_end(store: pmstore.Store) -> None:
     """A reader keeps what a wait needs until it is closed."""
     store["n"] = 0
     store.commit()
-    before = len(os.listdir("/proc/self/fd"))
+    before, mapped = len(os.listdir("/proc/self/fd")), headers_mapped(store.path)
     with pmstore.open(store.path, "r") as reader:
         assert reader.wait(timeout=0).event == "timeout"
         events: list[str] = []
@@ -349,6 +356,7 @@ def test_waiting_again_in_several_threads_after_a_fork_and_after_the_end(store: 
         known = reader.sequence
         run_in_fork(child)
         assert reader.wait(timeout=0) == (known + 1, "commit")
+        assert headers_mapped(store.path) == mapped + 1
     with pytest.raises(pmstore.ClosedStoreError):
         reader.wait(timeout=0)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(os.listdir("/proc/self/fd")) <= before and headers_mapped(store.path) == mapped

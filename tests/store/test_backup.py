@@ -144,6 +144,28 @@ def test_contents_that_come_back(open_store: Open) -> None:
         assert (backed_up["z"] == 1).all() and (backed_up["m1"][100], backed_up["m2"][100]) == (1, 2)
 
 
+def test_pages_beside_those_that_the_log_changes_are_not_copied(open_store: Open) -> None:
+    """Nothing needs the free page behind an array that ends with its page, and that holds what was deleted."""
+    store = open_store()
+    store["whole"] = np.zeros(511)  # with the hash: a page
+    store["deleted"] = np.full(50_000, 7.25)
+    store.commit()
+    places = [store._catalog.core.get(key).offset for key in (b"nwhole", b"ndeleted")]
+    assert places[1] == places[0] + 4096
+    del store["deleted"]
+    store.commit()
+    store._catalog.core.checkpoint()
+    store["whole"][:] = 1
+    store.commit()
+    copy = Path(store.path).with_name("copy.pm")
+    with open_store(mode="r") as reader:
+        reader.backup(copy)
+    deleted = np.full(8, 7.25).tobytes()
+    assert [deleted in path.read_bytes() for path in (Path(store.path), copy)] == [True, False]
+    with open_store("copy.pm", "r", verify=True) as store:
+        assert (store["whole"] == 1).all()
+
+
 def test_beside_a_writer_at_work(medium: Medium, child: Any) -> None:
     path, copy = medium.directory / "store.pm", medium.directory / "copy.pm"
     make(path)

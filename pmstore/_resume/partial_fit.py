@@ -294,14 +294,19 @@ def _derived(estimator: Any) -> tuple[tuple[str, ...], Callable[[], None]]:
     return ("feature_log_prob_", "class_log_prior_"), derive
 
 
+_NAME_AT = {"array": 1, "numbers": 2, "generator": 2}
+"""The part of a node of this kind that is, or may be, the name of an array."""
+
+
 def _names(nodes: Any) -> list[str]:
     """The names of the arrays that nodes refer to. Raises ValueError if they are no nodes."""
     names: set[str] = set()
     if type(nodes) is not list or not all(type(node) is list and node and type(node[0]) is str for node in nodes):
         raise ValueError("they are no nodes")
     for node in nodes:
-        of = {"array": node[1:2], "numbers": node[2:3], "generator": node[2:3]}.get(node[0], [])
-        names.update(name for name in of if type(name) is str)
+        at = _NAME_AT.get(node[0], len(node))
+        if at < len(node) and type(node[at]) is str:
+            names.add(node[at])
     return sorted(names)
 
 

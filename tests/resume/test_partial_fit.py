@@ -471,6 +471,7 @@ def test_bad_input_leaves_no_trace(
         [["dict", [["attributes", [1]]]], ["made", "Hinge", [[1]]]],
         [["dict", [["attributes", [1]]]], ["array", "hashes", [9], [8], 0]],
         [["dict", [["attributes", [1]]]], ["generator", "Popen", {}]],
+        [["dict", [["attributes", [1]]]], ["array"], ["numbers", "float"]],
         [["dict", [["attributes", [1]]]], ["thing", 0]],
         [
             ["dict", [["attributes", [1]], ["generators", [1]], ["hashes", [2]]]],

@@ -402,7 +402,7 @@ void pm_pending_free(uint8_t *rows);
 typedef struct pm_report pm_report;
 typedef struct {
     uint64_t offset, length; /* where in the region */
-    uint64_t block;          /* first bad block of the contents, if key_length */
+    uint64_t block;          /* first bad block of the contents; 0 if !key_length */
     uint32_t key_length;     /* > 0: the damage is in the entry or extent of this key */
     uint8_t key[768];
     char text[200];          /* a sentence without the key */

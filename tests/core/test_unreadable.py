@@ -192,8 +192,13 @@ def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
         store = pmstore.open(path, "r", media="file", exclusive=True)
         report = store.check()
         assert {problem.name for problem in report} == {"large", "middle", "blob", None}
-        rows = {problem.name: problem.rows for problem in report}
-        assert rows["large"] == range(5 * PAGE // 8, 6 * PAGE // 8)
+        for name, block in {"large": 5, "middle": 3}.items():
+            (problem,) = (problem for problem in report if problem.name == name)
+            entry = store._catalog.core.get(b"n" + name.encode())
+            assert entry and (problem.offset, problem.length, problem.block) == (entry.offset, entry.length, block)
+            assert problem.rows == range(block * PAGE // 8, (block + 1) * PAGE // 8)
+        (header,) = (problem for problem in report if problem.name is None)
+        assert (header.offset, header.length, header.block) == (0, 0, None), "no part of the region"
         assert all("cannot read" in problem.text and "offset" in problem.text for problem in report)
         store.close()
         with pytest.raises(pmstore.CorruptStoreError, match="cannot read contents"):

@@ -1,0 +1,210 @@
+"""The places that `Store.check` tells with the core's problems: name, offset, length, block and rows.
+
+An entry has the offset and the length of its contents, a page those of the page. Blocks that the disk can't read are in
+test_unreadable.py.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.core.test_lost_writes import digest
+from tests.support.images import DATA, MAP, MAP_LIST, PAGE, REGION, SLAB, WORD, Cell, Image
+
+LINE = 64
+FREE_PAGES = [40 * PAGE, 41 * PAGE]
+
+
+class Place(NamedTuple):
+    name: str | None
+    offset: int
+    length: int
+    block: int | None = None
+    rows: range | None = None
+
+
+class File:
+    """A store's image, with a catalog of one leaf and one slab."""
+
+    def __init__(self, path: Path) -> None:
+        with pmstore.open(path, "x", media="file") as store:
+            store["a"] = np.arange(3000.0)
+            store["b"] = np.arange(2000.0).reshape(500, 4)
+            store["small"] = np.arange(9.0)
+            store["other"] = np.arange(9.0) + 1
+        self.image = Image(path)
+        self.tree = self.image.tree
+        self.slab, self.list, self.map = (next(self.image.pages(kind)) for kind in (SLAB, MAP_LIST, MAP))
+        self.at = {cell.key[1:].decode(): cell.offset for cell in self.image.cells(self.tree)}
+
+    def entry(self, name: str, block: int | None = 0, rows: range | None = None) -> Place:
+        """The place of an entry as the catalog has it now."""
+        cell = next(cell for cell in self.image.cells(self.tree) if cell.key == b"n" + name.encode())
+        return Place(name, cell.offset, cell.length, block, rows)
+
+    def flip(self, at: int) -> None:
+        self.image.bytes[at] ^= 1
+
+    def move(self, name: str, offset: int) -> None:
+        self.image.change_cell(b"n" + name.encode(), offset=offset)
+
+    def seal(self, place: int | None = None, more: int = 0) -> None:
+        """Set the digest: that of the image, unless the contribution of a place is to differ, and more."""
+        total, moment = digest(self.image)
+        if place is not None:
+            total, moment = (total + 5) & WORD, (moment + 5 * (place // LINE) + more) & WORD
+        for copy in (0, PAGE):
+            struct.pack_into("<QQ", self.image.bytes, copy + 72, total, moment)
+        self.image.set_header()
+
+
+def header(file: File) -> list[Place]:
+    file.flip(PAGE + 50)
+    return [Place(None, 0, 0)]
+
+
+def damaged_pages(file: File) -> list[Place]:
+    file.flip(REGION + file.map + 100)
+    file.flip(REGION + file.at["b"] + PAGE)
+    return [Place(None, file.map, PAGE), file.entry("b", 1, range(128, 256))]
+
+
+def list_of_maps(file: File) -> list[Place]:
+    file.flip(REGION + file.list + 100)
+    return [Place(None, file.list, PAGE)]
+
+
+def slab(file: File) -> list[Place]:
+    file.flip(REGION + file.slab + 30)
+    return [Place(None, file.slab, LINE)]
+
+
+def blocks_of_a_slab(file: File) -> list[Place]:
+    file.image.put(file.slab, 24, file.image.get(file.slab, 24) | 1 << 40)
+    file.seal()
+    return [Place(None, file.slab, LINE)]
+
+
+def size_of_blocks(file: File) -> list[Place]:
+    file.image.put(file.slab, 20, file.image.get(file.slab, 20, "I") + 1, "I")
+    file.seal()
+    return [file.entry(name, 0, range(9)) for name in ("other", "small")]
+
+
+def contents(file: File) -> list[Place]:
+    file.flip(REGION + file.at["a"] + 2 * PAGE + 5)
+    file.flip(REGION + file.at["b"] + 3 * PAGE + 5)
+    file.flip(REGION + file.at["small"])
+    return [
+        file.entry("a", 2, range(1024, 1536)),
+        file.entry("b", 3, range(384, 500)),
+        file.entry("small", 0, range(9)),
+    ]
+
+
+def no_block(file: File) -> list[Place]:
+    file.move("small", file.at["small"] + 8)
+    file.seal()
+    return [file.entry("small", 0, range(9))] * 2  # nor are they its contents
+
+
+def block_used_twice(file: File) -> list[Place]:
+    file.move("small", file.at["other"])
+    return [file.entry("small", 0, range(9))]
+
+
+def page_used_twice(file: File) -> list[Place]:
+    file.move("b", file.at["a"] + PAGE)
+    return [Place("b", file.at["a"] + PAGE, PAGE, 0, range(128))]
+
+
+def outside(file: File) -> list[Place]:
+    file.move("b", file.image.region_size - PAGE)
+    return [file.entry("b", 0, range(128))]
+
+
+def between_pages(file: File) -> list[Place]:
+    file.move("b", file.at["b"] + LINE)
+    return [Place("b", file.at["b"] + LINE, PAGE, 0, range(128))]
+
+
+def key_of_another_node(file: File) -> list[Place]:
+    cells = file.image.cells(file.tree)  # the last two in one node, although the last one separates it from the other
+    for page, some in zip(FREE_PAGES, (cells[:2], cells[2:]), strict=True):
+        file.image.write_node(page, 0, some)
+    between = Cell(cells[3].key, offset=FREE_PAGES[1])
+    file.image.write_node(file.tree, 1, [between], first_child=FREE_PAGES[0])
+    return [Place(None, 0, 0), Place(None, FREE_PAGES[1], PAGE)]  # the scan of all keys, and the core
+
+
+def space_map(file: File) -> list[Place]:
+    file.image.map_kind(FREE_PAGES[0], DATA)
+    file.seal()
+    return [Place(None, FREE_PAGES[0], PAGE)]
+
+
+def root(file: File) -> list[Place]:
+    file.image.set_root(file.tree, 7)
+    file.seal()
+    return [Place(None, 0, PAGE)]
+
+
+def place_of_the_catalog(file: File) -> list[Place]:
+    file.image.set_root(file.image.region_size, 4)
+    return [Place(None, 0, 0), Place(None, 0, PAGE)]
+
+
+def another_page(file: File) -> list[Place]:
+    file.seal(file.map)
+    return [Place(None, file.map, PAGE)]
+
+
+def another_slab(file: File) -> list[Place]:
+    file.seal(file.slab)
+    return [Place(None, file.slab, LINE)]
+
+
+def other_contents(file: File) -> list[Place]:
+    file.seal(file.at["a"] + 2 * PAGE)
+    return [file.entry("a", 2, range(1024, 1536))]
+
+
+def deleted_contents(file: File) -> list[Place]:
+    file.seal(FREE_PAGES[0] + LINE)
+    return [Place(None, FREE_PAGES[0] + LINE, LINE)]
+
+
+def several(file: File) -> list[Place]:
+    file.seal(file.map, more=1)
+    return [Place(None, 0, file.image.region_size)]
+
+
+CASES: list[Callable[[File], list[Place]]] = [
+    *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents, no_block),
+    *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, space_map, root),
+    place_of_the_catalog,
+    *(another_page, another_slab, other_contents, deleted_contents, several),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_check_tells_where_a_problem_is(case: Callable[[File], list[Place]], tmp_path: Path) -> None:
+    file = File(tmp_path / "x.pm")
+    expected = case(file)
+    file.image.save()
+    with pmstore.open(file.image.path, "r", media="file", exclusive=True) as store:
+        report, of_core = store.check(), store._catalog.core.check()
+    found = [Place(one.name, one.offset, one.length, one.block, one.rows) for one in report]
+    assert found == expected, report
+    for offset, _, block, key, text in of_core:
+        assert key or not block, "only contents have blocks"
+        assert {int(at) for at in re.findall(r"region offset (\d+)", text)} <= {offset}
+        assert {int(at) for at in re.findall(r"\(bytes (\d+)", text)} <= {block * PAGE}

@@ -11,7 +11,7 @@ from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreErro
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store.held import FileLock, Held, tell_pid
 
-__all__ = ["opened_core", "opened_snapshot"]
+__all__ = ["opened_core", "opened_reader", "opened_snapshot"]
 
 
 _FIRST_BYTES = {  # of other formats
@@ -66,4 +66,12 @@ def opened_snapshot(name: str, held: Held) -> tuple[Reader, Snapshot]:
     with _naming(name, held):
         reader = Reader(held.fd, tell_pid)
         return reader, reader.take()
+    raise AssertionError
+
+
+def opened_reader(name: str, held: Held) -> tuple[Reader, Core]:
+    """The same, with a core that shows the commit."""
+    with _naming(name, held):
+        reader = Reader(held.fd, tell_pid)
+        return reader, Core.of_snapshot(reader.take())
     raise AssertionError

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from pmstore._core import Core, Trace
+from pmstore._core import Trace
 from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError
-from pmstore._store.cores import opened_core, opened_snapshot
+from pmstore._store.cores import opened_core, opened_reader
 from pmstore._store.held import FileLock, OpenedHere, Options
 from pmstore._store.interrupts import later
 from pmstore._store.opening import MODES, lock_file, open_source, outside, path_of, seconds
@@ -154,8 +154,8 @@ def _open(
         kind, trace = recorder(name, mode, kind)
     if mode == "r" and not exclusive and trace is None:
         source = open_source(name, where)
-        reader, snapshot = opened_snapshot(name, source)
-        return _verified(Store(name, mode, Core.of_snapshot(snapshot), source, reader), verify)
+        reader, core = opened_reader(name, source)
+        return _verified(Store(name, mode, core, source, reader), verify)
     while True:
         try:
             with later():

@@ -35,7 +35,8 @@ enum {
     IO_SUBMIT = 256,
     IO_RESULT = 512,
     IO_GETEVENTS = 1024,
-    MEMORY = 2048
+    MEMORY = 2048,
+    MAPPINGS = 4096 /* and threads */
 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
@@ -173,6 +174,7 @@ static void forget(const void *block)
 
 #define OF_THE_CODE ((unsigned long)__builtin_return_address(0) - fault_from < fault_to - fault_from)
 #define REFUSED (fault_calls & MEMORY && OF_THE_CODE && fate(-1, MEMORY) == DO_NOTHING)
+#define UNMAPPED (fault_calls & MAPPINGS && OF_THE_CODE && fate(-1, MAPPINGS) == DO_NOTHING)
 #define NOTED(block) (OF_THE_CODE ? note(block) : (block))
 
 void *malloc(size_t size)
@@ -432,6 +434,7 @@ void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
 {
     enum { SYNC = 0x80000 }; /* MAP_SYNC */
     NEXT(mmap);
+    if (UNMAPPED) return MAP_FAILED;
     if (fault_dax && flags & SYNC) {
         if (fault_dax < 0) {
             errno = -fault_dax;
@@ -440,4 +443,26 @@ void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
         flags = MAP_SHARED | (flags & ~(SYNC | MAP_SHARED_VALIDATE));
     }
     return next(at, length, access, flags, fd, from);
+}
+
+void *mremap(void *old, size_t old_length, size_t length, int flags, ...)
+{
+    NEXT(mremap);
+    va_list rest;
+    va_start(rest, flags);
+    void *at = flags & MREMAP_FIXED ? va_arg(rest, void *) : NULL;
+    va_end(rest);
+    return UNMAPPED ? MAP_FAILED : next(old, old_length, length, flags, at);
+}
+
+int memfd_create(const char *name, unsigned flags)
+{
+    NEXT(memfd_create);
+    return UNMAPPED ? -1 : next(name, flags);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(void *), void *argument)
+{
+    NEXT(pthread_create);
+    return UNMAPPED ? EAGAIN : next(thread, how, run, argument);
 }

@@ -17,7 +17,7 @@ from tests.support.template import MODULES, template
 
 SOURCE = Path(__file__).with_name("faults.c")
 PWRITE, PWRITEV2, FDATASYNC, FSYNC, FALLOCATE, NAMES, SYNC_FILE_RANGE = 1, 2, 4, 8, 16, 32, 64
-IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS, MEMORY = 128, 256, 512, 1024, 2048
+IO_SETUP, IO_SUBMIT, IO_RESULT, IO_GETEVENTS, MEMORY, MAPPINGS = 128, 256, 512, 1024, 2048, 4096
 ONCE, HALF, FROM_THEN, INTERRUPT, SHORT, STORM, KILL, KILL_HALF, KILL_AFTER, STOP = range(10)  # as in faults.c
 CALLS = {
     "pwrite": PWRITE,
@@ -109,10 +109,10 @@ def _find_the_core() -> None:
                 variable(variable_name, ctypes.c_ulong).value = int(address, 16)
 
 
-def begin_memory(manner: int, at: int) -> None:
-    """Start counting the core's requests for memory, until `end`."""
+def begin_memory(manner: int, at: int, calls: int = MEMORY) -> None:
+    """Start counting the core's requests for memory, until `end`. calls: MAPPINGS for mappings and threads."""
     _find_the_core()
-    begin(MEMORY, manner, errno.ENOMEM, at)
+    begin(calls, manner, errno.ENOMEM, at)
 
 
 def watch_memory() -> None:

@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 class Equivalent(NamedTuple):
     """line: of the file, without the spaces before it; of a statement with several lines, the first one. new: a part
-    of the changed text, with single spaces, if only this change of the line is equivalent.
+    of the changed text, with single spaces, if only this change of the line is equivalent. function: if others have the
+    same line.
     """
 
     file: str
     line: str
     why: str
     new: str = ""
+    function: str = ""
 
 
 # Functions that no processor of ours chooses, by file. test_versions.py compiles them into programs of their own, in
@@ -304,5 +306,26 @@ EQUIVALENT = [
         "if (pages.from >= part.to) break;",
         "The buffers are in the order of their places: all that follow are behind the part as well.",
         "continue;",
+    ),
+    Equivalent(
+        "csrc/recovery/recovery.c",
+        "for (size_t i = 0; i < found->count; i++) {",
+        "What the first record declares covers no earlier record's bytes: there is none.",
+        "(0 + 1)",
+        "note_declared",
+    ),
+    Equivalent(
+        "csrc/space/region_map.c",
+        "return PM_OK;",
+        "The pages that were copied at once are copied again, one by one.",
+        "(void)0;",
+        "copy_pages",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "PM_TRY(file_await_writes(media));",
+        "Writes are under way only if their commit was given up.",
+        "(void)0;",
+        "file_fence",
     ),
 ]

@@ -127,7 +127,8 @@ def is_mutant(change: Change) -> bool:
 def equivalent(change: Change) -> bool:
     """Whether tests/mutants/equivalent.py lists it."""
     return any(
-        (one.file, one.line) == (change.file, change.at) and one.new in " ".join(change.new.split())
+        (one.file, one.line, one.function or change.function) == (change.file, change.at, change.function)
+        and one.new in " ".join(change.new.split())
         for one in EQUIVALENT
     )
 

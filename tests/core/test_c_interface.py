@@ -26,7 +26,14 @@ def core(open_store: Callable[..., pmstore.Store]) -> Iterator[Core]:
 
 @pytest.mark.parametrize("key", [b"", bytes(KEY_MAX + 1)])
 def test_keys_have_a_length(core: Core, key: bytes) -> None:
-    refused = [lambda: core.get(key), lambda: core.delete(key), lambda: core.put(key, Entry(0, 0, 1, 0, b""))]
+    core.put(b"k", Entry(0, 0, 1, 0, b""))
+    refused = [
+        lambda: core.get(key),
+        lambda: core.delete(key),
+        lambda: core.put(key, Entry(0, 0, 1, 0, b"")),
+        lambda: core.rename([(key, b"new")]),
+        lambda: core.rename([(b"k", key)]),
+    ]
     for call in refused:
         with pytest.raises((pmstore.InternalError, pmstore.TooLargeError), match=r"an empty key|over the limit of 768"):
             call()

@@ -67,6 +67,27 @@ def test_arrays_that_come_and_go_without_a_commit_do_not_pile_up(open_store):
     assert store.stats().file_size < 4 << 20
 
 
+def test_arrays_that_were_let_go_do_not_pile_up_over_commits(open_store):
+    """Neither those that were read nor those that were written: a later commit need not compare them."""
+    store = open_store()
+    names = [f"a{i}" for i in range(50)]
+    for i, name in enumerate(names):
+        store[name] = np.zeros(10 if i % 2 else 700)
+    store.commit()
+    kept = store["a0"]
+    for first in range(2):
+        for i, name in enumerate(names):
+            if i % 2 == first:
+                store[name][0] += 1
+            else:
+                store[name][0]
+        store.commit()
+        assert store.stats().buffers == 1
+    del kept
+    store.commit()
+    assert store.stats().buffers == 0 and all(store[name][0] == 1 for name in names)
+
+
 LENGTHS = [
     1 << 63,
     (1 << 64) - 1,
@@ -114,3 +135,30 @@ def test_free_pages_of_one_map_are_not_those_of_the_next(open_store):
     core.free(at_first * PAGE, length(100))
     core.free(at_last * PAGE, length(100))
     assert alloc(150) == behind + MAP // 2
+
+
+def test_I13_what_is_new_goes_past_pages_that_wait_for_a_sync(tmp_path):
+    """They are found again after the sync, and nothing waits for it before."""
+    with pmstore.open(tmp_path / "s.pm", media="file", durability="async", sync_interval=3600) as store:
+        core = store._catalog.core
+
+        def alloc(pages: int) -> int:
+            return core.alloc(pages * (PAGE - 8)) // PAGE
+
+        first, between, behind = alloc(10), alloc(20), alloc(100)
+        for page, pages in ((first, 10), (between, 20), (behind, 100)):
+            core.free(page * PAGE, pages * (PAGE - 8))
+        store["first"], store["waits"] = np.zeros(10 * 511), np.zeros(20 * 511)
+        store.commit()
+        del store["waits"]
+        store.commit()  # the file and both commits agree that its pages are free
+        before = store.stats()
+        assert before.durable_sequence < store.sequence
+        assert [alloc(20), alloc(1), alloc(3)] == [behind, behind + 20, behind + 21]
+        after = store.stats()
+        assert (after.durable_sequence, after.file_size) == (before.durable_sequence, before.file_size)
+        store.rollback()
+        store.sync()
+        assert [alloc(20), alloc(1)] == [between, behind]
+        store.rollback()
+        assert store.check().ok

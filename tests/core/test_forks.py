@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 import pmstore
 from tests.conftest import Medium, run_in_fork
+from tests.support.restricted import filter_calls
 
 PR_SET_CHILD_SUBREAPER = 36
 LARGE = 300_000  # elements: over 1 MiB, so that the child maps it anew if it can't change
@@ -528,3 +530,23 @@ def test_without_a_way_to_keep_space_a_child_gets_copies(open_store, child) -> N
     os.waitpid(pid, 0)
     for fd in (asked, ask, said, saying):
         os.close(fd)
+
+
+def test_where_no_lock_is_found_again_a_child_gets_copies(medium: Medium) -> None:
+    """A mapping may be one of another file, which keeps no lock of this one (overlayfs)."""
+
+    def program() -> None:
+        try:
+            filter_calls(look_at_locks=errno.EINVAL)
+        except OSError as error:
+            print(f"not here: {error}")
+            return
+        with pmstore.open(medium.directory / "s.pm", media=medium.name) as store, ended_children() as child:
+            arrays = fill(store)
+            one, other = child(seen(arrays)), child(seen(arrays))
+            del arrays
+            replace_everything(store)
+            assert one.looks() == other.looks() == "all of them"
+            assert store.check().ok
+
+    run_in_fork(program)

@@ -11,14 +11,15 @@ import struct
 LIBC = ctypes.CDLL(None, use_errno=True)
 USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 IOCTL = {"x86_64": 16, "aarch64": 29}
-PAGEMAP_SCAN = 0xC0606610
+FCNTL = {"x86_64": 72, "aarch64": 25}
+PAGEMAP_SCAN, F_OFD_GETLK = 0xC0606610, 36
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 NEW_NAMESPACE, PRIVATE, RECURSIVE = 0x20000, 1 << 18, 1 << 14
 
 
-def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0) -> None:
+def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0, look_at_locks: int = 0) -> None:
     """seccomp: these calls fail with this error from now on. Raises OSError if filters are refused."""
     machine = platform.machine()
     if machine not in USERFAULTFD:
@@ -27,12 +28,19 @@ def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0) -> None:
     def instruction(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("=HBBI", code, yes, no, value)
 
-    code = instruction(LOAD, 0)  # the call's number
+    def refused(number: int, second: int, error: int) -> bytes:
+        """A call by its number and its second argument."""
+        code = instruction(LOAD, 0) + instruction(EQUAL, number, 0, 3) + instruction(LOAD, 24)
+        return code + instruction(EQUAL, second, 0, 1) + instruction(RETURN, ERRNO | error)
+
+    code = b""
     if userfaultfd:
-        code += instruction(EQUAL, USERFAULTFD[machine], 0, 1) + instruction(RETURN, ERRNO | userfaultfd)
+        code += instruction(LOAD, 0) + instruction(EQUAL, USERFAULTFD[machine], 0, 1)
+        code += instruction(RETURN, ERRNO | userfaultfd)
     if pagemap_scan:
-        code += instruction(EQUAL, IOCTL[machine], 0, 3) + instruction(LOAD, 24)  # its second argument
-        code += instruction(EQUAL, PAGEMAP_SCAN, 0, 1) + instruction(RETURN, ERRNO | pagemap_scan)
+        code += refused(IOCTL[machine], PAGEMAP_SCAN, pagemap_scan)
+    if look_at_locks:
+        code += refused(FCNTL[machine], F_OFD_GETLK, look_at_locks)
     code += instruction(RETURN, ALLOW)
     room = ctypes.create_string_buffer(code, len(code))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(room)))

@@ -460,6 +460,33 @@ def test_a_kernel_without_the_scan(medium: Medium, fault_library: Path) -> None:
     assert shims.run(fault_library, "-c", code) == "committed\n"
 
 
+# ---- files on DAX, of which the kernel does not tell which pages are private
+
+
+def on_dax(path: Path) -> None:
+    """Run in another process, under the shim."""
+    variable("fault_dax").value = 1
+    for name in ("uffd", "pagemap"):
+        os.environ["PMSTORE_TRACKER"] = name
+        with pytest.raises(ValueError, match=f"PMSTORE_TRACKER={name} can't be used on DAX"):
+            pmstore.open(path, media="file")
+    for name in ("compare", ""):
+        os.environ["PMSTORE_TRACKER"] = name
+        with pmstore.open(path, media="file") as store:
+            w = tracked(store)
+            w[::40] += 1
+            store.commit()
+            assert_committed(store)
+            assert store.stats().tracker == "compare"
+    print("committed")
+
+
+@pytest.mark.no_sanitizer
+def test_on_dax_all_is_compared(tmp_path: Path, fault_library: Path) -> None:
+    code = f"from tests.core.test_trackers import *; on_dax(Path({str(tmp_path / 's.pm')!r}))"
+    assert shims.run(fault_library, "-c", code) == "committed\n"
+
+
 # ---- the one that is used is the best that there is
 
 

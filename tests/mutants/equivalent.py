@@ -164,12 +164,6 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/dirty/policy.c",
-        "learned->balance += (int64_t)scanned * FAULT;",
-        "An estimate of time: how soon an array is no longer watched.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/dirty/policy.c",
         "learned->balance -= (int64_t)learned->pages * FAULT;",
         "An estimate of time: how soon an array is watched.",
         "+= (int64_t)",
@@ -327,5 +321,33 @@ EQUIVALENT = [
         "Writes are under way only if their commit was given up.",
         "(void)0;",
         "file_fence",
+    ),
+    Equivalent(
+        "csrc/media/direct_io.c",
+        "pm_direct_io_init(dio, -1, 0);",
+        "How durable writes past the page cache are: without a file there are none.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/region_fork.c",
+        "if (fd < 0) return NULL;",
+        "Without a descriptor the next call fails, with the same result; the lock that is taken again is held.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "learned->asking = 0;",
+        "An estimate of time: what a question cost before counts again in a commit that does not ask.",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "fill_if_worthwhile(policy, learned);",
+        "How quickly the kernel lists written pages: only times depend on it.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "learned->present += learned->scanned;",
+        "When pages that are not in memory are protected, too: only times depend on it.",
     ),
 ]

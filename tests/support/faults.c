@@ -23,6 +23,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#ifndef STATX_ATTR_DAX
+#define STATX_ATTR_DAX 0x200000
+#endif
+
 enum {
     PWRITE = 1,
     PWRITEV2 = 2,
@@ -65,6 +69,7 @@ int fault_sparse;          /* space is not reserved: a file may be larger than t
 int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
 int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
+long fault_scans;          /* calls of PAGEMAP_SCAN so far */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
 /* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
 const char *fault_ext4_options = "rw\ndata=ordered\n";
@@ -244,7 +249,9 @@ int ioctl(int fd, unsigned long request, ...)
     va_start(more, request);
     void *argument = va_arg(more, void *);
     va_end(more);
-    if (fault_no_scan && _IOC_TYPE(request) == 'f' && _IOC_NR(request) == 16 && _IOC_DIR(request) == 3) {
+    int is_scan = _IOC_TYPE(request) == 'f' && _IOC_NR(request) == 16 && _IOC_DIR(request) == 3;
+    fault_scans += is_scan;
+    if (fault_no_scan && is_scan) {
         errno = ENOTTY;
         return -1;
     }
@@ -426,7 +433,7 @@ int statx(int folder, const char *restrict path, int how, unsigned wanted, struc
 {
     NEXT(statx);
     int status = next(folder, path, how, wanted, about);
-    if (!status && fault_dax) about->stx_attributes |= 0x200000; /* STATX_ATTR_DAX */
+    if (!status && fault_dax) about->stx_attributes |= STATX_ATTR_DAX;
     return status;
 }
 

@@ -274,7 +274,6 @@ void pm_source_end(pm_source *source)
     free(source->found.bodies);
     if (source->store.media.view) munmap(source->store.media.view, source->store.media.mapped);
     if (source->copy >= 0) close(source->copy);
-    *source = (pm_source){.fd = -1, .copy = -1};
 }
 
 /* ---- records -------------------------------------------------------------------------------------------------- */

@@ -22,7 +22,8 @@ typedef struct {
     uint64_t ahead;        /* bytes of the log that are read at once: few after a small commit */
 } pm_source;
 
-/* Reads the header, and makes the memory file. pm_source_end must follow, also after a failure. */
+/* Reads the header, and makes the memory file. pm_source_end must follow, also after a failure. After it, the source is
+ * of use to pm_source_begin only. */
 pm_status pm_source_begin(pm_source *source, int fd);
 void pm_source_end(pm_source *source);
 

@@ -53,9 +53,9 @@ LEFT_OUT = {
     *("test_tidy", "test_docs", "test_mutants", "test_mutants_lines", "test_build", "test_benchmarks", "test_paper"),
     *("test_demo", "test_gallery", "test_power", "test_testing_docs", "test_versions", "test_kill"),
 }
-# The limits for a function's tests: total time, number, and number per test file. Each file contributes its quickest
-# tests that reach a statement, because tests of different files check different things.
-SECONDS, TESTS, EACH = 60.0, 200, 6
+# The limits for a function's tests: total time, and number. Each file first contributes as many of its quickest tests
+# that reach a statement, because tests of different files check different things.
+SECONDS, TESTS, EACH = 60.0, 300, 6
 # Slower parts of the battery are tried only if nothing else reaches a statement.
 PART_SECONDS = 10.0
 
@@ -300,30 +300,42 @@ def ordered(units: set[int], found: Sequence[Test], quickly: frozenset[int]) -> 
     """The tests for a function: in rounds, each of which reaches all of it again, the quicker ones first; then parts
     of the battery. found: the quickest first. quickly: marks that need no slow part.
     """
-    left: dict[str, set[int]] = {}
-    seconds: dict[str, float] = {}
+    preferred: list[Test] = []
+    others: list[Test] = []
     times: Counter[tuple[str, int]] = Counter()
     for test in found:
         file = test.name.partition("::")[0]
         marks = set() if test.is_part or test.seconds > SECONDS / 4 else units & test.marks
         if any(times[file, mark] < EACH for mark in marks):
-            left[test.name], seconds[test.name] = marks, test.seconds + 0.02
+            preferred.append(test)
             times.update((file, mark) for mark in marks)
+        elif marks:
+            others.append(test)
     chosen: list[str] = []
-    spent, missing = 0.0, set(units)
-    while left and len(chosen) < TESTS:
-        gains = {name: len(marks & missing) / seconds[name] for name, marks in left.items()}
-        best = max(gains, key=lambda name: gains[name])
+    left = SECONDS
+    for tests in (preferred, others):
+        for test in rounds(units, tests):
+            if len(chosen) == TESTS or left <= 0.0:
+                break
+            if test.seconds <= left:
+                chosen.append(test.name)
+                left -= test.seconds
+    parts = [test for test in found if test.is_part and units & test.marks]
+    return chosen + [part.name for part in parts if part.seconds < PART_SECONDS or not units & part.marks <= quickly]
+
+
+def rounds(units: set[int], tests: Sequence[Test]) -> Iterator[Test]:
+    """These tests, in the order of what they reach of the units in a second that no test of the round has reached."""
+    left = {test: units & test.marks for test in tests}
+    missing = set(units)
+    while left:
+        gains = {test: len(marks & missing) / (test.seconds + 0.02) for test, marks in left.items()}
+        best = max(gains, key=lambda test: gains[test])
         if not gains[best]:
             missing = set(units)
             continue
-        if spent + seconds[best] <= SECONDS:
-            chosen.append(best)
-            spent += seconds[best]
-            missing -= left[best]
-        del left[best]
-    parts = [test for test in found if test.is_part and units & test.marks]
-    return chosen + [part.name for part in parts if part.seconds < PART_SECONDS or not units & part.marks <= quickly]
+        missing -= left.pop(best)
+        yield best
 
 
 def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import pytest
 
 import pmstore
 from pmstore._catalog.kinds import ARRAY, BLOB, INLINE
+from pmstore._core import hash64
 from pmstore._values.values import encode
 from tests.conftest import run_in_fork
 from tests.support.images import (
@@ -27,6 +28,7 @@ from tests.support.images import (
     FREE,
     MAP,
     MAP_LIST,
+    NODE,
     PAGE,
     RECORD_MAGIC,
     REGION,
@@ -34,6 +36,7 @@ from tests.support.images import (
     Cell,
     Image,
     crc32c,
+    keyed_checksum,
 )
 
 ONE = encode(1)
@@ -487,6 +490,42 @@ def a_deleted_array_beside_a_damaged_slab(path: Path) -> None:
     for array in gone:
         array[:] = -9
     assert all((array == 7).all() for array in new)
+    store._drop(discard=True)
+
+
+@case
+def an_array_over_the_list_of_maps(path: Path) -> None:
+    """The program that writes to it takes the space map away: nodes that become empty can't be freed."""
+
+    def fill(store: pmstore.Store) -> None:
+        for i in range(24):
+            store[f"{i:02}"] = bytes([i]) * 600
+        store["a"] = np.zeros(PAGE // 8)
+
+    image = image_of(path, fill)
+    place, maps = 40 * PAGE, image.get(next(image.pages(MAP_LIST)), 64)
+    image.bytes[REGION + place : REGION + place + PAGE] = bytes(PAGE)
+    for at, value, form in ((8, place, "Q"), (16, MAP_LIST, "I"), (64, maps, "Q")):
+        image.put(place, at, value, form)
+    image.put(0, 112, place)
+    for page in (place, place + PAGE):
+        image.map_kind(page, DATA)
+    sound = hash64(bytes(image.bytes[REGION + place : REGION + place + PAGE]))
+    struct.pack_into("<Q", image.bytes, REGION + place + PAGE, keyed_checksum(sound, place, image.store_id))
+    leaf = next(page for page in image.pages(NODE) if any(cell.key == b"na" for cell in image.cells(page)))
+    cells = [cell._replace(offset=place) if cell.key == b"na" else cell for cell in image.cells(leaf)]
+    image.write_node(leaf, 0, cells)
+    image.save()
+    store = pmstore.open(path, "r+", media="file")
+    names = [name for name in store if name != "a"]
+    store["a"][64 // 8] = 0
+    errors = []
+    for name in names:
+        try:
+            del store[name]
+        except pmstore.CorruptStoreError as error:
+            errors.append(str(error))
+    assert any("a page has no map" in error for error in errors), errors
     store._drop(discard=True)
 
 

@@ -123,6 +123,24 @@ def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> Non
                 read()
 
 
+def test_an_array_between_pages_takes_none_with_it(tmp_path: Path) -> None:
+    """Its table of hashes would end in the last page of another array's table, at another byte."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        for name in "abc":
+            store[name] = np.arange(100_000.0)
+    image = Image(path)
+    place = next(cell.offset for cell in image.cells(image.tree) if cell.key == b"nb")
+    for name in (b"na", b"nc"):
+        image.change_cell(name, offset=place + 8)
+    image.save()
+    with pmstore.open(path, "r") as reader:
+        assert (reader["b"] == np.arange(100_000.0)).all()
+        for name in "ac":
+            with pytest.raises(pmstore.CorruptStoreError):
+                reader[name]
+
+
 def test_I20_readers_of_a_process_that_dies_adopt_its_last_commits(tmp_path: Path) -> None:
     """durability="async": it died with commits that the durable marker does not name. They are what the next process
     that writes adopts, and nobody sees less meanwhile."""

@@ -80,6 +80,8 @@ CHANGES = {
     "array": (lambda store: change(store, "w"), 1),
     "both": (lambda store: (change(store, "w"), change(store, "large", -1)), 2),
     "and back": (change_and_back, 0),
+    "the first": (lambda store: (change(store, "large", -1), change(store, "large", -1, 0.0), change(store, "w")), 1),
+    "the last": (lambda store: (change(store, "w"), change(store, "w", value=0.0), change(store, "large", -1)), 1),
     "assign an array": (lambda store: assign(store, "w", np.ones(100)), 1),
     "another array": (lambda store: (change(store, "w"), assign(store, "w", np.ones(7)), change(store, "w")), 1),
     "append": (lambda store: store["items"].extend("abcdef"), 1),

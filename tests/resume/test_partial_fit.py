@@ -275,6 +275,33 @@ def test_a_generator_that_fails(path: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("after", [2, 5, 7])
+def test_epochs_of_a_list(after: int, path: Path) -> None:
+    """How many iterations there will be is known, and stands in the history."""
+
+    class Batches(list[Any]):
+        """It stops after so many batches of all epochs."""
+
+        left = after
+
+        def __getitem__(self, index: Any) -> Any:
+            if not self.left:
+                raise Stops
+            self.left -= 1
+            return super().__getitem__(index)
+
+    batches = Batches(BATCHES)
+    with pytest.raises(Stops):
+        pmstore.partial_fit(SGDClassifier(random_state=0), batches, store=path, name="sgd", epochs=2, **CLASSES)
+    history = pmstore.history(path, "sgd")
+    assert (history.max_iter, history.finished) == (2 * len(BATCHES), False)
+    batches.left = 100
+    fit = pmstore.partial_fit(SGDClassifier(random_state=0), batches, store=path, name="sgd", epochs=2, **CLASSES)
+    assert_same(fit, learn(SGDClassifier(random_state=0), BATCHES * 2, **CLASSES))
+    history = pmstore.history(path, "sgd")
+    assert len(history["objective"]) == history.max_iter == 2 * len(BATCHES) and history.finished
+
+
+@pytest.mark.parametrize("after", [2, 5, 7])
 def test_epochs(after: int, path: Path) -> None:
     class Again:
         """An iterable, which stops after so many batches of all epochs."""

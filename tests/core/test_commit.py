@@ -95,6 +95,16 @@ def test_the_log_grows_for_rare_checkpoints_up_to_a_limit(medium: Medium, store:
     assert 1 << 20 < store.stats().log_size <= (16 << 20 if medium.name == "file" else 4 << 20)
 
 
+def test_the_log_grows_for_large_commits_up_to_a_limit(directory: Path) -> None:
+    with pmstore.open(directory / "store.pm", media="file") as store:
+        pages = store.create_array("x", (6000, 512))
+        store.commit()
+        for value in range(1, 4):
+            pages[::2, :5] = value  # 12 MB
+            store.commit()
+        assert 32 << 20 <= store.stats().log_size <= 64 << 20
+
+
 def test_what_follows_an_array_in_its_last_page_is_not_logged(medium: Medium, open_store: OpenStore) -> None:
     """So that 62,720 bytes with their hashes, and the record's header, are sixteen pages."""
     store = open_store(media=f"trace:{medium.name}")

@@ -267,6 +267,43 @@ def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path,
     shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_reader; {call}")
 
 
+REPLACEMENTS: list[Callable[[pmstore.Store], object]] = [
+    lambda store: store.update({"g/x": 5}),
+    lambda store: store.pop("g/x"),
+    lambda store: store.group("g").clear(),
+]
+
+
+def refused_beside_a_reader(folder: str) -> None:
+    for number, replace in enumerate(REPLACEMENTS):
+        for at in range(1, MOST):
+            path = Path(folder) / f"{number}-{at}.pm"
+            with pmstore.open(path, "x", media="file") as store:
+                store.create_array("g/x", 5000, fill_value=1.0, writeable=False)
+            with pmstore.open(path, "r+", media="file") as store, pmstore.open(path, "r") as reader:
+                x = reader["g/x"]
+                begin_memory(ONCE, at)
+                try:
+                    replace(store)
+                except pmstore.OutOfMemoryError:
+                    assert (store["g/x"] == 1).all(), (number, at)
+                refused = hits()
+                shims.end()
+                for i in range(4):  # new arrays take whatever space is free
+                    store.commit()
+                    store[f"y{i}"] = np.full(5000, 7.0)
+                store.commit()
+                assert (x == 1).all(), (number, at)
+            if not refused:
+                break
+        assert 1 < at < MOST - 1
+
+
+def test_I9_what_readers_map_stays_when_memory_to_note_it_is_refused(fault_library: Path, directory: Path) -> None:
+    call = f"refused_beside_a_reader({str(directory)!r})"
+    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_beside_a_reader; {call}")
+
+
 def killed(path: Path, medium: str) -> dict[str, Any]:
     """A store with a log to replay, in which contents were written directly between changes of the same pages. Returns
     its contents."""

@@ -350,4 +350,34 @@ EQUIVALENT = [
         "learned->present += learned->scanned;",
         "When pages that are not in memory are protected, too: only times depend on it.",
     ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "sem_init(&routine->go, 0, 0);",
+        "A semaphore that processes may share works in one process as well.",
+        "go, (0 + 1)",
+    ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "sem_init(&routine->back, 0, 0);",
+        "A semaphore that processes may share works in one process as well.",
+        "back, (0 + 1)",
+    ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "while (sem_wait(&routine->go)) continue;",
+        "The thread blocks all signals but those of its own faults: nothing interrupts its wait.",
+        "break;",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "media->past_cache = how == ALONE && length <= DIO_ALONE;",
+        "Which of two ways a record of exactly this length takes: it is durable by either, and only the time differs.",
+        "length < DIO_ALONE",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {",
+        "Where as many ranges were streamed as fit into the list, fdatasync makes all durable, as for more of them.",
+        "streamed_count < PM_STREAMED",
+    ),
 ]

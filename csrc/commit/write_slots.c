@@ -30,15 +30,27 @@ static void take_sample(pm_double_buffer *pair, const uint8_t *live)
     for (unsigned i = 0; i < PM_DOUBLE_BUFFER_SAMPLES; i++) memcpy(pair->sample[i], live + sample_at(pair, i), PM_LINE);
 }
 
-/* True if most of an extent differs from the committed image, evaluating by a few lines. */
-static bool mostly_changed(const pm_region *region, const pm_double_buffer *pair)
+/* True if most of the sample differs from the extent. */
+static bool differs(const pm_double_buffer *pair, const uint8_t *live)
 {
-    uint64_t place = pair->slot[pair->mapped];
     unsigned changed = 0;
-    if (!pair->sampled) return pm_gather_mostly_changed(region, place, pair->slot[pair->current], pair->length);
     for (unsigned i = 0; i < PM_DOUBLE_BUFFER_SAMPLES; i++)
-        changed += memcmp(pair->sample[i], region->live + place + sample_at(pair, i), PM_LINE) != 0;
+        changed += memcmp(pair->sample[i], live + sample_at(pair, i), PM_LINE) != 0;
     return changed >= PM_DOUBLE_BUFFER_SAMPLES - PM_DOUBLE_BUFFER_SAMPLES / 4;
+}
+
+/* True if most of an extent differs from the committed image, evaluating by a few lines, and all of it can be read: a
+ * page that no program has touched may be on a bad block. pair: NULL if it has one slot. */
+static bool mostly_changed(const pm_region *region, pm_buffer *buffer, const pm_double_buffer *pair)
+{
+    uint64_t place = buffer->offset, length = buffer->length, committed = pair ? pair->slot[pair->current] : place;
+    if (!buffer->sampled && !pm_gather_sample_readable(region, place, committed, length)) return false;
+    buffer->sampled = true;
+    bool sampled = pair && pair->sampled;
+    if (sampled ? !differs(pair, region->live + place) : !pm_gather_mostly_changed(region, place, committed, length))
+        return false;
+    if (!buffer->readable) buffer->readable = pm_region_comparable(region, place, committed, length) == PM_OK;
+    return buffer->readable;
 }
 
 /* True if only the next commit uses the slot: the commit that left it is durable, and no logged range of it waits. */
@@ -94,11 +106,7 @@ static pm_status give_slots(pm_store *store, pm_buffer *buffer)
     /* An extent that is larger than the log would be written twice, and end in a checkpoint. */
     bool fits = buffer->length < store->log.header.log_size;
     if ((fits && buffer->whole_commits < WHOLE_COMMITS) || buffer->length < least) return PM_OK;
-    const pm_region *region = &store->region;
-    uint64_t offset = buffer->offset;
-    if (!buffer->sampled && !pm_gather_sample_readable(region, offset, offset, buffer->length)) return PM_OK;
-    buffer->sampled = true;
-    if (!pm_gather_mostly_changed(&store->region, buffer->offset, buffer->offset, buffer->length)) return PM_OK;
+    if (!mostly_changed(&store->region, buffer, NULL)) return PM_OK;
     PM_WITH_SPACE(store, pm_extent_pages(buffer->length), status,
                   pm_slots_add(&store->region, store->log.slots, buffer->offset, buffer->length));
     if (status != PM_NO_SPACE && status != PM_TOO_LONG && status != PM_NO_MEMORY) return status;
@@ -121,11 +129,10 @@ static pm_status take_slot_back(pm_store *store, pm_double_buffer *pair)
 
 /* True if the running commit writes the whole extent. all: it may. If its second slot is taken back, the contents must
  * be in slot 0, whatever was declared. */
-static bool takes_whole(const pm_store *store, bool all, const pm_double_buffer *pair)
+static bool takes_whole(const pm_store *store, bool all, pm_buffer *buffer, const pm_double_buffer *pair)
 {
     if (pair->gone) return pair->current;
-    if (!all) return false;
-    return mostly_changed(&store->region, pair);
+    return all && mostly_changed(&store->region, buffer, pair);
 }
 
 pm_status pm_write_slots(pm_store *store, bool only)
@@ -148,7 +155,7 @@ pm_status pm_write_slots(pm_store *store, bool only)
         }
         if (!pair || pair->written) continue; /* written: several buffers over one extent */
         if (!only) PM_TRY(take_slot_back(store, pair));
-        if (takes_whole(store, all, pair)) PM_TRY(write_slot(store, pair));
+        if (takes_whole(store, all, buffer, pair)) PM_TRY(write_slot(store, pair));
     }
     return PM_OK;
 }

@@ -1,0 +1,119 @@
+"""Arrays on blocks that the disk can't read, which a program changes elsewhere: commits, forks and the store's end."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.core.test_forks import ended_children
+from tests.core.test_unreadable import LARGE, PAGE, disk, in_child, page_of, refused, spoiled  # noqa: F401
+from tests.support.bad_disk import BadDisk
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+BAD = np.s_[5 * PAGE // 8 : 6 * PAGE // 8]
+NUMBERS = np.arange(LARGE // 8, dtype="f8")
+
+
+def test_I18_a_child_sees_the_pages_beside_a_bad_block(disk: BadDisk) -> None:  # noqa: F811
+    path = spoiled(disk, "large")
+
+    def use() -> None:
+        faulthandler.disable()
+        store = pmstore.open(path, "r+", media="file")
+        large, other = store["large"], store["other"]
+
+        def look() -> bool:
+            parts = slice(0, BAD.start), slice(BAD.stop, None)
+            return all(np.array_equal(large[part], NUMBERS[part]) for part in parts) and other[-1] > 0
+
+        with ended_children() as fork:
+            one, killed = fork(look), fork(lambda: large[BAD].sum())
+            large[BAD.stop : BAD.stop + 2 * PAGE // 8] += 1
+            store.commit()
+            store._catalog.core.checkpoint()
+            assert one.looks() == "True"
+            assert killed.looks() == f"ended: {-signal.SIGBUS}"
+        os._exit(0)
+
+    in_child(use)
+
+
+def test_an_array_with_a_bad_block_outlives_its_store(disk: BadDisk) -> None:  # noqa: F811
+    """Closing the store says which part of it has zeros now."""
+    path = spoiled(disk, "large")
+    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
+        bad = page_of(store, "large", 5 * PAGE)
+
+    def use() -> None:
+        store = pmstore.open(path, "r+", media="file")
+        large, other = store["large"], store["other"]
+        large[0] = 7
+        store.commit()
+        refused(store.close, "still alive", f"offset {bad * PAGE} ")
+        expected = NUMBERS.copy()
+        expected[BAD], expected[0] = 0, 7
+        assert np.array_equal(large, expected) and np.array_equal(other, NUMBERS)
+
+    in_child(use)
+
+
+@pytest.mark.parametrize("tail", [8, PAGE // 2, PAGE - 8])
+def test_hashes_that_begin_inside_a_bad_block(disk: BadDisk, tail: int) -> None:  # noqa: F811
+    """Hashes stand behind the last bytes of their array."""
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store["x"] = np.ones((LARGE + tail) // 8)
+        store.commit()
+        bad = page_of(store, "x", LARGE)
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        with pmstore.open(disk.mount / "store.pm", "r+", media="file") as store:
+            x = store["x"]
+            store.commit()
+            x[0] = -1
+            refused(store.commit, "the hashes of contents", f"offset {bad * PAGE} ")
+            store.rollback()
+            assert x[0] == 1
+            os._exit(0)
+
+    in_child(use)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_commit_writes_no_array_whole_that_can_not_be_read(disk: BadDisk, slots: int) -> None:  # noqa: F811
+    """One of its 256 pages is bad, and the program writes all others. A commit that compares all of them says so."""
+    path = disk.behind / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_array("x", LARGE // 8)
+        for value in range(4 if slots == 2 else 1):
+            store["x"][:] = value
+            store.commit()
+        bad = page_of(store, "x", 5 * PAGE)
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        faulthandler.disable()
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        x = store["x"]
+        for value in range(10, 14):
+            x[: 5 * PAGE // 8] = x[6 * PAGE // 8 :] = value
+            try:
+                store.commit()
+            except pmstore.StoreIOError as error:
+                assert value > 10 and f"offset {bad * PAGE} " in str(error)
+                break
+        store.rollback()
+        store._catalog.core.checkpoint()
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        x = store["x"]
+        assert x[0] >= 10 and (x[5 * PAGE // 8 : 6 * PAGE // 8] == (3 if slots == 2 else 0)).all() and x[-1] >= 10

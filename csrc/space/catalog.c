@@ -516,7 +516,6 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
         uint64_t child = top->first_child;
         if (!child) {
             top->head.level = 0;
-            node_clear(top);
             break;
         }
         pm_page_edit(region, root);

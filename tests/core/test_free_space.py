@@ -4,12 +4,16 @@ that nothing owns is free again.
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import pmstore
 from tests.conftest import Medium
 from tests.support.crashes import explored, freed, record
+from tests.support.images import PAGE, Image
 
 
 def test_I2_free_space_is_no_committed_image(medium: Medium) -> None:
@@ -113,7 +117,6 @@ def test_absurd_lengths_find_no_space(open_store, length):
     assert store.check().ok
 
 
-PAGE = 4096
 MAP = (PAGE - 64) * 4  # pages that one page of the space map describes
 
 
@@ -162,3 +165,59 @@ def test_I13_what_is_new_goes_past_pages_that_wait_for_a_sync(tmp_path):
         assert [alloc(20), alloc(1)] == [between, behind]
         store.rollback()
         assert store.check().ok
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "from the middle", "at random"])
+def test_a_catalog_of_three_levels_gives_all_its_pages_back(order: str, tmp_path: Path) -> None:
+    names = [f"{i:03}" + "x" * 200 for i in range(400)]
+    with pmstore.open(tmp_path / "store.pm", "x", media="file") as store:
+        store["n"] = 0
+        store.commit()
+        used = store.stats().region_used
+        for name in names:
+            store[name] = b"y" * 1000
+        store.commit()
+    image = Image(tmp_path / "store.pm")
+    assert image.get(image.tree, 20, "I") == 2, "levels above the leaves"
+    if order == "backward":
+        names.reverse()
+    elif order == "from the middle":
+        names = names[200:] + names[:200]
+    elif order == "at random":
+        random.Random(7).shuffle(names)
+    with pmstore.open(tmp_path / "store.pm") as store:
+        for i, name in enumerate(names):
+            del store[name]
+            if i % 57 == 0:
+                assert set(store) == {"n", *names[i + 1 :]} and store.check().ok
+                store.commit()
+        store.commit()
+        assert list(store) == ["n"] and store.check().ok and store.stats().region_used == used
+        del store["n"]
+        store[names[0]] = 1
+    with pmstore.open(tmp_path / "store.pm", "r", verify=True) as store:
+        assert list(store) == names[:1]
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_nodes_with_a_single_child_go_with_it(tmp_path: Path, levels: int) -> None:
+    """Deleting makes no such root, and the format allows it."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["n"] = 1
+    image = Image(path)
+    for level in range(1, levels + 1):
+        node = image.region_size - level * PAGE
+        image.write_node(node, level, [], image.tree)
+        image.set_root(node, 1)
+    image.save()
+    with pmstore.open(path) as store:
+        (forged,) = store.check()
+        assert "digest" in forged.text
+        used = store.stats().region_used
+        del store["n"]
+        store.commit()
+        assert not len(store) and list(store.check()) == [forged] and store.stats().region_used < used
+        store["m"] = 2
+        store.commit()
+        assert dict(store) == {"m": 2} and list(store.check()) == [forged]

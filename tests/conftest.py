@@ -144,6 +144,26 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Path]:
+    """A directory on overlayfs, whose mappings are of another file than the one that was opened."""
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("only root may mount overlayfs")
+    parts = [tmp_path / name for name in ("lower", "upper", "work", "merged")]
+    for part in parts:
+        part.mkdir()
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    done = subprocess.run(
+        ["mount", "-t", "overlay", "-o", options, "overlay", parts[-1]], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"overlayfs can't be mounted: {done.stderr.strip()}")
+    try:
+        yield parts[-1]
+    finally:
+        subprocess.run(["umount", "-l", parts[-1]], check=False)
+
+
 @pytest.fixture(scope="session")
 def fault_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/support/faults.c, to be preloaded into a child process."""

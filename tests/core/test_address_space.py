@@ -16,9 +16,12 @@ import pytest
 import pmstore
 from tests.conftest import Medium
 from tests.store.test_threads_fork import in_fork
+from tests.support import shim
+from tests.support.shim import MAPPINGS, ONCE
 from tests.support.template import python
 
 MIB = 1 << 20
+LARGER_THAN_A_PART = 17 * MIB // 8  # elements: arrays that outlive their store are moved in parts of 16 MiB
 
 
 def addresses() -> int:
@@ -144,6 +147,23 @@ def test_where_the_addresses_behind_are_taken_the_error_says_so(medium: Medium) 
     """The process has no threads: their memory may lie beside a store's, and look like a part of it."""
     done = python("-c", TAKEN, medium.directory / "s", medium.name)
     assert "open it again" in done.stdout and done.stdout.endswith("2\n"), done.stdout + done.stderr
+
+
+@pytest.mark.no_sanitizer
+def test_a_store_opens_where_few_addresses_are_left(medium: Medium) -> None:
+    """It keeps a part of the limit for its growth, and here less is left than that."""
+
+    def child() -> str:
+        taken = mmap.mmap(-1, 4 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, 0)  # MAP_NORESERVE
+        limit_addresses(64 * MIB)
+        for i in range(3):
+            with pmstore.open(medium.directory / "s", media=medium.name) as store:
+                store[f"a{i}"] = np.full(MIB // 8, i)
+        taken.close()
+        with pmstore.open(medium.directory / "s", "r", media=medium.name) as store:
+            return "fine" if all((store[f"a{i}"] == i).all() for i in range(3)) else "lost"
+
+    assert in_fork(child) == "fine"
 
 
 @pytest.mark.no_sanitizer
@@ -385,3 +405,45 @@ def test_a_process_that_ends_copies_no_arrays(medium: Medium, child):
     """Arrays of a store that is left open need no memory of their own at exit: that could be all that there is."""
     more = int(child(AT_EXIT, Path(medium.directory) / "exit.pm", medium.name).end())
     assert more < 20_000  # kB, of an array of 64 MB
+
+
+def closed_without(folder: str, media: str) -> None:
+    """Run in a child with the shim, which refuses each request of close() for mappings in turn."""
+    path = f"{folder}/s"
+    with pmstore.open(path, "x", media=media) as store:  # type: ignore[call-overload]
+        store.create_array("large", LARGER_THAN_A_PART)
+    errors = []
+    for at in range(1, 5):
+        before = addresses()
+        store = pmstore.open(path, "r+", media=media)  # type: ignore[call-overload]
+        large = store["large"]
+        large[0] = large[-1] = at
+        store.commit()
+        shim.begin_memory(ONCE, at, MAPPINGS)
+        try:
+            store.close()
+        except (pmstore.OutOfMemoryError, pmstore.StoreIOError) as error:
+            assert "still alive" in str(error)
+            errors.append(type(error))
+        shim.end()
+        if not store.closed:
+            assert store["large"] is large
+            store.close()
+        with pmstore.open(path, "r+", media=media, verify=True) as store:  # type: ignore[call-overload]
+            assert store["large"][[0, 5, -1]].tolist() == [at, 0, at]
+            store["large"][:] = -1
+            store.commit()
+            store["large"][:] = 0
+        assert large[0] == at and (large[-1] == at or at == 3)
+        del large
+        gc.collect()
+        assert not mappings(path) and addresses() < before + 16 * MIB, "of 17 that the array has"
+    assert errors == [pmstore.OutOfMemoryError] * 2 + [pmstore.StoreIOError]
+
+
+@pytest.mark.no_sanitizer
+def test_arrays_that_outlive_their_store_where_mappings_are_refused(medium: Medium, fault_library: Path) -> None:
+    """Until the first part of them has been moved, the store stays open; then it is closed, and the rest of them may
+    show the file."""
+    call = f"closed_without({str(medium.directory)!r}, {medium.name!r})"
+    shim.run(fault_library, "-c", f"from tests.core.test_address_space import closed_without; {call}")

@@ -12,6 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 
 import pmstore
 from tests.conftest import Medium, run_in_fork
+from tests.support import shim
 from tests.support.restricted import filter_calls
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -550,3 +552,49 @@ def test_where_no_lock_is_found_again_a_child_gets_copies(medium: Medium) -> Non
             assert store.check().ok
 
     run_in_fork(program)
+
+
+def test_I18_where_a_mapping_keeps_no_lock_a_child_gets_copies(overlay: Path, child) -> None:
+    store = pmstore.open(overlay / "store.pm", media="file")
+    arrays = fill(store)
+
+    def mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    before = mappings()
+    one = child(seen(arrays))
+    assert mappings() == before
+    del arrays
+    replace_everything(store)
+    assert one.looks() == "all of them"
+    store.close()
+
+
+def unpopulated(path: str) -> None:
+    """Run in a child with the shim: madvise brings no pages into memory."""
+    store = pmstore.open(path)
+    arrays = fill(store)
+    with ended_children() as child:
+        shim.variable("fault_populate").value = errno.EINVAL
+        one = child(seen(arrays))
+        shim.variable("fault_populate").value = errno.ENOMEM
+        nothing = child(seen(arrays))
+        shim.variable("fault_populate").value = 0
+        other = child(seen(arrays))
+        with store.transaction():
+            for array in arrays.values():
+                if array.flags.writeable:
+                    array[...] = 3
+        store._catalog.core.checkpoint()
+        assert one.looks() == other.looks() == "all of them"
+        assert nothing.looks() == f"ended: {-signal.SIGSEGV}"
+        assert seen(arrays)() == "small, pages, large" and store.check().ok
+    store.close()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_I18_without_a_way_to_bring_pages_into_memory(medium: Medium, fault_library: Path) -> None:
+    """An older kernel knows none: the child sees the bytes of the fork all the same. Without memory for them, it gets a
+    signal and never other bytes."""
+    code = "import sys; from tests.core.test_forks import unpopulated; unpopulated(sys.argv[1])"
+    shim.run(fault_library, "-c", code, str(medium.directory / "store.pm"))

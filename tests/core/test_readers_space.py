@@ -6,9 +6,8 @@ import contextlib
 import functools
 import gc
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import run_in_fork
 from tests.support import shim
 
 Open = Callable[..., pmstore.Store]
@@ -104,6 +104,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 import pmstore
+from tests.conftest import run_in_fork
 from tests.support import shim
 
 path, died = Path(sys.argv[1]), Path(sys.argv[2])
@@ -142,26 +143,6 @@ def test_I9_a_reader_that_maps_an_array_while_a_recovery_deletes_it(tmp_path: Pa
     assert said.split() == ["True", "False", "True"]
 
 
-@pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[Path]:
-    """A directory on overlayfs, whose mappings are of another file than the one that was opened."""
-    if os.geteuid() or not shutil.which("mount"):
-        pytest.skip("only root may mount overlayfs")
-    parts = [tmp_path / name for name in ("lower", "upper", "work", "merged")]
-    for part in parts:
-        part.mkdir()
-    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
-    done = subprocess.run(
-        ["mount", "-t", "overlay", "-o", options, "overlay", parts[-1]], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"overlayfs can't be mounted: {done.stderr.strip()}")
-    try:
-        yield parts[-1]
-    finally:
-        subprocess.run(["umount", "-l", parts[-1]], check=False)
-
-
 def test_I9_where_a_mapping_keeps_no_lock_arrays_are_copied(overlay: Path) -> None:
     with with_constant(at(overlay)) as writer:
         reader = pmstore.open(writer.path, "r")
@@ -173,3 +154,50 @@ def test_I9_where_a_mapping_keeps_no_lock_arrays_are_copied(overlay: Path) -> No
         writer.commit()
         fill_space(writer)
         assert (x == 1).all()
+
+
+def mappings(path: str) -> int:
+    return Path("/proc/self/maps").read_text().count(path)
+
+
+STEPS = 6
+
+
+def without_standard_input(directory: Path, number: int) -> None:
+    """Descriptor 0 is free from one step on: the next file that is opened gets it."""
+
+    def step(n: int) -> None:
+        if n == number:
+            os.close(0)
+
+    step(0)
+    writer = with_constant(at(directory))
+    step(1)
+    writer["y"] = np.ones(N)
+    writer.commit()
+    step(2)
+    reader = pmstore.open(writer.path, "r")
+    step(3)
+    before = mappings(writer.path)
+    x = reader["x"]
+    assert mappings(writer.path) == before + 1, "it is not copied"
+    step(4)
+    del writer["x"]
+    writer.commit()
+    fill_space(writer)
+    assert (x == 1).all() and reader.refresh() == writer.sequence and (reader["y3"] == 7).all()
+    step(5)
+    reader.backup(directory / "backup.pm")
+    with pmstore.open(directory / "backup.pm", "r", verify=True) as copy:
+        assert (copy["y"] == 1).all() and len(copy) == 5
+    reader.close()
+    writer.close()
+    del x, reader
+    gc.collect()
+    with contextlib.suppress(OSError):
+        assert not stat.S_ISREG(os.fstat(0).st_mode)
+
+
+@pytest.mark.parametrize("number", range(STEPS))
+def test_a_process_without_a_standard_input(tmp_path: Path, number: int) -> None:
+    run_in_fork(without_standard_input, tmp_path, number)

@@ -468,7 +468,7 @@ def by_an_older_kernel(directory: str) -> None:
     """Run in a child with the shim: madvise knows nothing of reading beforehand, and pread does it."""
     path = Path(directory) / "store.pm"
     pages = make(path)
-    shim.variable("fault_old_madvise").value = 1
+    shim.variable("fault_populate").value = errno.EINVAL
     in_child(cut(path, pages["large"] * PAGE))
     assert shim.variable("fault_hits", shim.ctypes.c_long).value == 0
 

@@ -7,6 +7,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/falloc.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,6 +20,7 @@
 #include <time.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -66,7 +70,12 @@ long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_sparse;          /* space is not reserved: a file may be larger than the disk */
-int fault_old_madvise;     /* 1: madvise refuses to populate pages, as before Linux 5.14 */
+int fault_populate;        /* madvise refuses to populate pages with this error; EINVAL: as before Linux 5.14 */
+int fault_no_random;       /* 1: the kernel gives no random numbers */
+int fault_fences;          /* 1: behind each mapping of a file are pages that can't be touched */
+/* Blocks that files share. 1: a file's blocks may be shared; 2: all are, until the file is given blocks of its own;
+ * 3: the third and the 70th of those that are shared at once are of another commit. */
+int fault_reflinks;
 int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
 long fault_scans;          /* calls of PAGEMAP_SCAN so far */
@@ -242,6 +251,32 @@ ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int 
     return pwritev2(fd, parts, count, at, flags);
 }
 
+/* A copy, as nobody can tell it from shared blocks. */
+static int share(int fd, const struct file_clone_range *range)
+{
+    NEXT(pwrite);
+    off_t from = (off_t)range->src_offset, to = (off_t)range->dest_offset;
+    for (ssize_t left = (ssize_t)range->src_length, done; left > 0; left -= done)
+        if ((done = copy_file_range((int)range->src_fd, &from, fd, &to, (size_t)left, 0)) <= 0) return -1;
+    if (fault_reflinks == 3)
+        for (unsigned long block = 2; block * 4096 < range->src_length && block < 70; block += 67)
+            if (next(fd, "of another commit", 17, (off_t)(range->dest_offset + block * 4096)) != 17) return -1;
+    return 0;
+}
+
+/* The first call tells of the first block, and the second of the others. */
+static int tell_blocks(int fd, struct fiemap *map)
+{
+    struct stat file;
+    if (fstat(fd, &file)) return -1;
+    unsigned long end = map->fm_start ? (unsigned long)file.st_size : 4096;
+    map->fm_mapped_extents = 1;
+    map->fm_extents[0] = (struct fiemap_extent){.fe_logical = map->fm_start, .fe_length = end - map->fm_start};
+    if (map->fm_start) map->fm_extents[0].fe_flags = FIEMAP_EXTENT_LAST;
+    if (map->fm_start && fault_reflinks == 2) map->fm_extents[0].fe_flags |= FIEMAP_EXTENT_SHARED;
+    return 0;
+}
+
 int ioctl(int fd, unsigned long request, ...)
 {
     NEXT(ioctl);
@@ -255,6 +290,8 @@ int ioctl(int fd, unsigned long request, ...)
         errno = ENOTTY;
         return -1;
     }
+    if (fault_reflinks && request == FICLONERANGE) return share(fd, argument);
+    if (fault_reflinks && request == FS_IOC_FIEMAP) return tell_blocks(fd, argument);
     return next(fd, request, argument);
 }
 
@@ -270,9 +307,9 @@ int madvise(void *address, size_t length, int advice)
 {
     enum { POPULATE_READ = 22, POPULATE_WRITE = 23 };
     NEXT(madvise);
-    if (!fault_old_madvise || (advice != POPULATE_READ && advice != POPULATE_WRITE))
+    if (!fault_populate || (advice != POPULATE_READ && advice != POPULATE_WRITE))
         return next(address, length, advice);
-    errno = EINVAL;
+    errno = fault_populate;
     return -1;
 }
 
@@ -303,6 +340,7 @@ int fallocate(int fd, int mode, off_t at, off_t length)
 {
     NEXT(fallocate);
     struct stat file;
+    if (fault_reflinks && mode == FALLOC_FL_UNSHARE_RANGE) return fault_reflinks = 1, 0;
     if (fault_sparse && !mode) return fstat(fd, &file) || (file.st_size < at + length && ftruncate(fd, at + length));
     return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : (int)done(next(fd, mode, at, length));
 }
@@ -439,7 +477,7 @@ int statx(int folder, const char *restrict path, int how, unsigned wanted, struc
 
 void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
 {
-    enum { SYNC = 0x80000 }; /* MAP_SYNC */
+    enum { SYNC = 0x80000 /* MAP_SYNC */, FENCE = 1 << 20 };
     NEXT(mmap);
     if (UNMAPPED) return MAP_FAILED;
     if (fault_dax && flags & SYNC) {
@@ -448,6 +486,10 @@ void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
             return MAP_FAILED;
         }
         flags = MAP_SHARED | (flags & ~(SYNC | MAP_SHARED_VALIDATE));
+    }
+    if (fault_fences && !at && fd >= 0) {
+        at = next(NULL, length + FENCE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        flags |= MAP_FIXED;
     }
     return next(at, length, access, flags, fd, from);
 }
@@ -472,4 +514,12 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*run)(vo
 {
     NEXT(pthread_create);
     return UNMAPPED ? EAGAIN : next(thread, how, run, argument);
+}
+
+ssize_t getrandom(void *bytes, size_t length, unsigned flags)
+{
+    NEXT(getrandom);
+    if (!fault_no_random) return next(bytes, length, flags);
+    errno = ENOSYS;
+    return -1;
 }

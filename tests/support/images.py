@@ -79,9 +79,9 @@ class Image:
             struct.pack_into("<I", self.bytes, copy + 216, int(clean))
             struct.pack_into("<I", self.bytes, copy + 252, crc32c(bytes(self.bytes[copy : copy + 252])))
 
-    def set_log(self, items: bytes, salt: int) -> None:
-        """The log holds one record with these items."""
-        place, length = self.log_offset, -(-(64 + len(items)) // PAGE) * PAGE
+    def set_log(self, items: bytes, salt: int, length: int = 0) -> None:
+        """The log holds one record with these items, which takes `length` bytes, or as few pages as it can."""
+        place, length = self.log_offset, length or -(-(64 + len(items)) // PAGE) * PAGE
         self.set_header(clean=False, salt=salt)
         sequence, sound = self.word(HEADER["sequence"]) + 1, body_hash(items, place + 64, salt)
         head = struct.pack("<IHHQQIIQQQI", RECORD_MAGIC, 1, 0, sequence, salt, length, len(items), sound, 0, 0, 1)

@@ -414,6 +414,11 @@ def ways(directory: str) -> None:
         with faults(Fault("a write's end", FROM_THEN, errno.EINVAL), None):
             counted(lambda: wide[:, 3].fill(2))
         assert counted(lambda: wide[:, 3].fill(3)) == [0, 0], "a file system that refused them is not asked again"
+    with pmstore.open(Path(directory) / "ways.pm", "r+", media="file") as store:
+        shims.begin(shims.IO_SUBMIT | shims.IO_RESULT, FROM_THEN, errno.EIO, 2)  # all but the first part, and its end
+        counted(lambda: store["wide"][:, 3].fill(4))
+        shims.end()
+        assert hits() == 2, "the commit waits for that part"
 
 
 def test_what_goes_past_the_cache(fault_library: Path, directory: Path) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 import pmstore
 from tests.support import shim as shims
-from tests.support.shim import FDATASYNC, ONCE, begin, count, end, pretend_ext4, variable
+from tests.support.shim import FDATASYNC, FROM_THEN, ONCE, Fault, begin, count, end, faults, pretend_ext4, variable
 from tests.support.snapshots import snapshot
 
 
@@ -185,3 +185,40 @@ def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
         fault_library, "-c", f"from tests.core.test_file_systems import choices; choices({str(tmp_path)!r})"
     )
     assert len(said.splitlines()) == len(CHOICES)
+
+
+def nothing_is_reserved(directory: str) -> None:
+    """Run in a child with the shim: fallocate is refused, so that blocks are reserved by writing them."""
+    path = Path(directory) / "store.pm"
+    with faults(Fault("fallocate", FROM_THEN, errno.EOPNOTSUPP)), pmstore.open(path, "x", media="file") as store:
+        for size in (0, 1000, 1 << 20):
+            store[f"a{size}"] = np.ones(size)
+            store.commit()
+            file = path.stat()
+            assert file.st_blocks * 512 >= file.st_size > 8 * size
+
+
+@pytest.mark.no_sanitizer
+def test_space_that_can_not_be_reserved_is_written(directory: Path, fault_library: Path) -> None:
+    """Otherwise a commit would find the disk full that was promised its space."""
+    code = "import sys; from tests.core.test_file_systems import nothing_is_reserved; nothing_is_reserved(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))
+
+
+def own_blocks(directory: str) -> None:
+    """Run in a child with the shim: a file system that can share blocks between files."""
+    pretend_ext4(False)
+    path = Path(directory) / "store.pm"
+    pmstore.open(path, "x", media="file").close()
+    for mode in ("r", "r+"):
+        variable("fault_reflinks").value = 2
+        pmstore.open(path, mode, media="file").close()  # type: ignore[call-overload]
+        assert variable("fault_reflinks").value == (2 if mode == "r" else 1), "they are shared no more"
+
+
+@pytest.mark.no_sanitizer
+def test_a_copy_that_shares_blocks_gets_blocks_of_its_own(tmp_path: Path, fault_library: Path) -> None:
+    if subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout == "tmpfs\n":
+        pytest.skip("a tmpfs shares no blocks")
+    code = "import sys; from tests.core.test_file_systems import own_blocks; own_blocks(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(tmp_path))

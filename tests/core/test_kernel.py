@@ -26,7 +26,10 @@ import pytest
 import pmstore
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_trackers import Open, assert_committed, can_scan, can_watch, tracked, tracker  # noqa: F401
+from tests.support import shim as shims
+from tests.support.images import HEADER, Image
 from tests.support.restricted import become_nobody, filter_calls, hide_proc
+from tests.support.shim import variable
 
 PAGE = 4096
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -452,3 +455,27 @@ def test_a_child_that_no_handler_has_seen(open_store: Open) -> None:
         os.close(go[1])
         os.waitpid(child, 0)
     work(store, w)
+
+
+def without_random_numbers(directory: str) -> None:
+    """Run in a child with the shim. Ids tell stores and logs apart all the same."""
+    variable("fault_no_random").value = 1
+    ids, salts = set(), set()
+    for number in range(3):
+        path = Path(directory) / f"{number}.pm"
+        with pmstore.open(path, "x") as store:
+            for value in range(4):
+                store["n"] = value
+                store.commit()
+                store._catalog.core.checkpoint()
+                salts.add(Image(path).word(HEADER["salt"]))
+        ids.add(Image(path).store_id)
+        with pmstore.open(path, "r", verify=True) as store:
+            assert store["n"] == 3
+    assert len(ids) == 3 and len(salts) == 12 and min(ids | salts) > 1 << 32
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_kernel_without_random_numbers(directory: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_kernel import without_random_numbers; without_random_numbers(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))

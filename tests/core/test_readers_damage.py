@@ -231,3 +231,31 @@ def test_a_reader_that_was_stopped_for_long_reads_on(medium: Medium, fault_libra
     path = medium.directory / "store.pm"
     code = f"from tests.core.test_readers_damage import *; read_between_stops(Path({str(path)!r}))"
     assert shims.run(fault_library, "-c", code) == "read\n"
+
+
+def read_impossible_nodes(directory: str) -> None:
+    """Run in a child with the shim: pages that can't be touched are behind the copy that a reader makes of metadata."""
+    path = Path(directory) / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(2000.0)
+    sound = path.read_bytes()
+    variable("fault_fences").value = 1
+    for at, value in ((32, 65535), (64, 65528), (64, 4088)):  # the number of cells, and the place of the first one
+        path.write_bytes(sound)
+        image = Image(path)
+        last = image.region_size - PAGE
+        image.write_node(last, 0, image.cells(image.tree))
+        image.set_root(last, 1)
+        image.put(last, at, value, "H")
+        image.set_header(log_size=4 * PAGE)  # it is copied behind the region
+        image.save()
+        with pmstore.open(path, "r") as reader:
+            assert not reader.check().ok
+            with pytest.raises(pmstore.CorruptStoreError, match="catalog"):
+                reader["a"]
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_node_whose_cells_lie_behind_the_region(tmp_path: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_readers_damage import *; read_impossible_nodes(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(tmp_path))

@@ -12,8 +12,9 @@ import pytest
 
 import pmstore
 from tests.conftest import Medium, run_in_fork
+from tests.support import shim
 from tests.support.crashes import ends
-from tests.support.images import OVERFLOW, PAGE, REGION, RUN, SLOT, Image, body_hash, item
+from tests.support.images import HEADER, OVERFLOW, PAGE, REGION, RUN, SLOT, Image, body_hash, item
 from tests.support.snapshots import snapshot
 
 OpenStore = Callable[..., pmstore.Store]
@@ -136,3 +137,23 @@ def an_overflow_over_itself(path: Path, then: bytes, size: int) -> None:
 def test_a_overflowed_record_that_changes_itself(medium, what: str, size: int) -> None:
     items = {"slot": item(SLOT, 0, 1, struct.pack("<QQ", 0, 1 << 32)), "run": item(RUN, 1 << 41, 64, bytes(64))}
     run_in_fork(an_overflow_over_itself, medium.directory / "hostile.pm", items[what], size)
+
+
+def the_end_of_the_log(path: str) -> None:
+    """Run in a child with the shim: pages that can't be touched are behind the file."""
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = 1
+    image = Image(Path(path))
+    page = bytes(image.bytes[REGION : REGION + PAGE])
+    image.set_log(item(RUN, 0, PAGE, page), 77, image.log_size)
+    image.save()
+    shim.variable("fault_fences").value = 1
+    for mode in ("r", "r+"):
+        with pmstore.open(path, mode) as store:  # type: ignore[call-overload]
+            assert store.sequence == image.word(HEADER["sequence"]) + 1 and store["a"] == 1
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_record_that_ends_where_the_log_does(tmp_path: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_replay import the_end_of_the_log; the_end_of_the_log(sys.argv[1])"
+    shim.run(fault_library, "-c", code, str(tmp_path / "store.pm"))

@@ -21,6 +21,7 @@ from tests.core.test_damage import flipped
 from tests.core.test_file_systems import KINDS, image_of, mounted
 from tests.core.test_readers import MIXED, Writer, assert_one_commit, beside, make
 from tests.store.test_compact import fill, snapshot_of_stored
+from tests.support import shim
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record
 
 Open = Callable[..., pmstore.Store]
@@ -315,3 +316,28 @@ def test_I22_a_table_that_changes_between_two_pieces_of_an_array(open_store: Ope
     store.backup(tmp_path / "copy.pm", progress=progress)
     with pmstore.open(tmp_path / "copy.pm", "r", verify=True) as copy:
         assert copy["w"][0] in (7, 9) and (copy["w"][1:] == 7).all()
+
+
+def shared_blocks(directory: str) -> None:
+    """Run in a child with the shim: a file system that shares blocks, of which two come from another commit."""
+    path, data = Path(directory) / "s.pm", np.random.default_rng(0).random(100_000)
+    with pmstore.open(path, "x") as store:
+        store["a"], store["b"] = data, data[:30_000]
+    calls = []
+    for shares in (0, 1, 3):
+        shim.variable("fault_reflinks").value = shares
+        copy = Path(directory) / f"copy{shares}.pm"
+        with pmstore.open(path, "r") as store:
+            shim.begin(shim.PWRITE, shim.ONCE, 0, 1 << 40)
+            store.backup(copy)
+            calls.append(shim.count())
+            shim.end()
+        with pmstore.open(copy, "r", verify=True) as store:
+            assert (store["a"] == data).all() and (store["b"] == data[:30_000]).all()
+    assert calls[1] < calls[2] < calls[0], calls
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_block_that_is_shared_and_wrong_is_written(directory: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.store.test_backup import shared_blocks; shared_blocks(sys.argv[1])"
+    shim.run(fault_library, "-c", code, str(directory))

@@ -212,6 +212,12 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/media/media.c",
+        "pm_direct_io_init(&media->dio, -1, 0);",
+        "Any negative number means that there is no file.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
         "if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE);",
         "To populate no bytes does nothing.",
         "from <= to",

@@ -365,6 +365,16 @@ def test_a_list_of_numbers_grows_in_place(path: Path) -> None:
         assert store["mlp/learned/hashes"].shape == (128,)
 
 
+def test_a_list_of_numbers_has_no_more_room_than_it_needs(path: Path) -> None:
+    batches = BATCHES * 20
+    for count, room in ((33, 64), (64, 64), (65, 128)):
+        model = MLPRegressor(hidden_layer_sizes=(2,), random_state=0)
+        with pmstore.open(path) as store:
+            fit = pmstore.partial_fit(model, iter(batches[:count]), store=store, name=f"mlp{count}")
+            assert len(fit.loss_curve_) == count
+            assert store[f"mlp{count}/learned/attributes/loss_curve_"].shape == (room,)
+
+
 class Odd(BaseEstimator):
     """Attributes of every kind, some of which share an array."""
 

@@ -170,6 +170,13 @@ def test_mixed_dtypes_are_float64() -> None:
     assert bits(fit, RESULT) == bits(same, RESULT)
 
 
+def test_a_first_run_is_compared_with_no_other(path: Path) -> None:
+    """That it has the clusters of the best run so far is true of later runs only."""
+    with pmstore.open(path) as store:
+        KMeans(K, n_init=1, random_state=0, store=store, name="km", engine=Serial()).fit(parts(BLOBS))
+        assert not store["km/progress"]["same"]
+
+
 def test_few_distinct_samples_are_told() -> None:
     with pytest.warns(ConvergenceWarning, match=r"distinct clusters \(6\) found smaller than n_clusters \(8\)"):
         KMeans(K, random_state=0, init="k-means||", engine=Serial()).fit(parts(DATA["few distinct"]))

@@ -100,6 +100,8 @@ def test_shards_with_few_rows() -> None:
     assert narrow.batch_size_ == 10
     small = IncrementalPCA(6, engine=Serial()).fit([X[:3], X[3:7]])
     np.testing.assert_allclose(small.explained_variance_, PCA(6).fit(X[:7]).explained_variance_, rtol=1e-7)
+    small = IncrementalPCA(3, engine=Serial()).fit([X[:3], X[3:7]])
+    assert small.noise_variance_ == pytest.approx(PCA(3).fit(X[:7]).noise_variance_, rel=1e-7)
 
 
 def test_the_engine_does_not_matter() -> None:

@@ -443,7 +443,7 @@ def closed_without(folder: str, media: str) -> None:
 
 @pytest.mark.no_sanitizer
 def test_arrays_that_outlive_their_store_where_mappings_are_refused(medium: Medium, fault_library: Path) -> None:
-    """Until the first part of them has been moved, the store stays open; then it is closed, and the rest of them may
-    show the file."""
+    """The store stays open until their first part has been moved. Then it is closed, and the rest of them may show the
+    file."""
     call = f"closed_without({str(medium.directory)!r}, {medium.name!r})"
     shim.run(fault_library, "-c", f"from tests.core.test_address_space import closed_without; {call}")

@@ -40,9 +40,9 @@ class Files:
         self.damaged.write_bytes(contents.replace(PART, bytes(len(PART))))
         with self.open(self.new, "x") as store:
             fill(store)
-            store["large"] = np.ones(1 << 18)
+            store["larger"] = np.ones(1 << 18)
             store.commit()
-            store["large"][5] = 2
+            store["larger"][5] = 2
             store["a"][7] = 1
             store.commit()
             self.dead.write_bytes(self.new.read_bytes())
@@ -57,16 +57,22 @@ def fill(store: pmstore.Store) -> None:
     store.create_array("constant", 5000, "i4", writeable=False)
     for i in range(80):
         store[f"many/{i}"] = np.full(10 + i, i)
+    store["large"] = np.arange(40_000.0) + 0.5
+    for i in range(6):  # it gets a second slot, which has the last commit
+        store.require_array("twice", 20_000, "f8")[:] = i
+        store.commit()
 
 
 def nothing(files: Files) -> None:
-    files.open(files.sound, "r+").close()
+    with files.open(files.sound, "r+") as store:
+        assert (store["twice"] == 5).all()
 
 
 def commits(files: Files) -> None:
     with files.open(files.sound, "r+") as store:
         for i in range(5):
             store["a"][i :: 3 * i + 1] = i
+            store["twice"][:] = -i
             store[f"new/{i}"] = np.full(100 << 3 * i, i)
             store.commit()
         store.group("new").clear()
@@ -107,11 +113,11 @@ def children(files: Files) -> None:
             child = os.fork()
             if not child:
                 os._exit(0)
-            store["large"] = np.full(1 << 16, i)
+            store["larger"] = np.full(1 << 16, i)
             a[i] += 1
             store.commit()
             assert os.waitpid(child, 0)[1] == 0
-            del store["large"]
+            del store["larger"]
             store.commit()
 
 
@@ -119,11 +125,14 @@ def readers(files: Files) -> None:
     with files.open(files.sound, "r+") as store, pmstore.open(files.sound, "r") as snapshot:
         for i in range(3):
             store["a"][i] += 1
+            store["large"][i] += 1
+            store["twice"][:] += 1
             store["text"] = "y" * (3000 + i)
             store.commit()
             assert snapshot.wait(after=snapshot.sequence, timeout=60)
             snapshot.refresh()
             assert snapshot["a"][i] == store["a"][i] and snapshot.read(("a", np.s_[100:200])).size == 100
+            assert snapshot.read(("large", np.s_[:100]))[i] == store["large"][i]
             assert snapshot["constant"].size == 5000 and len(snapshot["text"]) == 3000 + i
 
 
@@ -155,7 +164,7 @@ def recovery(files: Files) -> None:
     for mode in ("r", "r+"):
         files.new.write_bytes(files.dead.read_bytes())
         with files.open(files.new, mode) as store:
-            assert store["large"][5] == 2 and store["a"][7] == 1
+            assert store["larger"][5] == 2 and store["a"][7] == 1
 
 
 def refusals(files: Files) -> None:

@@ -48,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         chosen, unknown = _parser(words).parse_known_args(words)
-        if unknown:
-            chosen.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-        command: Command = chosen.command
-        status = command(chosen)
+        names = [word for word in unknown if hasattr(chosen, "names") and not word.startswith("-")]
+        if names != unknown:
+            chosen.parser.error(f"unrecognized arguments: {' '.join(word for word in unknown if word not in names)}")
+        getattr(chosen, "names", []).extend(names)  # argparse takes none behind options
+        status: int = chosen.command(chosen)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, such as head, has stopped reading

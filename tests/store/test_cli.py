@@ -153,6 +153,16 @@ def test_dump_json(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_options_may_stand_anywhere(at: int, example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(example), "epoch", "history"]
+    words.insert(at, "--json")
+    assert json.loads(in_process(capsys, "dump", *words)[1]) == {"epoch": 3, "history": [1.5]}
+    with pytest.raises(SystemExit):
+        in_process(capsys, "dump", *words, "--jsn")
+    assert "unrecognized arguments: --jsn" in capsys.readouterr().err
+
+
 def test_dump_npy(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "labels.npy"
     assert in_process(capsys, "dump", "--npy", file, example, "model/labels") == (0, "", "")

@@ -49,7 +49,9 @@ static bool mostly_changed(const pm_region *region, pm_buffer *buffer, const pm_
     bool sampled = pair && pair->sampled;
     if (sampled ? !differs(pair, region->live + place) : !pm_gather_mostly_changed(region, place, committed, length))
         return false;
-    if (!buffer->readable) buffer->readable = pm_region_comparable(region, place, committed, length) == PM_OK;
+    /* What the commit reads. The committed image of pages that the program has written may have left memory again. */
+    if (!buffer->readable)
+        buffer->readable = pm_region_readable(region, region->live, place, length, "contents") == PM_OK;
     return buffer->readable;
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 import pmstore
 from tests.core.test_forks import ended_children
-from tests.core.test_unreadable import LARGE, PAGE, disk, in_child, page_of, refused, spoiled  # noqa: F401
+from tests.core.test_unreadable import LARGE, PAGE, REGION, disk, in_child, page_of, refused, spoiled  # noqa: F401
 from tests.support.bad_disk import BadDisk
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -92,7 +92,7 @@ def test_a_commit_writes_no_array_whole_that_can_not_be_read(disk: BadDisk, slot
     path = disk.behind / "store.pm"
     with pmstore.open(path, "x", media="file") as store:
         store.create_array("x", LARGE // 8)
-        for value in range(4 if slots == 2 else 1):
+        for value in range(5 if slots == 2 else 1):
             store["x"][:] = value
             store.commit()
         bad = page_of(store, "x", 5 * PAGE)
@@ -116,4 +116,33 @@ def test_a_commit_writes_no_array_whole_that_can_not_be_read(disk: BadDisk, slot
     in_child(use)
     with pmstore.open(path, "r", media="file", exclusive=True) as store:
         x = store["x"]
-        assert x[0] >= 10 and (x[5 * PAGE // 8 : 6 * PAGE // 8] == (3 if slots == 2 else 0)).all() and x[-1] >= 10
+        assert x[0] >= 10 and (x[5 * PAGE // 8 : 6 * PAGE // 8] == (4 if slots == 2 else 0)).all() and x[-1] >= 10
+
+
+def test_a_commit_that_writes_an_array_whole_does_not_read_it_again(disk: BadDisk) -> None:  # noqa: F811
+    """The program has written all pages. The kernel has dropped those of the file, one of which is bad by then."""
+    path = disk.behind / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_array("x", LARGE // 8)
+        for value in range(5):
+            store["x"][:] = value
+            store.commit()
+        bad = page_of(store, "x", 5 * PAGE)  # slot 0 is current
+
+    def use() -> None:
+        faulthandler.disable()
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        x = store["x"]
+        x[:] = 10
+        with open(disk.mount / "store.pm", "rb") as file:
+            os.posix_fadvise(file.fileno(), REGION, 0, os.POSIX_FADV_DONTNEED)
+        disk.spoil("store.pm", bad)
+        before = store.stats().bytes_direct
+        store.commit()
+        assert store.stats().bytes_direct - before > LARGE and (x == 10).all()
+        store._catalog.core.checkpoint()
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        assert (store["x"] == 10).all() and store.check().ok

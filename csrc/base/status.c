@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Thread_local char last_message[400];
+static _Thread_local char last_message[500];
 static _Thread_local int last_errno;
 
 pm_status pm_fail(pm_status status, const char *format, ...)

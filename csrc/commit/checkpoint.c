@@ -82,8 +82,10 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
 {
     uint64_t end = PM_REGION_START + region_size + log_size;
     if (store->max_size && end > store->max_size)
-        return pm_fail(PM_NO_SPACE, "the store would grow to %llu bytes; max_size is %llu", (unsigned long long)end,
-                       (unsigned long long)store->max_size);
+        return pm_fail(PM_NO_SPACE,
+                       "the store would grow to %llu bytes; max_size is %llu (a larger one can be given when the store "
+                       "is opened again)",
+                       (unsigned long long)end, (unsigned long long)store->max_size);
     if (region_size > PM_REGION_LIMIT)
         return pm_fail(PM_NO_SPACE, "a store can't be larger than %llu bytes", (unsigned long long)PM_REGION_LIMIT);
     if (!pm_media_may_have(&store->media, end))

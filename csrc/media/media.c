@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -120,6 +122,25 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     return pm_media_map(media);
 }
 
+/* The kernel has refused to give the file so many bytes more, with errno. The message names the folder: a file that was
+ * just created may have had another name. */
+static pm_status no_room(const pm_media *media, uint64_t bytes)
+{
+    int error = errno;
+    char link[32], folder[256], what[420];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", media->fd);
+    ssize_t length = readlink(link, folder, sizeof folder);
+    const char *end = length > 0 && length < (ssize_t)sizeof folder ? memrchr(folder, '/', (size_t)length) : NULL;
+    struct statfs system = {0};
+    fstatfs(media->fd, &system);
+    snprintf(what, sizeof what,
+             "the file can't grow by %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)",
+             (unsigned long long)(bytes / 1024), end ? (int)(end + 1 - folder) : 15, end ? folder : "its file system",
+             (unsigned long long)system.f_bavail * (unsigned long long)system.f_bsize / 1024);
+    errno = error;
+    return pm_fail_errno(what);
+}
+
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
 {
     int result;
@@ -128,7 +149,7 @@ pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
         bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
         result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
     } while (pm_again_make(&again, result));
-    if (result) return pm_fail_errno("cannot reserve space for the file");
+    if (result) return no_room(media, to - from);
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
     return PM_OK;
 }

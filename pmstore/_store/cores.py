@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from pmstore._core import Core, Trace
-from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreError, StoreIOError, of
+from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreError, OutOfSpaceError, StoreIOError, of
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store.held import FileLock, Held, tell_pid
 
@@ -47,6 +47,9 @@ def _naming(name: str, held: Held) -> Iterator[None]:
     except StoreIOError as error:
         held.unlock()
         raise of(name, error) from None
+    except OutOfSpaceError as error:
+        held.unlock()
+        raise OutOfSpaceError(error.errno, f"{name!r}: {error}") from None
     except BaseException:
         held.unlock()
         raise

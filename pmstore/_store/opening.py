@@ -17,6 +17,7 @@ from pmstore import _core
 from pmstore._errors import (
     Error,
     NotAStoreError,
+    OutOfSpaceError,
     ReadOnlyStoreError,
     StoreExistsError,
     StoreIsADirectoryError,
@@ -265,6 +266,8 @@ def _create(
             if mode == "x":
                 raise StoreExistsError(errno.EEXIST, f"{path!r} exists already", path) from None
             raise _Changed from None
+        except OutOfSpaceError as error:
+            raise OutOfSpaceError(error.errno, f"{path!r} can't be created: {error}") from None
         except (FileNotFoundError, StoreLockedError):  # a sweep took the file before it was locked
             raise _Changed from None
         _sync_directory(directory)

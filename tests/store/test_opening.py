@@ -514,7 +514,7 @@ def test_max_size(path):
         w = store.create_array("w", 10_000, fill_value=1)
         store["v"] = 1
         store.commit()
-        with pytest.raises(pmstore.OutOfSpaceError) as caught:
+        with pytest.raises(pmstore.OutOfSpaceError, match="max_size is 2097152 .a larger one can be given") as caught:
             store["big"] = np.ones(10_000_000)
         assert isinstance(caught.value, OSError) and caught.value.errno == errno.ENOSPC
         for i in range(100):
@@ -551,7 +551,9 @@ def test_a_full_disk(small_disk):
                     with store.transaction():
                         w[:] = i
                         store[f"x{i}"] = np.full(100_000, i)
-                except pmstore.OutOfSpaceError:
+                except pmstore.OutOfSpaceError as error:
+                    told = rf"the file can't grow by \d+ KiB: {mount}/ has \d+ KiB left \(make room"
+                    assert re.search(told, str(error))
                     break
             assert 1 <= i < 12 and (w == i - 1).all() and len(store) == i + 1
             w[:] = -1  # a store into an array is never a signal
@@ -561,7 +563,7 @@ def test_a_full_disk(small_disk):
             assert (store["w"] == -1).all() and len(store) == i + 1
         path.unlink()
     (mount / "filler").write_bytes(bytes(7_900_000))
-    with pytest.raises(pmstore.OutOfSpaceError):
+    with pytest.raises(pmstore.OutOfSpaceError, match=rf"new' can't be created: .* {mount}/ has \d+ KiB left"):
         pmstore.open(mount / "new")
     assert names_in(mount) == ["filler"]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pmstore._core import Trace
 from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core, opened_reader
+from pmstore._store.elsewhere import explains
 from pmstore._store.held import FileLock, OpenedHere, Options
 from pmstore._store.interrupts import later
 from pmstore._store.opening import MODES, lock_file, open_source, outside, path_of, seconds
@@ -36,6 +37,7 @@ _VARIABLES = {
 recorder: Callable[[str, str, str], tuple[str, Trace | None]] | None = None
 
 
+@explains
 def open(
     path: str | bytes | os.PathLike[str] | os.PathLike[bytes],
     mode: Mode = "a",

@@ -18,6 +18,7 @@ from pmstore._catalog.names import check_name, key_of
 from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
+from pmstore._store import elsewhere
 from pmstore._values.array import Array, Layout
 from pmstore._values.registry import Parts
 
@@ -28,14 +29,6 @@ if TYPE_CHECKING:
     from pmstore._store.store import Store
 
 __all__ = ["Group", "NameMapping"]
-
-_ELSEWHERE = {  # methods of h5py, zarr and sqlite3, and what takes their place: docs/coming-from.md
-    "create_dataset": "create_array(name, data=array), or store[name] = array",
-    "require_dataset": "require_array(name, shape, dtype)",
-    "create_group": "require_group(name)",
-    "flush": "commit()",
-    "compact": "pmstore compact, for a store that no process has open",
-}
 
 _COMPLETIONS = 10_000
 
@@ -85,7 +78,7 @@ class NameMapping(MutableMapping[str, Any]):
             return self._catalog.exists(key)
 
     def __getattr__(self, name: str) -> Any:
-        hint = f"; instead: {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        hint = f"; instead: {elsewhere.METHODS[name]}" if name in elsewhere.METHODS else ""
         if not name.startswith("_"):
             with contextlib.suppress(Error):  # also of a closed store: hasattr() must go on
                 hint = f"; the value of that name is store[{name!r}]" if name in self else hint
@@ -258,6 +251,7 @@ class NameMapping(MutableMapping[str, Any]):
         with self._derived.lock:
             copying.copy(self._catalog, *names, self._derived.refuse_cycle, self._prefix)
 
+    @elsewhere.explains
     def create_array(
         self,
         name: str,
@@ -312,6 +306,7 @@ class NameMapping(MutableMapping[str, Any]):
             self._full(name), shape, float if dtype is None else dtype, order, fill_value, writeable, maxshape
         )
 
+    @elsewhere.explains
     def require_array(
         self,
         name: str,

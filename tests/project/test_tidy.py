@@ -125,7 +125,7 @@ PYTHON_ORDER = {
     ],
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
-        "companions interrupts lineage notes only reading",
+        "companions elsewhere interrupts lineage notes only reading",
         "held report",
         "cores opening",
         "file_format new_store",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def test_verbs_of_other_libraries(store: Any) -> None:
         "create_group": r"require_group\(name\)",
         "flush": r"commit\(\)",
         "compact": "pmstore compact",
+        "visit": r"list\(store\)",
     }.items():
         for mapping in (store, store.group("g")):
             with pytest.raises(AttributeError, match=f"no attribute '{verb}'; instead: {instead}"):
@@ -121,6 +123,22 @@ def test_verbs_of_other_libraries(store: Any) -> None:
     store["flush"] = 1
     with pytest.raises(AttributeError, match=r"the value of that name is store\['flush'\]"):
         store.flush  # noqa: B018
+
+
+def test_arguments_of_other_libraries(store: Any, tmp_path: Path) -> None:
+    create, path = store.create_array, tmp_path / "other.pm"
+    for call, argument, instead in (
+        (lambda **other: create("x", 3, **other), "chunks", "is kept in one piece"),
+        (lambda **other: store.group("g").create_array("x", 3, **other), "compression", "archive"),
+        (lambda **other: store.require_array("x", 3, **other), "fillvalue", "fill_value"),
+        (lambda **other: pmstore.open(path, **other), "swmr", 'mode="r"'),
+        (lambda **other: pmstore.shelf(path, **other), "size_mb", "max_size="),
+    ):
+        with pytest.raises(TypeError, match=rf"\(\) has no argument '{argument}': .*{instead}"):
+            call(**{argument: 1})
+        with pytest.raises(TypeError, match="unexpected keyword argument 'another'"):
+            call(another=1)
+    assert not list(store) and inspect.signature(create).parameters["fill_value"].default == 0
 
 
 def test_files_of_other_formats(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_arrays_that_come_and_go_without_a_commit_do_not_pile_up(open_store):
     assert store.stats().file_size < 4 << 20
 
 
+def test_arrays_that_a_rollback_takes_back_do_not_pile_up(open_store):
+    """Nobody holds them, so that their space is free again at once."""
+    store = open_store()
+    store["a"] = 1
+    store.commit()
+    size = store.stats().region_size
+    for i in range(100):
+        store[f"small{i}"], store["large"] = np.full(10, 1.0), np.full(5000, 1.0)
+        store["small" + str(i)][0], store["large"][0]
+        store.rollback()
+        assert store.stats().buffers == 0
+    assert store.stats().region_size == size and list(store) == ["a"]
+
+
 def test_arrays_that_were_let_go_do_not_pile_up_over_commits(open_store):
     """Neither those that were read nor those that were written: a later commit need not compare them."""
     store = open_store()

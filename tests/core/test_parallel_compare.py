@@ -153,3 +153,18 @@ def test_pages_of_ones_that_change(store: pmstore.Store) -> None:
     x[1::7] = 3
     store.commit()
     assert np.array_equal(committed(store)["x"], x)
+
+
+def test_an_array_of_over_64_mib(store: pmstore.Store) -> None:
+    """Its parts have 128 pages: there are never more than 256 parts."""
+    pages = 256 * 64 + 200
+    w = store.create_array("w", (pages, PAGE), "f8")
+    store.commit()
+    changed = [0, 63, 64, 127, 128, 9999, pages - 129, pages - 1]
+    w[changed, 5] = 1
+    store.commit()
+    sequence = store.sequence
+    store.commit()
+    assert store.sequence == sequence  # nothing is found that is not there
+    found = committed(store)["w"][:, 5]
+    assert np.flatnonzero(found).tolist() == changed

@@ -174,25 +174,27 @@ def without_standard_input(directory: Path, number: int) -> None:
     writer = with_constant(at(directory))
     step(1)
     writer["y"] = np.ones(N)
+    writer.create_array("z", N, fill_value=2.0, writeable=False)
     writer.commit()
     step(2)
     reader = pmstore.open(writer.path, "r")
     step(3)
     before = mappings(writer.path)
-    x = reader["x"]
-    assert mappings(writer.path) == before + 1, "it is not copied"
+    x, z = reader["x"], reader["z"]
+    assert mappings(writer.path) == before + 2, "they are not copied"
     step(4)
     del writer["x"]
     writer.commit()
     fill_space(writer)
-    assert (x == 1).all() and reader.refresh() == writer.sequence and (reader["y3"] == 7).all()
+    assert (x == 1).all() and (z == 2).all()
+    assert reader.refresh() == writer.sequence and (reader["y3"] == 7).all()
     step(5)
     reader.backup(directory / "backup.pm")
     with pmstore.open(directory / "backup.pm", "r", verify=True) as copy:
-        assert (copy["y"] == 1).all() and len(copy) == 5
+        assert (copy["y"] == 1).all() and len(copy) == 6
     reader.close()
     writer.close()
-    del x, reader
+    del x, z, reader
     gc.collect()
     with contextlib.suppress(OSError):
         assert not stat.S_ISREG(os.fstat(0).st_mode)

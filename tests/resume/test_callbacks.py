@@ -128,6 +128,28 @@ def test_the_history_has_the_figures_of_each_iteration(kind: str, path: Path) ->
         np.testing.assert_array_equal(history[name], plain[name], name)
 
 
+class Made(Log):
+    """Notes what the fitted estimator of each iteration makes of the data, not rounded to labels."""
+
+    def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> None:
+        if fitted_estimator is not None:
+            self.made.append(unrounded(fitted_estimator, X))
+
+
+def unrounded(model: Any, data: Any) -> Any:
+    return model.transform(data) if hasattr(model, "transform") else model.predict_proba(data)
+
+
+@pytest.mark.parametrize("kind", ["lloyd", "elkan", "mixture", "bayes"])
+def test_callbacks_see_the_estimator_as_if_the_iteration_were_the_last(kind: str, path: Path) -> None:
+    log, data = Made(), np.random.default_rng(1).normal(size=(200, 3))
+    model = KINDS[kind](store=path).set_params(n_init=1).set_callbacks(log).fit(data.copy())
+    assert len(log.made) == model.n_iter_ + 1 == model.max_iter + 1
+    for i in range(model.max_iter):
+        shorter = KINDS[kind]().set_params(n_init=1, max_iter=i + 1).fit(data.copy())
+        np.testing.assert_array_equal(log.made[i], unrounded(shorter, data), str(i))
+
+
 def test_without_a_store_the_callbacks_see_the_iterations_too() -> None:
     log = Log()
     model = KMeans(3, max_iter=4, tol=0, random_state=0).set_callbacks(log).fit(X)

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.conftest import Medium
+from tests.conftest import Medium, run_in_fork
 from tests.store.test_threads_fork import in_fork
 from tests.support import shim
 from tests.support.shim import MAPPINGS, ONCE
 from tests.support.template import python
 
+MAP_FIXED_NOREPLACE = 0x100000
 MIB = 1 << 20
 LARGER_THAN_A_PART = 17 * MIB // 8  # elements: arrays that outlive their store are moved in parts of 16 MiB
 
@@ -314,6 +315,39 @@ def test_arrays_that_outlive_their_store_take_one_mapping(open_store) -> None:
     os.truncate(store.path, 0)
     large = arrays.pop("large")
     assert (large == 7).all() and all((array == int(name[1:])).all() for name, array in arrays.items())
+
+
+def test_a_child_that_lets_go_of_a_store_unmaps_nothing_of_its_own(open_store) -> None:
+    """The file is not mapped in the child: what the child has mapped in its place stays there."""
+    open_store().close()
+    store = open_store()  # by the name that its mappings have from now on
+    arrays = [store.create_array("x", 1000)]
+    store.commit()
+    lines = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if store.path in line]
+    places = [[int(end, 16) for end in line.split("-")] for line in lines]
+
+    def child() -> None:
+        memory = [own for start, end in places if (own := mapped_at(start, end - start))]
+        assert memory, "nothing of the file is missing here"
+        for own in memory:
+            own[:] = b"\7" * len(own)
+        arrays.clear()
+        store.close()
+        gc.collect()
+        assert all(own[:] == b"\7" * len(own) for own in memory)
+
+    run_in_fork(child)
+    store.close()
+
+
+def mapped_at(start: int, size: int) -> ctypes.Array[ctypes.c_char] | None:
+    """Memory at an address; None: something is there already."""
+    how = MAP_FIXED_NOREPLACE | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    call = ctypes.CDLL(None).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    at = call(start, size, mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
+    return (ctypes.c_char * size).from_address(start) if at == start else None
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])

@@ -433,6 +433,26 @@ def test_a_finished_algorithm_can_be_copied_and_pickled(again: Any, stored: bool
     assert other.run(path, "climb").height == climb.run().height
 
 
+def test_the_state_of_a_fit_that_went_on_can_be_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, copies = Climb.step, []
+
+    def live(state: pmstore.State) -> dict[str, Any]:
+        names = ("iteration", "height", "heights", "place", "tries/last", "distances")
+        return {name: np.array(state[name]).tolist() for name in names}
+
+    def step_and_copy(climb: Climb) -> None:
+        step(climb)
+        copies.append((deepcopy(climb.state), live(climb.state)))
+
+    with interrupted(Climb, 4):
+        Climb(PEAK).run(path, "climb")
+    monkeypatch.setattr(Climb, "step", step_and_copy)
+    Climb(PEAK).run(path, "climb")
+    path.unlink()
+    assert len(copies) > 3
+    assert all(live(copy) == wanted for copy, wanted in copies)
+
+
 def test_an_algorithm_without_an_end_is_refused() -> None:
     class Endless(Climb):
         max_iter = None  # type: ignore[assignment]

@@ -386,4 +386,23 @@ EQUIVALENT = [
         "Where as many ranges were streamed as fit into the list, fdatasync makes all durable, as for more of them.",
         "streamed_count < PM_STREAMED",
     ),
+    Equivalent(
+        "csrc/media/media.c",
+        "uint64_t next = to - from < AT_ONCE ? to : from + AT_ONCE;",
+        "Where the rest has this length, both places are the same.",
+        "to - from <= AT_ONCE",
+    ),
+    Equivalent(
+        "csrc/media/memory.c",
+        "media->plain = 0;",
+        "One byte less stays in the cache before bytes are streamed: they are ordered and durable by either way.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/file_system.c",
+        "int flags = 0;",
+        "The file system says the flags before they are looked at; if it refuses, nobody looks.",
+        "(0 + 1)",
+        "pm_file_system_write_in_place",
+    ),
 ]

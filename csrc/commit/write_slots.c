@@ -50,9 +50,9 @@ static bool mostly_changed(const pm_region *region, pm_buffer *buffer, const pm_
     if (sampled ? !differs(pair, region->live + place) : !pm_gather_mostly_changed(region, place, committed, length))
         return false;
     /* What the commit reads. The committed image of pages that the program has written may have left memory again. */
-    if (!buffer->readable)
-        buffer->readable = pm_region_readable(region, region->live, place, length, "contents") == PM_OK;
-    return buffer->readable;
+    if (!buffer->readable && !buffer->seen)
+        buffer->seen = pm_region_readable(region, region->live, place, length, "contents") == PM_OK;
+    return buffer->readable || buffer->seen;
 }
 
 /* True if only the next commit uses the slot: the commit that left it is durable, and no logged range of it waits. */
@@ -123,7 +123,10 @@ static pm_status take_slot_back(pm_store *store, pm_double_buffer *pair)
 {
     const pm_region *region = &store->region;
     if (pair->gone || pair->mapped || pair->sparse < SPARSE_COMMITS) return PM_OK;
-    PM_TRY(pm_region_comparable(region, pair->slot[0], pair->slot[pair->current], pair->length));
+    if (pm_region_comparable(region, pair->slot[0], pair->slot[pair->current], pair->length) != PM_OK) {
+        pair->sparse = 0; /* A page that this commit need not read is on a bad block: asked again much later. */
+        return PM_OK;
+    }
     if (!memcmp(region->live + pair->slot[0], region->committed + pair->slot[pair->current], pair->length))
         return PM_OK;
     return pm_slots_remove(&store->region, pair);

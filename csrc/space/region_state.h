@@ -107,6 +107,7 @@ struct pm_buffer {
     /* this process has written or read the committed image of it, as far as commits compare it in full */
     bool readable;
     bool sampled;   /* the same, as far as commits compare a sample */
+    bool seen;      /* this process has read all of it, as programs see it */
     unsigned whole_commits; /* so many commits in a row found most of its pages changed */
 };
 

@@ -145,3 +145,56 @@ def test_a_commit_that_writes_an_array_whole_does_not_read_it_again(disk: BadDis
     in_child(use)
     with pmstore.open(path, "r", media="file", exclusive=True) as store:
         assert (store["x"] == 10).all() and store.check().ok
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_an_array_with_a_bad_block_keeps_its_second_slot(disk: BadDisk, durability: str) -> None:  # noqa: F811
+    """Taking it back reads all of the array; a commit of few changes need not."""
+    path = disk.behind / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_array("x", LARGE // 8)
+        for value in range(5):
+            store["x"][:] = value
+            store.commit()
+        bad = page_of(store, "x", 5 * PAGE)  # slot 0 is current
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file", durability=durability)
+        for value in range(10, 80):
+            store["x"][0] = value
+            store.commit()
+        store._catalog.core.checkpoint()
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        assert store["x"][0] == 79 and (store["x"][1:] == 4).all()
+
+
+def test_a_full_comparison_asks_for_the_committed_image(
+    disk: BadDisk,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The commit asked before whether the program's memory can be read, as it tried to give the array two slots."""
+    monkeypatch.setenv("PMSTORE_TRACKER", "compare")
+    path = disk.behind / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["x"], store["y"] = np.ones(LARGE // 8), np.ones(LARGE // 8)
+        store.commit()
+        bad = page_of(store, "x", 5 * PAGE)
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        name = disk.mount / "store.pm"
+        store = pmstore.open(name, "r+", media="file", max_size=os.path.getsize(name))  # no space for another slot
+        x = store["x"]
+        x[:] = 10
+        with open(name, "rb") as file:
+            os.posix_fadvise(file.fileno(), REGION, 0, os.POSIX_FADV_DONTNEED)
+        disk.spoil("store.pm", bad)
+        refused(store.commit, "cannot read contents", f"offset {bad * PAGE} ")
+        os._exit(0)
+
+    in_child(use)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pmstore.testing._files import serving
 from pmstore.testing._files.evaluator import CommandCheck, Evaluator
 from pmstore.testing._files.model import File, Image
 
@@ -208,6 +211,30 @@ def test_a_lost_server_leaves_no_check_behind(check: Check, tmp_path: Path) -> N
         assert evaluate(image(), b"") is None
         assert evaluate(image(b"kill"), b"") is None
         assert select.select([pipe], [], [], 60)[0], "it runs on"
+
+
+def test_a_lost_server_of_a_container_ends_no_process_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of processes there are those of others here."""
+    enter = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*enter, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces")
+    python, script, fifo = tmp_path / "python", tmp_path / "check.py", tmp_path / "fifo"
+    python.write_text(f'#!/bin/sh\nexec {" ".join(enter)} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    script.write_text(f"import signal\npipe = open({str(fifo)!r}, 'w')\nsignal.pause()\n")
+    os.mkfifo(fifo)
+    killed: list[int] = []
+    monkeypatch.setattr(serving, "_kill", killed.append)
+    words = [str(python), str(script)]
+    servers = serving.Servers(words, 1, 60, None)
+    thread = threading.Thread(target=servers.run, args=(words, b""))
+    thread.start()
+    with open(fifo, "rb") as pipe:
+        servers.all[0].process.kill()
+        assert pipe.read() == b""
+    thread.join()
+    servers.close()
+    assert not servers.usable and not killed
 
 
 def test_a_library_whose_import_never_ends_in_the_server(

@@ -4,6 +4,7 @@ This is a script: ``python check_server.py CHECK.py SECONDS``. The Python of the
 than that of pmstore. It needs the standard library alone. Standard input is a socket. A request is the environment
 variable PMSTORE_CRASH_SAID, a file for the check's output, and the words of its command, with zero bytes in between.
 There are two answers: the number of the fork at once; then the exit status, negative for a signal, or "timeout".
+First of all it says "ready", and in which namespace its numbers of processes are.
 
 Each state runs the whole check from its first line, in a process of its own. Only the libraries that the check of the
 first state has imported are imported already.
@@ -162,6 +163,14 @@ class Server:
         return spec is not None and spec.origin == origin
 
 
+def numbers_in() -> str:
+    """The namespace of the numbers of processes; "" if that is unknown."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def run(code: types.CodeType, words: list[str]) -> int:
     """Runs the check as the main module. Returns the exit status that Python would end with."""
     sys.argv = words
@@ -203,7 +212,7 @@ def main() -> None:
         sys.path.insert(0, folder)
     sys.argv = [script]
     server = Server(folder, float(seconds))
-    os.write(server.socket, b"ready")
+    os.write(server.socket, f"ready {numbers_in()}".encode())
     words = server.serve()
     # What remains belongs to a fork. Python's own end would free each object of each library, which takes longer than
     # most checks.

@@ -96,6 +96,8 @@ class _Server:
 
     def __init__(self, command: Sequence[str], memory: str | None, timeout: float) -> None:
         self.most = timeout + START
+        self.known = False
+        """Whether its numbers of processes are those of this process."""
         self.scratch = Scratch(memory)
         self.said = os.path.join(self.scratch.path, "said")
         self.output = os.path.join(self.scratch.path, "output")
@@ -112,8 +114,11 @@ class _Server:
 
     def wait_until_ready(self) -> None:
         self.socket.settimeout(START)
-        if self.socket.recv(64) != b"ready":
+        word, _, numbers_in = self.socket.recv(64).decode().partition(" ")
+        if word != "ready":
             raise Lost
+        # A command named python may be a script that starts Python in a container.
+        self.known = bool(numbers_in) and numbers_in == _numbers_in()
         self.socket.settimeout(self.most)  # the import of a library may never end there
 
     def run(self, words: Sequence[str], said: bytes) -> Ended:
@@ -125,7 +130,8 @@ class _Server:
         try:
             answer = self._answer()
         except (OSError, Lost):
-            _kill(fork)  # a server that was killed could not do it
+            if self.known:
+                _kill(fork)  # a server that was killed could not do it
             raise
         output = Path(self.output).read_bytes()
         return (None if answer == b"timeout" else int(answer)), output
@@ -146,6 +152,12 @@ class _Server:
             self.process.wait()
         self.socket.close()
         self.scratch.close()
+
+
+def _numbers_in() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
 
 
 def _kill(fork: int) -> None:

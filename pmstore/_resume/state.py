@@ -13,6 +13,7 @@ Derived fields are in the process's own memory.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -20,6 +21,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pmstore._errors import ClosedStoreError
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
@@ -267,10 +269,17 @@ class State:
             raise AttributeError(error.args[0]) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of copies and pickles. They are in plain memory and need no store. Keepers' values are left out."""
+        """The state of copies and pickles. They are in plain memory and need no store. Keepers' values are left out,
+        and so are the best run's arrays if their store is closed."""
+        arrays = dict(self._arrays)
+        if self._group is not None:
+            with contextlib.suppress(ClosedStoreError):
+                for field in self._fields:
+                    if field.is_array and field.role == "best":
+                        arrays[field.name] = self._group[field.name]
         return {
             **{name: getattr(self, name) for name in self.__slots__},
-            "_arrays": {name: np.array(array) for name, array in self._arrays.items()},
+            "_arrays": {name: np.array(array) for name, array in arrays.items()},
             "_record": np.array(self._record),
             "_fields": tuple(field for field in self._fields if field.keeper is None),
             "_keepers": {},

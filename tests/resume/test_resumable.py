@@ -437,7 +437,7 @@ def test_the_state_of_a_fit_that_went_on_can_be_copied(path: Path, monkeypatch: 
     step, copies = Climb.step, []
 
     def live(state: pmstore.State) -> dict[str, Any]:
-        names = ("iteration", "height", "heights", "place", "tries/last", "distances")
+        names = ("iteration", "height", "heights", "place", "tries/last", "distances", "best/place")
         return {name: np.array(state[name]).tolist() for name in names}
 
     def step_and_copy(climb: Climb) -> None:
@@ -451,6 +451,22 @@ def test_the_state_of_a_fit_that_went_on_can_be_copied(path: Path, monkeypatch: 
     path.unlink()
     assert len(copies) > 3
     assert all(live(copy) == wanted for copy, wanted in copies)
+
+
+def test_a_state_whose_store_was_closed_can_be_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, states = Climb.step, []
+
+    def kept(climb: Climb) -> None:
+        step(climb)
+        states.append(climb.state)
+
+    monkeypatch.setattr(Climb, "step", kept)
+    with interrupted(Climb, 4):
+        Climb(PEAK).run(path, "climb")
+    copy = deepcopy(states[-1])
+    assert copy["place"].tolist() == states[-1]["place"].tolist()
+    with pytest.raises(KeyError, match="best/place"):
+        copy["best/place"]
 
 
 def test_an_algorithm_without_an_end_is_refused() -> None:

@@ -47,11 +47,11 @@ PYTHON_FILES = sorted(
     if path.name not in ("__init__.py", "_sklearn.py", "sklearn.py", "_command.py")
 )
 
-# Tests that are not tried on mutants: tests of documents, of the machinery itself, and of other programs; and those
-# that take minutes.
+# Tests that are not tried on mutants: tests of documents, of the machinery itself, and of other programs; those that
+# compile the sources themselves, and those that take minutes.
 LEFT_OUT = {
     *("test_tidy", "test_docs", "test_mutants", "test_mutants_lines", "test_build", "test_benchmarks", "test_paper"),
-    *("test_demo", "test_gallery", "test_power", "test_testing_docs", "test_versions", "test_kill"),
+    *("test_aarch64", "test_demo", "test_gallery", "test_power", "test_testing_docs", "test_versions", "test_kill"),
 }
 # The limits for a function's tests: total time, and number. Each file first contributes as many of its quickest tests
 # that reach a statement, because tests of different files check different things.

@@ -45,7 +45,8 @@ def take_all_listed(core: Core) -> list[tuple[int, int]]:
 
 def beyond(path: str, media: str) -> None:
     """Arrays behind the pages of the first list: commits, readers, and another process after a crash."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     variable("fault_sparse").value = 1
 
     def died() -> None:

@@ -481,3 +481,21 @@ def test_arrays_that_outlive_their_store_where_mappings_are_refused(medium: Medi
     file."""
     call = f"closed_without({str(medium.directory)!r}, {medium.name!r})"
     shim.run(fault_library, "-c", f"from tests.core.test_address_space import closed_without; {call}")
+
+
+def waits_without(path: str) -> None:
+    """A reader that can't map the page of the file that tells of commits. What is there already needs no wait."""
+    with pmstore.open(path, "x") as writer, pmstore.open(path, "r") as reader:
+        writer["x"] = 1
+        writer.commit()
+        shim.begin_memory(ONCE, 1, MAPPINGS)
+        assert reader.wait(0, timeout=60) == (1, "commit")
+        with pytest.raises(pmstore.StoreIOError, match="can't be waited for: .* without shared mappings"):
+            reader.wait(1, timeout=1)
+        shim.end()
+
+
+@pytest.mark.no_sanitizer
+def test_commits_that_can_not_be_waited_for(medium: Medium, fault_library: Path) -> None:
+    path = str(medium.directory / "store.pm")
+    shim.run(fault_library, "-c", f"from tests.core.test_address_space import waits_without; waits_without({path!r})")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -203,3 +204,28 @@ def without_standard_input(directory: Path, number: int) -> None:
 @pytest.mark.parametrize("number", range(STEPS))
 def test_a_process_without_a_standard_input(tmp_path: Path, number: int) -> None:
     run_in_fork(without_standard_input, tmp_path, number)
+
+
+def past_the_cache(store: pmstore.Store) -> int:
+    """How many descriptors of its file write past the page cache."""
+    found = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    own = [link.name for link in found if link.is_symlink() and os.path.samestat(os.stat(store.path), link.stat())]
+    flags = [re.search(r"flags:\s*(\d+)", Path(f"/proc/self/fdinfo/{name}").read_text()) for name in own]
+    return sum(int(one[1], 8) & os.O_DIRECT != 0 for one in flags if one)
+
+
+def stores_without_standard_input(directory: Path) -> None:
+    os.close(0)
+    stores = [pmstore.open(directory / name, "x", media="file") for name in ("first", "second")]
+    for store in stores:
+        x = store.create_array("x", 3)
+        for value in range(3):  # small commits go past the cache
+            x[:] = value
+            store.commit()
+    assert os.path.samestat(os.fstat(0), os.stat(stores[0].path))
+    assert past_the_cache(stores[0]) == past_the_cache(stores[1])
+
+
+def test_a_store_on_descriptor_0_writes_past_the_cache(tmp_path: Path) -> None:
+    """If the file system takes such writes."""
+    run_in_fork(stores_without_standard_input, tmp_path)

@@ -123,7 +123,7 @@ def an_overflow_over_itself(path: Path, then: bytes, size: int) -> None:
     image = Image(path)
     place = image.region_size - 16 * PAGE
     page = bytes(16) + then
-    body = item(RUN, place + PAGE, PAGE, page.ljust(PAGE, b"\0")) + item(RUN, place + 4 * PAGE, size, bytes(size))
+    body = item(RUN, place + PAGE, PAGE, page.ljust(PAGE, b"\0")) + item(RUN, place + 9 * PAGE, size, bytes(size))
     image.bytes[REGION + place : REGION + place + len(body)] = body
     sound = body_hash(body, REGION + place, 77)
     image.set_log(item(OVERFLOW, place, len(body), struct.pack("<QQ", sound, 0)), 77)

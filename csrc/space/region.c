@@ -69,9 +69,7 @@ static void sweep(pm_region *region)
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        /* Until a deletion is committed, a reader may map the bytes, and take its lock after it was asked for here. */
-        bool deleted = buffer->shared && buffer->owned_at_commit && !buffer->owned;
-        if (atomic_load(&buffer->living) || candidate || deleted || pm_region_fork_may_show(region, buffer))
+        if (atomic_load(&buffer->living) || candidate || pm_region_fork_may_show(region, buffer))
             region->buffers[kept++] = buffer;
         else free(buffer);
     }

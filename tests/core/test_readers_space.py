@@ -100,6 +100,18 @@ def test_I9_space_that_was_freed_by_a_commit_that_readers_do_not_see_yet(tmp_pat
         assert (x == 1).all() and len(held) == 130
 
 
+def test_I9_a_reader_maps_an_array_between_its_deletion_and_the_commit(tmp_path: Path) -> None:
+    """Meanwhile, there are so many new arrays that those that are gone are sorted out."""
+    with_constant(at(tmp_path)).close()
+    with at(tmp_path)(mode="r+", max_size=64 << 20) as writer, pmstore.open(writer.path, "r") as reader:
+        del writer["x"]
+        held = [writer.create_array(f"small{i}", 4) for i in range(300)]
+        x = reader["x"]
+        writer.commit()
+        fill_space(writer)
+        assert (x == 1).all() and len(held) == 300
+
+
 RECOVERY_IS_STOPPED = """
 import os, signal, sys
 from pathlib import Path

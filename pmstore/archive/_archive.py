@@ -190,7 +190,7 @@ class Archive(Mapping[int, Version]):
         return ([one for one in archive.log() if one.version <= last] if archive is not None else []) + own
 
     def _past(self) -> tuple[Archive | None, int]:
-        """The archive that a fork's archive shares its past with, and the last version that is shared."""
+        """The archive that a fork's archive shares its past with, and the last version that only that one has."""
         if self.parent is None:
             return None, -1
         url, last = self.parent
@@ -201,7 +201,8 @@ class Archive(Mapping[int, Version]):
                 text = f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown"
                 warnings.warn(text, ArchiveWarning, stacklevel=4)
                 return None, -1
-        return self._own_parent, last
+        row = self._index.find(last)  # of a drain that began before the fork's first commit
+        return self._own_parent, last if row is None or not row.kept else last - 1
 
     def _opened_parent(self, url: str) -> Archive:
         if url == self.url or url in self._forks:

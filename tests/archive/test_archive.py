@@ -337,6 +337,27 @@ def test_a_fork_has_an_archive_of_its_own_and_shares_the_past(tmp_path: Path) ->
     assert archive.open(branch)[middle]["x"][0] == 2, "what a fork shares stays"
 
 
+def test_a_fork_that_is_archived_before_its_first_commit(tmp_path: Path) -> None:
+    """The version that both archives have is listed once."""
+    trunk, branch = tmp_path / "trunk", tmp_path / "branch"
+    with pmstore.open(tmp_path / "a.pm") as store, store.drain(trunk) as drain:
+        for value in range(3):
+            store["x"] = value
+            store.commit()
+            drain.wait()
+    archive.open(trunk).fork(2, tmp_path / "b.pm")
+    with pmstore.open(tmp_path / "b.pm") as store, store.drain(branch, keep=1) as drain:
+        assert drain.wait() == 2
+        found = archive.open(branch)
+        assert list(found) == [1, 2] == [one.version for one in found.log()] and len(found) == 2
+        store["x"] = 30
+        store.commit()
+        drain.wait()
+    found.refresh()
+    assert list(found) == [1, 2, 3] == [one.version for one in found.log()]
+    assert [found[version]["x"] for version in found] == [0, 1, 30]
+
+
 def test_an_archive_that_claims_to_be_its_own_past(tmp_path: Path) -> None:
     place = Memory()
     with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:

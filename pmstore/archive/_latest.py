@@ -86,8 +86,7 @@ class _Drained:
     """The archive of a store."""
 
     def __init__(self, url: Any, storage_options: Mapping[str, Any] | None) -> None:
-        options = dict(storage_options or {}) if "://" in os.fspath(url) else {}
-        self._archive: Archive = open_archive(url, **options)
+        self._archive: Archive = open_archive(url, **(storage_options or {}))
 
     def versions(self) -> list[int]:
         return self._archive.versions()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,3 +160,42 @@ def test_the_newest_version_that_several_archives_have(tmp_path: Path) -> None:
     (urls[2] / part).write_bytes(bytes((urls[2] / part).stat().st_size))
     assert archive.latest_common(urls) == 3 and archive.latest_common(urls, verify=True) == 2
     assert archive.latest_common([tmp_path / "none", *urls]) is None
+
+
+def test_options_for_places_that_need_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the past of a fork, whose own archive is a folder."""
+    memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
+    real, options = memory.__init__, {"key": "secret"}
+
+    def needs_key(self: Any, *given: Any, key: str = "", **more: Any) -> None:
+        if key != "secret":
+            raise ValueError("the key is missing")
+        real(self, *given, **more)
+
+    monkeypatch.setattr(memory, "__init__", needs_key)
+    trunk, branch = f"memory://{uuid.uuid4().hex}", tmp_path / "branch"
+    for path, url, versions in (("a.pm", trunk, [1, 2, 3]), ("b.pm", branch, [1, 2, 3, 4])):
+        with pmstore.open(tmp_path / path) as store, store.drain(url, storage_options=options) as drain:
+            for _ in range(2 + (url == trunk)):
+                store["x"] = np.full(1000, store.sequence)
+                store.commit()
+                drain.wait()
+        found = archive.open(url, **options)
+        assert found.versions() == versions
+        if url == trunk:
+            found.fork(2, tmp_path / "b.pm")
+    for verify in (False, True):
+        assert archive.latest_common([branch], storage_options=options, verify=verify) == 4
+        assert archive.latest_common([trunk, branch], storage_options=options, verify=verify) == 3
+    with pytest.raises(ValueError, match="the key is missing"):
+        archive.latest_common([trunk])
+
+
+def test_a_drain_says_where_it_writes_and_how_far_it_is(tmp_path: Path) -> None:
+    places = [tmp_path / "near", tmp_path / "far"]
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(places) as drain:
+        store["x"] = 1
+        store.commit()
+        drain.wait()
+        assert repr(drain) == f"<Drain to {places[0]}, {places[1]}, at version 1>"
+    assert repr(drain) == f"<Drain to {places[0]}, {places[1]}, closed>"

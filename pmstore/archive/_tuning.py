@@ -127,15 +127,14 @@ def _inside(costs: Costs, least: int, batch_most: int, interval_most: int) -> tu
     """The point within the limits where both derivatives are 0. If an object costs only its bytes, it is that of the
     two closed formulas."""
     each, merge, mtbf = costs.iteration_seconds, costs.merge_seconds, costs.mtbf
-    batch = min(max(1.0, (2 * costs.beyond * merge * mtbf) ** (1 / 3) / each), batch_most) if mtbf < math.inf else 1.0
-    interval = float(least)
+    batch = 1.0
     for _ in range(_ROUNDS):  # each halves the error twice
-        before = batch, interval
+        before = batch
         best = _root(2 * costs.beyond * mtbf * batch / (each * merge)) if merge and costs.beyond else math.inf
         interval = min(max(best if costs.beyond else 1.0, batch, least), interval_most)
         best = _root((merge * interval + (2 * mtbf * costs.write_seconds / each if costs.write_seconds else 0)) / each)
         batch = min(max(best, 1.0), batch_most, interval)
-        if math.isclose(batch, before[0], rel_tol=1e-9) and math.isclose(interval, before[1], rel_tol=1e-9):
+        if math.isclose(batch, before, rel_tol=1e-9):  # and the interval follows from it
             break
     return batch, interval
 

@@ -74,6 +74,16 @@ def test_the_limits() -> None:
     assert slow.base_interval * (0.25 - 62_720 / 400e6) >= 4e12 / 400e6 * 0.99
 
 
+@pytest.mark.parametrize("mtbf", [0.5, 2.0, 20.0])
+def test_restores_that_take_longer_than_the_time_between_failures(mtbf: float) -> None:
+    """Each batch ends in a base, and is no longer than it need be."""
+    costs = Costs(750e3, 0.0, 6.4e6, 585.0, mtbf, 0.7)
+    limits = {"batch_most": 57, "interval_most": 147}
+    found, least = chosen(costs, **limits), math.ceil(costs.beyond / 0.7)
+    others = ((batch, batch * n) for batch in range(1, 58) for n in range(1, 147 // batch + 1) if batch * n >= least)
+    assert waste(costs, *found) == pytest.approx(min(waste(costs, *one) for one in others))
+
+
 @pytest.mark.parametrize("name", Costs._fields)
 @pytest.mark.parametrize("value", [-1.0, math.nan, 0.0, math.inf])
 def test_what_can_be_no_cost(name: str, value: float) -> None:

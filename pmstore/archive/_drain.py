@@ -239,8 +239,7 @@ class Steps:
             self._seen = Seen(0)
 
     def _retain(self, number: int) -> None:
-        further = [target.last for target in self.targets[number + 1 :]]
-        self.targets[number].retain(self.options.keep, min(further, default=1 << 62))
+        self.targets[number].retain(self.options.keep, min(target.last for target in self.targets[number:]))
 
 
 class Trouble:

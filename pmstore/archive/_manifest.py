@@ -188,18 +188,17 @@ def join(sequence: int, found: list[Written], name_of: Callable[[int, int], str]
         table[:, 0] += np.uint64(len(names))
         different, inverse = np.unique(table[:, 1], return_inverse=True)
         numbers = [parts.setdefault(name_of(rank, int(part)), len(parts)) for part in different]
-        table[:, 1] = np.array(numbers, _COLUMN)[inverse.reshape(-1)] if numbers else 0
+        table[:, 1] = np.array(numbers, _COLUMN)[inverse]
         pieces.append(table)
         names += written.names
-    whole = np.concatenate(pieces) if pieces else np.empty((0, 5), _COLUMN)
+    whole = np.concatenate(pieces)  # those of a part by their offsets: each rank writes behind the ranks before it
     made = []
     for name, number in parts.items():
         own = whole[whole[:, 1] == number]
-        own = own[np.argsort(own[:, 2])]
         made.append(Part(name, int(own[:, 3].sum()), hash64(own[:, 4].tobytes())))
     known = {"sequence": sequence, "time": time.time(), "parts": [list(part) for part in made], "names": names}
     known |= {"counts": [len(written.names) for written in found], "kinds": kinds, "pieces": whole.tobytes()}
-    known |= {"kind": np.concatenate(kind).tobytes() if kind else b"", "hashes": b"".join(one.hashes for one in found)}
+    known |= {"kind": np.concatenate(kind).tobytes(), "hashes": b"".join(one.hashes for one in found)}
     body = msgpack.packb(known)
     return bytes(_MAGIC + _HASH.pack(hash64(body)) + body), made, len(names)
 

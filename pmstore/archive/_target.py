@@ -176,7 +176,7 @@ class Target:
             )
 
     def retain(self, keep: Keep, until: int) -> None:
-        """Removes versions that do not stay. until: the newest that all further places have."""
+        """Removes versions that do not stay. until: the newest that this place and all further ones have."""
         if keep != Keep() and len(self.index):
             tagged = tags_of(Sources([self.place])).values()
             self._parts = None

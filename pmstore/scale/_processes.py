@@ -176,7 +176,7 @@ class _Place:
         self._ahead = AHEAD
         self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
         self._incoming = Incoming(self.connection)
-        self._knows = -1, -1  # the numbers of the function and of the state that the process has
+        self._knows: tuple[int | None, int | None] = None, None  # the numbers of the function and state that it has
         threading.Thread(target=_send_all, args=(self.connection, self._outbox), daemon=True).start()
 
     def load(self) -> int:

@@ -124,7 +124,7 @@ def _without_gaps(value: Any) -> Any:
 def _blocks(rows: int, size: int) -> Iterable[tuple[int, int]]:
     """The first and last row of every block."""
     count = min(rows, max(PARTS, -(-size // BYTES)))
-    ends = [rows * i // count for i in range(count + 1)] if count else [0]
+    ends = [rows * i // count for i in range(count + 1)] if count else []
     return itertools.pairwise(ends)
 
 
@@ -192,9 +192,8 @@ def _mapped(array: np.memmap[Any, Any], begin: int, end: int) -> Shard:
     private = array.base is None or array.mode == "c"  # changes are not in the file
     if private or array.filename is None or not array.flags.c_contiguous or _sliced(array):
         return Shard(_given, np.asarray(array[begin:end]))
-    row = array.nbytes // len(array) if len(array) else 0
     shape = (end - begin, *array.shape[1:])
-    return Shard(_map, os.fspath(array.filename), array.dtype, array.offset + begin * row, shape)
+    return Shard(_map, os.fspath(array.filename), array.dtype, array.offset + begin * array.strides[0], shape)
 
 
 def _sliced(array: np.memmap[Any, Any]) -> bool:

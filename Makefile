@@ -90,11 +90,11 @@ test-archive: build
 	@set -e; $(call beside,build/archive,test-archive,)
 	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive tests/interchange $(ARGS)
 
-# Beside what make test has: pandas, polars and pyarrow.
+# Beside what make test has: pandas, polars and pyarrow, which also reads shards of .parquet files.
 test-frames: build
 	@set -e; $(call beside,build/frames,test-frames,)
 	@build/frames/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/store/test_known_types.py \
-		tests/store/test_tables.py $(ARGS)
+		tests/store/test_tables.py tests/scale/test_shards.py $(ARGS)
 
 # Beside what make test has: torch, built for CPUs.
 test-torch: build

@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
+from pmstore.scale import Serial  # noqa: E402
 from tests.support.resuming import copied  # noqa: E402
 
 pytestmark = [
@@ -65,6 +66,11 @@ class Log:
 def path_of(context: Any) -> tuple[int, ...]:
     """The ids of a task and of those above it."""
     return () if context.parent is None else (*path_of(context.parent), context.task_id)
+
+
+def test_fits_over_shards_refuse_callbacks() -> None:
+    with pytest.raises(NotImplementedError, match="a fit with engine calls no callbacks"):
+        KMeans(3, engine=Serial()).set_callbacks(Log()).fit(X)
 
 
 @pytest.mark.parametrize("kind", KINDS)

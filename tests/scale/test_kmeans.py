@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -275,6 +276,22 @@ def test_the_fit_is_recognized(path: Path) -> None:
     KMeans(3, store=path, name="fit", engine=Serial()).fit(other)
 
 
+def test_reset_forgets_the_fit_that_the_estimator_worked_on_last(path: Path) -> None:
+    model = KMeans(3, store=path, random_state=0, engine=Stopping(8))
+    with pytest.raises(ValueError, match="call fit first"):
+        model.reset()
+    for engine, done in ((Stopping(8), False), (Serial(), True)):
+        model.engine = engine
+        with contextlib.nullcontext() if done else pytest.raises(Stopped):
+            model.fit(parts(BLOBS, 3))
+        with pmstore.open(path, "r") as store:
+            assert len(store) > 0
+        model.reset()
+        with pmstore.open(path, "r") as store:
+            assert len(store) == 0
+    assert model.resumed_from_iter_ == 0
+
+
 # ---- predictions
 
 
@@ -353,6 +370,14 @@ def test_the_engine_is_a_parameter() -> None:
     loaded = pickle.loads(pickle.dumps(model))
     assert not hasattr(loaded, "labels_") and np.array_equal(loaded.predict(BLOBS), model.predict(BLOBS))
     assert len(pickle.dumps(model)) < BLOBS.nbytes / 2
+
+
+def test_shards_have_no_names_of_features() -> None:
+    """Those of an earlier fit to a frame are forgotten."""
+    model = KMeans(3, random_state=0).fit(BLOBS)
+    model.feature_names_in_ = np.array(list("abcde"), object)
+    model.set_params(engine=Serial()).fit(parts(BLOBS))
+    assert not hasattr(model, "feature_names_in_") and model.n_features_in_ == 5
 
 
 @pytest.mark.parametrize("engine", [0, -1, "two", 1.5])

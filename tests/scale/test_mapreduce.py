@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
@@ -287,7 +288,7 @@ def test_processes_that_end_as_soon_as_they_begin(
         with pytest.raises(pmstore.WorkersLostError, match="5 processes of worker 0 ended.*began.*status 7") as caught:
             walk.run(path, "walk", engine=1)
         assert caught.value.shard is None
-        assert "process 5" in str(caught.value.worker)
+        assert re.fullmatch(r"worker 0, process 5 \(pid \d+\)", str(caught.value.worker))
 
 
 def test_a_map_that_never_ends() -> None:

@@ -1,0 +1,113 @@
+"""The shards of a data set: which rows each has, and what travels to workers."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pmstore.scale import Shard, _shards, shards_of
+
+ROWS = np.arange(300.0).reshape(100, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
+def test_an_array_has_16_shards_of_about_the_same_size(rows: int, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS[:rows])
+    for data in (ROWS[:rows], str(tmp_path / "rows.npy")):
+        found = [shard() for shard in shards_of(data)]
+        assert len(found) == min(rows, 16) and np.array_equal(np.concatenate(found), ROWS[:rows])
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+@pytest.mark.parametrize("size, count", [(150, 16), (149, 17), (24, 100), (23, 100)])
+def test_large_arrays_have_more_shards(size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shards, "BYTES", size)
+    assert len(shards_of(ROWS)) == count
+
+
+def test_data_without_rows(tmp_path: Path) -> None:
+    np.save(tmp_path / "none.npy", ROWS[:0])
+    for data in ([], ROWS[:0], tmp_path / "none.npy"):
+        with pytest.raises(ValueError, match="no shards: the data are empty"):
+            shards_of(data)
+    (tmp_path / "bin").write_bytes(bytes(8))
+    for array in (ROWS[:0], np.memmap(tmp_path / "bin", np.float32, "r", shape=(0, 3))):
+        (shard,) = shards_of([array])
+        assert shard().shape == (0, 3) and shard().dtype == array.dtype
+
+
+def test_an_array_in_a_list_is_one_shard(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS[:20])
+    own = Shard(np.full, (2, 3), 7.0)
+    found = shards_of((ROWS[:30], tmp_path / "rows.npy", own, np.asfortranarray(ROWS[50:])))
+    assert len(found) == 1 + 16 + 1 + 1 and found[17] is own and shards_of(own) == (own,)
+    expected = np.concatenate([ROWS[:30], ROWS[:20], np.full((2, 3), 7.0), ROWS[50:]])
+    assert np.array_equal(np.concatenate([shard() for shard in found]), expected)
+
+
+def changed(array: Any) -> Any:
+    array[40] = -1
+    return array
+
+
+# A map of the rows behind a header of 48 bytes, and whether workers map the file again.
+MAPS: dict[str, tuple[Callable[[Path], Any], bool]] = {
+    "read-only": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3)), True),
+    "writeable": (lambda path: changed(np.memmap(path, "f8", "r+", 48, (100, 3))), True),
+    "of integers": (lambda path: np.memmap(path, "<i4", "r", 48, (100, 2, 3)), True),
+    "one column": (lambda path: np.memmap(path, "f8", "r", 48, (300, 1)), True),
+    "one axis": (lambda path: np.memmap(path, "f8", "r", 48), True),
+    "F order": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3), "F"), False),
+    "changed in memory": (lambda path: changed(np.memmap(path, "f8", "c", 48, (100, 3))), False),
+    "rows of a map": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3))[7:90], False),
+    "columns of a map": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3))[:, 1:], False),
+    "in memory": (lambda path: changed(np.memmap(path, "f8", "r", 48, (100, 3)) + 1), False),
+}
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_memory_maps(kind: str, tmp_path: Path) -> None:
+    """A worker maps the file again. Rows that the file does not have in one piece travel."""
+    made, mapped = MAPS[kind]
+    (tmp_path / "rows").write_bytes(bytes(48) + ROWS.tobytes())
+    array = made(tmp_path / "rows")
+    for data, count in ((array, 16), ([array], 1)):
+        shards = shards_of(data)
+        assert len(shards) == count
+        for several in (shards, pickle.loads(pickle.dumps(shards))):
+            found = [shard() for shard in several]
+            assert np.array_equal(np.concatenate(found), array) and found[0].dtype == array.dtype
+            assert all(isinstance(one, np.memmap) == mapped for one in found)
+            assert mapped == (len(pickle.dumps(several[-1])) < 350)
+
+
+def test_arguments_keep_their_type() -> None:
+    """Also arrays with gaps, which are copied."""
+    masked = np.ma.masked_less(ROWS, 9)
+    assert Shard(np.ma.count, masked[:, ::2])() == Shard(np.ma.count, a=masked[:, ::2])() == 2 * 97
+
+
+def test_row_groups_of_a_parquet_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(dict(zip("abc", ROWS.T))), tmp_path / "rows.parquet", row_group_size=30)
+    found = [shard() for shard in shards_of(str(tmp_path / "rows.parquet"))]
+    assert list(map(len, found)) == [30, 30, 30, 10] and np.array_equal(np.concatenate(found), ROWS)
+
+
+def test_a_parquet_file_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pyarrow"):
+        shards_of(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("data", [np.array(1.0), np.array([None]), [np.array(1.0)], {"X": ROWS}, [1, 2], "rows.csv"])
+def test_data_that_make_no_shards(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="make shards|shards are made|is no .npy or .parquet"):
+        shards_of(data)

@@ -14,6 +14,7 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive import _index as index
+from pmstore.archive import _versions as versions
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Version
@@ -169,6 +170,45 @@ def test_a_part_of_contents_that_changed_here_and_there(tmp_path: Path) -> None:
     (item,) = (item for item in found[2]._core._entries.values() if item.length > 1 << 20)
     assert all(frame.runs[0][0] >> 22 == frame.runs[-1][0] >> 22 for frame, _ in item.frames), "read with few others"
     found.restore(tmp_path / "again.pm")
+    with pmstore.open(tmp_path / "again.pm", "r") as store:
+        assert (store["x"] == x).all()
+
+
+@pytest.mark.parametrize("length", [100, 30_000, 39_999, 40_000, 40_001])
+def test_contents_whose_frames_keep_to_no_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """A reader whose windows have another length than those of the writer."""
+    place, x = Memory(), np.random.default_rng(0).random(5000)
+    states = {1: x, 2: -x, 3: np.where(np.arange(5000) % 4999, -x, 7)}
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for x in states.values():
+            store["x"] = x
+            store.commit()
+            archived(steps)
+    monkeypatch.setattr(versions, "FRAME", length)
+    found = Archive(Sources([place]))
+    for version in (1, 2, 3, 1, 3, 2):  # memory is used again, with other contents
+        for rows in (np.s_[:], np.s_[:1], np.s_[-1:], np.s_[3700:4998]):
+            assert (found[version].read("x", rows) == states[version][rows]).all()
+    assert found.verify().ok and found.is_whole(3, verify=True)
+
+
+def test_a_large_array_is_restored_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that ends where a window does: a store that is larger than the memory is restored, too."""
+    place, lengths, x = Memory(), [], np.random.default_rng(0).random(versions.FRAME // 4)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        store["x"] = x
+        store.commit()
+        archived(steps)
+    decoded = versions.Library.decoded
+
+    def noted(self: versions.Library, *given: Any) -> Any:
+        out = decoded(self, *given)
+        lengths.append(len(out))
+        return out
+
+    monkeypatch.setattr(versions.Library, "decoded", noted)
+    Archive(Sources([place])).restore(tmp_path / "again.pm")
+    assert max(lengths) == versions.FRAME and sum(lengths) >= 2 * versions.FRAME
     with pmstore.open(tmp_path / "again.pm", "r") as store:
         assert (store["x"] == x).all()
 

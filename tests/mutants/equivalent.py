@@ -405,4 +405,43 @@ EQUIVALENT = [
         "(0 + 1)",
         "pm_file_system_write_in_place",
     ),
+    Equivalent(
+        "pmstore/archive/_archive.py",
+        "return None, -1",
+        "Nobody looks at the number where there is no archive of the past.",
+        "2",
+        "Archive._past",
+    ),
+    Equivalent(
+        "pmstore/archive/_archive.py",
+        "return None, -1",
+        "Nobody looks at the number where there is no archive of the past.",
+        "0",
+        "Archive._past",
+    ),
+    Equivalent(
+        "pmstore/archive/_manifest.py",
+        "table = np.frombuffer(written.pieces, _COLUMN).reshape(-1, 5).copy()",
+        "numpy takes any negative length as the one that it has to find.",
+        "2",
+    ),
+    Equivalent(
+        "pmstore/archive/_tuning.py",
+        "break",
+        "The rounds after this one change nothing.",
+        "continue",
+        "_inside",
+    ),
+    Equivalent(
+        "pmstore/scale/_dask.py",
+        "if self._pickled[0] is not function:",
+        "The same function is pickled for each question, to the same bytes: only the time differs.",
+        "1",
+    ),
+    Equivalent(
+        "pmstore/scale/_holder.py",
+        "return False",
+        "The descriptions of two shards have other names, so that they are never added.",
+        function="Describe.adds",
+    ),
 ]

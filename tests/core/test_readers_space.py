@@ -239,5 +239,5 @@ def stores_without_standard_input(directory: Path) -> None:
 
 
 def test_a_store_on_descriptor_0_writes_past_the_cache(tmp_path: Path) -> None:
-    """If the file system takes such writes."""
+    """No file system need take such writes: a store on another descriptor is the measure."""
     run_in_fork(stores_without_standard_input, tmp_path)

@@ -444,4 +444,22 @@ EQUIVALENT = [
         "The descriptions of two shards have other names, so that they are never added.",
         function="Describe.adds",
     ),
+    Equivalent(
+        "csrc/reader/pages.c",
+        "bool many = passes++ > PASSES_MOST, quick = t->flips > FLIPS_MOST || many;",
+        "The process that writes is asked for a pause one flip sooner: only the time differs.",
+        "t->flips >= FLIPS_MOST || many",
+    ),
+    Equivalent(
+        "csrc/media/trace.c",
+        "size_t room = trace->room ? 2 * trace->room : 1024;",
+        "The room for events begins with one more or less, and doubles.",
+        "1024",
+    ),
+    Equivalent(
+        "csrc/space/catalog.c",
+        "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
+        "A leaf that is a quarter full, to the byte, is merged one deletion sooner.",
+        "leaf->used <= (PM_PAGE - PM_LINE) / 4u",
+    ),
 ]

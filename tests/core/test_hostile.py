@@ -324,13 +324,17 @@ def contents_as_metadata(path: Path) -> None:
 
 @case
 def free_metadata(path: Path) -> None:
-    """The space map says that pages in use are free: the next allocation gets them."""
+    """The space map says that pages in use are free: the next allocation gets them; or that a slab is contents."""
     for page in range(5):
         image = image_of(path, lambda store: store.update(a=np.arange(500.0), s=np.arange(9.0)))
         image.map_kind(page * PAGE, FREE)
         image.save()
         _, damaged = use(path)
         assert damaged
+    image.map_kind(next(image.pages(SLAB)), DATA)
+    image.save()
+    with pmstore.open(path, "r+") as store, pytest.raises(pmstore.CorruptStoreError, match="no slab at region"):
+        store["s"]
 
 
 @case

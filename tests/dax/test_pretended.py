@@ -106,7 +106,8 @@ def devices(folder: str) -> None:
             if text is not None:
                 (device / name).write_text(text)
         before = len(os.listdir("/proc/self/fd"))
-        assert medium_of(folder) == expected, (domain, blocks)
+        found = medium_of(folder)
+        assert found == expected, (domain, blocks, found)
         assert len(os.listdir("/proc/self/fd")) == before
     refused(folder, ValueError, "the device has bad blocks.*ndctl clear-errors.*'file' or 'auto'")
 

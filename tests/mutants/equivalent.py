@@ -462,4 +462,10 @@ EQUIVALENT = [
         "A leaf that is a quarter full, to the byte, is merged one deletion sooner.",
         "leaf->used <= (PM_PAGE - PM_LINE) / 4u",
     ),
+    Equivalent(
+        "csrc/media/file.c",
+        "if (done >= 0 || errno != EINVAL) return done;",
+        "A write of some bytes past the cache never ends with none.",
+        "done >= (0 + 1)",
+    ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,16 +86,21 @@ def test_hashes_that_begin_inside_a_bad_block(disk: BadDisk, tail: int) -> None:
     in_child(use)
 
 
+def page_of_x(path: Path, commits: int) -> int:
+    """Makes a store whose array x each commit writes whole. Returns the sixth page of x."""
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_array("x", LARGE // 8)
+        for value in range(commits):
+            store["x"][:] = value
+            store.commit()
+        return page_of(store, "x", 5 * PAGE)
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_commit_writes_no_array_whole_that_can_not_be_read(disk: BadDisk, slots: int) -> None:  # noqa: F811
     """One of its 256 pages is bad, and the program writes all others. A commit that compares all of them says so."""
     path = disk.behind / "store.pm"
-    with pmstore.open(path, "x", media="file") as store:
-        store.create_array("x", LARGE // 8)
-        for value in range(5 if slots == 2 else 1):
-            store["x"][:] = value
-            store.commit()
-        bad = page_of(store, "x", 5 * PAGE)
+    bad = page_of_x(path, 5 if slots == 2 else 1)
     disk.spoil("store.pm", bad)
 
     def use() -> None:
@@ -121,12 +127,7 @@ def test_a_commit_writes_no_array_whole_that_can_not_be_read(disk: BadDisk, slot
 def test_a_commit_that_writes_an_array_whole_does_not_read_it_again(disk: BadDisk) -> None:  # noqa: F811
     """The program has written all pages. The kernel has dropped those of the file, one of which is bad by then."""
     path = disk.behind / "store.pm"
-    with pmstore.open(path, "x", media="file") as store:
-        store.create_array("x", LARGE // 8)
-        for value in range(5):
-            store["x"][:] = value
-            store.commit()
-        bad = page_of(store, "x", 5 * PAGE)  # slot 0 is current
+    bad = page_of_x(path, 5)  # slot 0 is current
 
     def use() -> None:
         signal.signal(signal.SIGBUS, signal.SIG_DFL)
@@ -151,12 +152,7 @@ def test_a_commit_that_writes_an_array_whole_does_not_read_it_again(disk: BadDis
 def test_an_array_with_a_bad_block_keeps_its_second_slot(disk: BadDisk, durability: str) -> None:  # noqa: F811
     """Taking it back reads all of the array; a commit of few changes need not."""
     path = disk.behind / "store.pm"
-    with pmstore.open(path, "x", media="file") as store:
-        store.create_array("x", LARGE // 8)
-        for value in range(5):
-            store["x"][:] = value
-            store.commit()
-        bad = page_of(store, "x", 5 * PAGE)  # slot 0 is current
+    bad = page_of_x(path, 5)  # slot 0 is current
     disk.spoil("store.pm", bad)
 
     def use() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pmstore.testing._base.scratch import Scratch
+from pmstore.testing._files.check_server import numbers_in
 
 __all__ = ["Ended", "Servers", "python_script"]
 
@@ -114,11 +115,11 @@ class _Server:
 
     def wait_until_ready(self) -> None:
         self.socket.settimeout(START)
-        word, _, numbers_in = self.socket.recv(64).decode().partition(" ")
+        word, _, namespace = self.socket.recv(64).decode().partition(" ")
         if word != "ready":
             raise Lost
         # A command named python may be a script that starts Python in a container.
-        self.known = bool(numbers_in) and numbers_in == _numbers_in()
+        self.known = bool(namespace) and namespace == numbers_in()
         self.socket.settimeout(self.most)  # the import of a library may never end there
 
     def run(self, words: Sequence[str], said: bytes) -> Ended:
@@ -152,12 +153,6 @@ class _Server:
             self.process.wait()
         self.socket.close()
         self.scratch.close()
-
-
-def _numbers_in() -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
 
 
 def _kill(fork: int) -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pmstore._core import BLOCK, error, ffi, lib
+from pmstore._errors import StaleSnapshotError
 
 __all__ = ["Reader", "Snapshot", "Waiter", "newest"]
+
+_TRIES_ALONE = 2  # to copy contents, before the process that writes is asked for a pause
+_TRIES = 100
+_PATIENCE = 5.0  # seconds
+
+T = TypeVar("T")
 
 
 def newest(fd: int) -> int:
@@ -209,3 +217,23 @@ class Reader:
         if status:
             raise error(status)
         return Snapshot(out[0], self._closed)
+
+    def patiently(self, attempt: Callable[[], T]) -> T:
+        """The result of a function that takes a snapshot and copies contents. It is called again when a later commit
+        has changed them; then the process that writes is asked for pauses (I21).
+
+        Raises StaleSnapshotError if they were too short for seconds.
+        """
+        begun = time.monotonic()
+        tries = 0
+        try:
+            while True:
+                tries += 1
+                lib.pm_reader_hold(self._reader, tries > _TRIES_ALONE)
+                try:
+                    return attempt()
+                except StaleSnapshotError:
+                    if tries >= _TRIES and time.monotonic() - begun > _PATIENCE:
+                        raise
+        finally:
+            lib.pm_reader_release(self._reader)

@@ -13,13 +13,14 @@
 /* The bytes behind those of pmstore/_store/held.py, and before those of space/region_fork.c. */
 #define WAITING_BYTE ((INT64_C(1) << 62) + (INT64_C(1) << 60) + 1)
 #define BEGUN_BYTE (WAITING_BYTE + 1)
+#define PAUSING_BYTE (WAITING_BYTE + 2)
 /* A request for a pause is on the byte of its millisecond, so that one of a reader that was stopped is soon old. */
 #define ASKING_BYTES (WAITING_BYTE + 15)
 
 #define MILLISECOND UINT64_C(1000000)
 #define LOOK (10 * MILLISECOND)
 #define PAUSE_MOST (2 * MILLISECOND)
-#define IGNORED_FIRST (250 * MILLISECOND)
+#define IGNORED_FIRST (20 * MILLISECOND)
 #define IGNORED_MOST (1000 * MILLISECOND)
 enum { NAP = 100000, ASKED_MOST = 5000 /* milliseconds; readers ask no longer than this */ };
 
@@ -36,10 +37,15 @@ static bool is_locked(int fd, int64_t first, int64_t last)
     return !fcntl(fd, F_OFD_GETLK, &lock) && lock.l_type != F_UNLCK;
 }
 
+static void change_lock(int fd, short kind, int64_t first, int64_t count)
+{
+    struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = first, .l_len = count};
+    (void)fcntl(fd, F_OFD_SETLK, &lock);
+}
+
 static void set_lock(int fd, int64_t byte)
 {
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-    (void)fcntl(fd, F_OFD_SETLK, &lock);
+    change_lock(fd, F_RDLCK, byte, 1);
 }
 
 static int64_t asking_byte(void)
@@ -72,10 +78,12 @@ static void pause_for(pm_readers *readers, int fd)
     uint64_t begun = now(CLOCK_MONOTONIC);
     if (begun < readers->ignored_until) return;
     bool asked = true;
+    set_lock(fd, PAUSING_BYTE);
     while (asked && now(CLOCK_MONOTONIC) - begun < PAUSE_MOST) {
         pm_readers_nap();
         asked = is_asked(fd);
     }
+    change_lock(fd, F_UNLCK, PAUSING_BYTE, 1);
     if (!asked) {
         readers->ignored_for = 0;
         return;
@@ -121,9 +129,15 @@ void pm_readers_told(pm_store *store, uint64_t sequence)
 
 void pm_readers_ask(int fd, bool pause)
 {
-    struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = ASKING_BYTES, .l_len = INT64_C(1) << 59};
     if (pause) set_lock(fd, asking_byte());
-    else (void)fcntl(fd, F_OFD_SETLK, &all);
+    else change_lock(fd, F_UNLCK, ASKING_BYTES, INT64_C(1) << 59);
+}
+
+void pm_readers_await_pause(int fd)
+{
+    uint64_t begun = now(CLOCK_MONOTONIC);
+    while (!is_locked(fd, PAUSING_BYTE, PAUSING_BYTE) && now(CLOCK_MONOTONIC) - begun < LOOK + PAUSE_MOST)
+        pm_readers_nap();
 }
 
 uint8_t *pm_readers_map(int fd)

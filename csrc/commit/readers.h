@@ -27,6 +27,7 @@ bool pm_readers_begun(int fd); /* for readers */
 /* ---- readers ---- */
 
 void pm_readers_ask(int fd, bool pause); /* asks for a pause, or ends it */
+void pm_readers_await_pause(int fd);     /* until it begins, or for so long that it seems refused */
 void pm_readers_nap(void);               /* a tenth of a millisecond */
 uint64_t pm_readers_time(void);          /* nanoseconds */
 

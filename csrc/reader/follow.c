@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "commit/readers.h"
 #include "reader/snapshot.h"
 
 static const char FAILED[] = "cannot write a snapshot to memory";
@@ -55,6 +56,20 @@ pm_status pm_reader_open(int fd, bool changing, pm_reader **out)
     reader->state.changing = changing;
     *out = reader;
     return PM_OK;
+}
+
+void pm_reader_hold(pm_reader *reader, bool ask)
+{
+    reader->state.held = true;
+    if (!ask) return;
+    pm_readers_ask(reader->fd, reader->state.asked = true);
+    pm_readers_await_pause(reader->fd);
+}
+
+void pm_reader_release(pm_reader *reader)
+{
+    pm_pages_release(&reader->state, reader->fd);
+    reader->state.held = false;
 }
 
 void pm_reader_free(pm_reader *reader)

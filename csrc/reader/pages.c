@@ -511,12 +511,25 @@ void pm_pages_end(pm_pages *t)
     pm_page_hashes_free(&t->tables);
     free(t->pairs);
     pm_source_end(&t->source);
-    *t = (pm_pages){.source = {.fd = -1, .copy = -1}};
+    *t = (pm_pages){.source = {.fd = -1, .copy = -1},
+                    .wanted = t->wanted,
+                    .wanted_count = t->wanted_count,
+                    .contents = t->contents,
+                    .follows = t->follows,
+                    .changing = t->changing,
+                    .lenient = t->lenient,
+                    .asked = t->asked,
+                    .held = t->held};
 }
 
 static pm_status too_quick(void)
 {
     return pm_fail(PM_STALE, "the store changes too quickly to be read: try again");
+}
+
+void pm_pages_release(pm_pages *t, int fd)
+{
+    if (t->asked) pm_readers_ask(fd, t->asked = false);
 }
 
 /* Goes to the newest commit, and copies what it needs. If commits write arrays whole as quickly as these are copied,
@@ -526,7 +539,7 @@ static pm_status advance(pm_pages *t)
     pm_status status = PM_OK;
     uint64_t begun = pm_readers_time();
     unsigned passes = 0;
-    bool asked = false, late = false;
+    bool late = false;
     t->missed = false;
     /* The log is read first, as most of its records are older than the pages. */
     if (!t->log_read) PM_TRY(apply_records(t));
@@ -539,11 +552,11 @@ static pm_status advance(pm_pages *t)
         if (status == PM_OK && t->complete && !t->missed) break;
         if (status == PM_OK && !t->missed) status = pass(t);
         bool many = passes++ > PASSES_MOST, quick = t->flips > FLIPS_MOST || many;
-        if (quick && !asked) pm_readers_ask(t->source.fd, asked = true);
-        else if (asked) pm_readers_nap();
+        if (quick && !t->asked) pm_readers_ask(t->source.fd, t->asked = true);
+        else if (quick) pm_readers_nap();
         late = many && pm_readers_time() - begun > PATIENCE;
     } while (status == PM_OK && t->added && !t->missed && !late);
-    if (asked) pm_readers_ask(t->source.fd, false);
+    if (!t->held) pm_pages_release(t, t->source.fd);
     return status == PM_OK && t->added && late ? too_quick() : status;
 }
 
@@ -561,9 +574,6 @@ static bool has_changed(const pm_pages *t, int fd)
 
 pm_status pm_pages_reach(pm_pages *t, int fd)
 {
-    const pm_extent_place *wanted = t->wanted;
-    size_t wanted_count = t->wanted_count;
-    bool contents = t->contents, lenient = t->lenient, follows = t->follows, changing = t->changing;
     uint64_t begun = pm_readers_time();
     bool written = false;
     for (unsigned i = 0; i < ATTEMPTS_LEAST || (i < ATTEMPTS && pm_readers_time() - begun < PATIENCE); i++) {
@@ -572,12 +582,10 @@ pm_status pm_pages_reach(pm_pages *t, int fd)
         if (status == PM_OK) status = advance(t);
         if (status == PM_OK && !t->missed) return PM_OK;
         bool bad = status == PM_CORRUPT || status == PM_UNREADABLE;
-        bool again = status == PM_OK || (bad && (old || !lenient || has_changed(t, fd)));
-        lenient |= bad && !old && !has_changed(t, fd);
+        bool again = status == PM_OK || (bad && (old || !t->lenient || has_changed(t, fd)));
+        t->lenient |= bad && !old && !has_changed(t, fd);
         written = t->source.written;
         pm_pages_end(t);
-        t->wanted = wanted, t->wanted_count = wanted_count, t->contents = contents, t->lenient = lenient;
-        t->follows = follows, t->changing = changing;
         if (!again) return status;
     }
     return written ? too_quick()

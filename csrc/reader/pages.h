@@ -32,15 +32,10 @@ typedef struct {
     uint64_t loaded_pages;     /* of the region when it was begun */
     pm_page_set loaded, unapplied; /* the second: of these, the pages whose records have not been applied yet */
     uint64_t unapplied_from, unapplied_to;
-    const pm_extent_place *wanted;
-    size_t wanted_count;
-    bool contents; /* of the wanted extents: they are to be copied */
     size_t seen;   /* so many of them were found in this pass, constant ones unless `contents` */
     uint64_t added; /* bytes copied in this pass */
     uint64_t small; /* bytes of small contents in this pass */
     unsigned flips; /* how often a double-buffered extent has left a slot */
-    bool follows;   /* it is a reader's */
-    bool changing;  /* it has all pages that records in the log change, too */
     pm_page_set changed;     /* the pages that records in the log change */
     pm_page_hashes tables;   /* of the tables of large contents that no record changes */
     pm_table_page *queue;    /* those that are to be hashed at the end of this pass */
@@ -48,15 +43,25 @@ typedef struct {
     uint8_t *read;           /* to hash them: TABLE_PAGES pages for each of two threads */
     bool log_read;
     bool complete;  /* the last pass left nothing missing, and no commit came since */
-    bool lenient;   /* what is damaged or can't be read is left out: the core reports it when it is used */
     pm_pages_pair *pairs;
     size_t pair_count;
     bool missed;
+
+    /* These stay when it is begun anew. */
+    const pm_extent_place *wanted;
+    size_t wanted_count;
+    bool contents; /* of the wanted extents: they are to be copied */
+    bool follows;  /* it is a reader's */
+    bool changing; /* it has all pages that records in the log change, too */
+    bool lenient;  /* what is damaged or can't be read is left out: the core reports it when it is used */
+    bool asked;    /* the process that writes was asked for a pause */
+    bool held;     /* which goes on when the newest commit is there */
 } pm_pages;
 
 /* Goes to the newest commit; from the beginning, if commits were missed. PM_STALE if they come too quickly. */
 pm_status pm_pages_reach(pm_pages *t, int fd);
-void pm_pages_end(pm_pages *t);
+void pm_pages_release(pm_pages *t, int fd); /* ends a pause */
+void pm_pages_end(pm_pages *t); /* frees what it has */
 
 /* The header pages of a store at rest: of the commit that was reached, and with an empty log. */
 void pm_pages_header(const pm_pages *t, uint8_t *pages);

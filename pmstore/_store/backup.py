@@ -25,7 +25,6 @@ from pmstore._store.report import check
 
 __all__ = ["backup"]
 
-_ROUNDS = 100
 _PIECE = 4096 * BLOCK  # bytes of contents between two calls of progress
 
 Extent = tuple[int, int]  # offset and length
@@ -73,14 +72,10 @@ class _Copying:
 
     def run(self) -> int:
         """Returns the sequence number of the commit that was copied."""
-        for _ in range(_ROUNDS):
-            sequence = self._round()
-            if sequence is not None:
-                return sequence
-        raise StaleSnapshotError
+        return self.reader.patiently(self._round)
 
-    def _round(self) -> int | None:
-        """Copy the missing parts of the newest commit. None: later commits have changed some of them."""
+    def _round(self) -> int:
+        """Copy the missing parts of the newest commit. StaleSnapshotError: later commits have changed some of them."""
         snapshot = self.reader.take()
         core = Core.of_snapshot(snapshot)
         try:
@@ -91,7 +86,7 @@ class _Copying:
                 return core.sequence
             if newest(self.fd) <= core.sequence:
                 raise CorruptStoreError("contents do not match their hashes")
-            return None
+            raise StaleSnapshotError
         finally:
             core.close()
 

@@ -59,16 +59,15 @@ def read(reader: Reader, asked: list[Selection], newest: Core | None) -> list[An
     if newest is not None:
         with contextlib.suppress(StaleSnapshotError):
             return _copies(newest, asked, wanted)
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> list[Any]:
         core = Core.of_snapshot(reader.take(wanted))
         try:
             return _copies(core, asked, wanted)
-        except StaleSnapshotError:
-            if attempt == _ATTEMPTS - 1:
-                raise
         finally:
             core.close()
-    raise AssertionError
+
+    return reader.patiently(attempt)
 
 
 def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:

@@ -29,7 +29,6 @@ from pmstore.archive._format import Loss
 
 __all__ = ["Approximation", "Change", "Changes", "Known", "Seen", "capture"]
 
-_ATTEMPTS = 100
 _SMALL = 2016  # bytes; larger contents have a table of hashes in pages of its own
 
 Runs = list[tuple[int, int]]  # offset and length of each, in order
@@ -168,19 +167,18 @@ def capture(reader: Reader, seen: Seen, write: Any) -> Any:
     StaleSnapshotError if commits change contents as quickly as they can be copied.
     """
     wanted: list[tuple[int, int]] = []
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> Any:
         core = Core.of_snapshot(reader.take(wanted))
         try:
             scan = _Scan(core, seen, wanted)
             result = write(scan.changes)
             seen.finalize(scan.known, scan.replicas)
             return result
-        except StaleSnapshotError:
-            if attempt == _ATTEMPTS - 1:
-                raise
         finally:
             core.close()
-    raise AssertionError
+
+    return reader.patiently(attempt)
 
 
 class _Scan:

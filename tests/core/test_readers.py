@@ -31,6 +31,7 @@ from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
 WRITTEN = (lib.PM_EVENT_STORE, lib.PM_EVENT_STREAM, lib.PM_EVENT_WRITE)
 WRITER_BYTE, BEGUN_BYTE = 1 << 62, (1 << 62) + (1 << 60) + 2
+PAUSING_BYTE = BEGUN_BYTE + 1
 ASKING_BYTES = BEGUN_BYTE + 14  # one for each millisecond
 
 
@@ -291,6 +292,69 @@ def test_no_mixed_state_beside_a_writer_at_work(medium: Medium, child: Any) -> N
     assert all((array == value).all() for array, value in kept), "space of a mapped array was used again"
     with pmstore.open(path) as store:
         assert store.check().ok
+
+
+QUICK = """
+import sys, pmstore
+with pmstore.open(sys.argv[1], "r+") as store:
+    a = store["a"]
+    print("ready", flush=True)
+    for k in range(1, 10**9):
+        a[:] = k
+        store["n"] = k
+        store.commit()
+        store["between"] = k
+        store.commit()
+"""
+
+
+@pytest.mark.parametrize("size", [60_000, 300_000])
+def test_I21_arrays_written_whole_are_copied_however_quickly(medium: Medium, child: Any, size: int) -> None:
+    """A copy takes longer than two of the commits."""
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store.create_array("a", size, "i8")
+        store["n"] = 0
+    other = child(QUICK, path)
+    assert other.line() == "ready"
+    with pmstore.open(path, "r") as store:
+        last = 0
+        for _ in range(10):
+            n, a = store.read("n", "a")
+            assert (a == n).all() and n >= last
+            last = n
+        copy = path.with_name("copy.pm")
+        sequence = store.backup(copy)
+        assert store.written
+    with pmstore.open(copy, "r") as found:
+        assert (found["a"] == found["n"]).all() and found["n"] >= last and found.sequence == sequence
+
+
+def is_locked(fd: int, first: int, count: int) -> bool:
+    """True if another open file has a lock on one of some bytes."""
+    asked = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+    kind: int = struct.unpack_from("@h", fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: Any) -> None:
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store.create_array("a", 1000, "i8")
+    assert child(QUICK, path).line() == "ready"
+    with path.open("rb") as file, path.open("rb") as look:
+        reader = Reader(file.fileno())
+        asked = []
+
+        def attempt() -> None:
+            asked.append(is_locked(look.fileno(), ASKING_BYTES, 1 << 59))
+            reader.take()
+            if not is_locked(look.fileno(), PAUSING_BYTE, 1):
+                raise pmstore.StaleSnapshotError
+
+        reader.patiently(attempt)
+        assert not asked[0] and len(asked) > 2 and all(asked[2:])
+        assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 
 
 def test_waiting_wakes_with_the_commit_and_tells_of_the_end(medium: Medium, child: Any) -> None:

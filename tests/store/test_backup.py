@@ -214,7 +214,7 @@ def test_nobody_else_may_read_the_backup_of_a_private_store(open_store: Open) ->
 
 def test_what_fails_leaves_nothing(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
-    store["x"] = np.ones(50_000)
+    store["x"], store["y"] = np.ones(300_000), np.ones(300_000)  # more than the log holds
     store.commit()
     path = Path(store.path)
     link = path.with_name("link")
@@ -233,9 +233,20 @@ def test_what_fails_leaves_nothing(open_store: Open, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(KeyboardInterrupt):
         store.backup(path.with_name("copy.pm"), progress=stop)
-    monkeypatch.setattr("pmstore._store.backup._ROUNDS", 0)
+    monkeypatch.setattr("pmstore._snapshot._TRIES", 4)
+    monkeypatch.setattr("pmstore._snapshot._PATIENCE", 0.0)
+    copied = []
+
+    def change(done: int, total: int) -> None:
+        copied.append(done)
+        for _ in range(2):
+            store["x"] += 1
+            store["y"] += 1  # one of the two is not copied yet
+            store.commit()
+
     with pytest.raises(pmstore.StaleSnapshotError, match="changes too quickly: try again"):
-        store.backup(path.with_name("copy.pm"))
+        store.backup(path.with_name("copy.pm"), progress=change)
+    assert len(copied) == 4 * 2
     assert sorted(os.listdir(path.parent)) == ["link", "store.pm"]
     store.close()
     with pytest.raises(pmstore.ClosedStoreError):

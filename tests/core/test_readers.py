@@ -308,12 +308,11 @@ with pmstore.open(sys.argv[1], "r+") as store:
 """
 
 
-@pytest.mark.parametrize("size", [60_000, 300_000])
-def test_I21_arrays_written_whole_are_copied_however_quickly(medium: Medium, child: Any, size: int) -> None:
+def test_I21_arrays_written_whole_are_copied_however_quickly(medium: Medium, child: Any) -> None:
     """A copy takes longer than two of the commits."""
     path = medium.directory / "store.pm"
     with pmstore.open(path, "x") as store:
-        store.create_array("a", size, "i8")
+        store.create_array("a", 300_000, "i8")
         store["n"] = 0
     other = child(QUICK, path)
     assert other.line() == "ready"

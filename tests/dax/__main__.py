@@ -106,7 +106,7 @@ def cuts(fs: str, many: int, persist: str = "mem-ctrl", mistake: bool = False) -
             boot = host.start([memory], [*writer, str(acknowledged), *["early"] * early], fs=fs, persist=persist)
             after = 1 if early else rng.choice((1, 3, 8, 20))  # the first of them cut growth and creation
             before = acknowledged
-            for line_number, line in enumerate(boot.lines(guest.BOOT + guest.SLOW), 1):
+            for line_number, line in enumerate(boot.lines(), 1):
                 acknowledged = int(line)
                 if line_number == after:
                     time.sleep(rng.random() * 0.3)  # somewhere in the next commits; they go on being acknowledged

@@ -36,6 +36,7 @@ SLOW = (
     "space_is_used_again_when",
     "a_snapshot_is_a_commit",
     "a_backup_is_a_commit",
+    "arrays_written_whole_are_copied",
     "what_a_kill_left_adopts",
     "300000",
 )

@@ -222,7 +222,7 @@ class Store:
         self.pairs = self._pairs()
         self.entries = dict(self._leaves(self._word(24), None))
         require(len(self.entries) == self._word(32), "the number of keys")
-        for page, kind in enumerate(self.map):
+        for page, kind in self.map.items():
             if kind in (METADATA, SLAB):
                 self._add(page * PAGE, self._page(page * PAGE, 64 if kind == SLAB else PAGE))
         require((self._total, self._moment) == self.digest, "the digest of the state")
@@ -272,9 +272,11 @@ class Store:
         x = contribution(place, value)
         self._total, self._moment = (self._total + x) & WORD, (self._moment + x * (place // 64)) & WORD
 
-    def _space_map(self) -> list[int]:
+    def _space_map(self) -> dict[int, int]:
+        """The kind of each page that is used."""
         self._page(0, kind=b"ROOT")
-        kinds: list[int] = []
+        kinds: dict[int, int] = {}
+        first = 0  # page of a map
         for place in struct.unpack_from("<256Q", self.region, 112):
             if not place:
                 continue
@@ -282,13 +284,12 @@ class Store:
             for space_map in struct.unpack_from("<504Q", self.region, place + 64):
                 if space_map:
                     self._page(space_map, kind=b"MAP ")
-                    bits = int.from_bytes(self.region[space_map + 64 : space_map + PAGE], "little")
-                    kinds.extend(bits >> 2 * i & 3 for i in range(16_128))
-                else:
-                    kinds.extend([FREE] * 16_128)
-        count = self.header.region_size // PAGE
-        require(not any(kinds[count:]), "pages that are used behind the region")
-        return kinds[:count]
+                    for i, byte in enumerate(self.region[space_map + 64 : space_map + PAGE]):
+                        if byte:
+                            kinds |= {first + 4 * i + j: byte >> 2 * j & 3 for j in range(4) if byte >> 2 * j & 3}
+                first += 16_128
+        require(max(kinds) < self.header.region_size // PAGE, "pages that are used behind the region")
+        return kinds
 
     def _pairs(self) -> dict[int, tuple[int, int]]:
         """The current slot of extents with two, and the length of their contents."""
@@ -327,7 +328,7 @@ class Store:
         return (length + 7) // 8 * 8 + 8 * -(-length // PAGE)
 
     def _contents(self, extent: int, length: int) -> bytes:
-        size, kind = self._extent_size(length), self.map[extent // PAGE]
+        size, kind = self._extent_size(length), self.map.get(extent // PAGE, FREE)
         require(kind == (SLAB if size <= 2016 else CONTENTS), "the kind of an extent's page")
         if kind == SLAB:
             page = extent // PAGE * PAGE

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import pmstore
 from pmstore._cli import main
 from pmstore._core import ffi, lib
-from tests.conftest import Medium
+from tests.conftest import LONGER, Medium
 from tests.golden import layout
 from tests.golden.files import check_contents, registered, unpacked
 from tests.support.crashes import assert_survives, explored, record, record_failed_sync
@@ -94,19 +92,13 @@ def test_an_upgrade_changes_nothing_else(golden: str, medium: Medium) -> None:
         assert store.check().ok
 
 
-def test_a_store_that_is_open_is_not_upgraded(medium: Medium) -> None:
+def test_a_store_that_is_open_is_not_upgraded(medium: Medium, child: Any) -> None:
     path = unpacked(CLEAN.format("file"), medium.directory)
     with opened(path, "r+", medium), pytest.raises(pmstore.StoreLockedError):
         pmstore.upgrade(path)
-    held = "import sys, pmstore; store = pmstore.open(sys.argv[1], 'r+'); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", held, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with pytest.raises(pmstore.StoreLockedError):
-            pmstore.upgrade(path)
-        other.communicate(b"\n")
+    child("import sys, pmstore; store = pmstore.open(sys.argv[1], 'r+'); print(flush=True); input()", path).line()
+    with pytest.raises(pmstore.StoreLockedError):
+        pmstore.upgrade(path)
     assert versions(path) == [0, 0]
 
 
@@ -231,6 +223,7 @@ def test_D7_a_sync_of_an_upgrade_fails(tmp_path: Path) -> None:
     assert 4 < number < 19
 
 
+@pytest.mark.longer
 @both_orders
 def test_I4_a_torn_copy_of_format_0(medium: Medium, first: int) -> None:
     path = unpacked(CLEAN.format(medium.name), medium.directory)
@@ -238,7 +231,7 @@ def test_I4_a_torn_copy_of_format_0(medium: Medium, first: int) -> None:
     data[first + 16] ^= 1
     path.write_bytes(data)
     recording = record(path, medium.name, change_and_close)
-    tally, found = explored(recording, budget=2000, depth=2)
+    tally, found = explored(recording, budget=2000 if LONGER > 1 else 500, depth=2)
     assert found is None and tally.nested > 100, found
 
 

@@ -193,7 +193,7 @@ class Snapshot:
 class Reader:
     """Follows the commits of the store in the file fd, which another process may be writing."""
 
-    __slots__ = ("_closed", "_reader")
+    __slots__ = ("_closed", "_reader", "_taken")
 
     def __init__(self, fd: int, closed: Callable[[], None] = lambda: None, *, changing: bool = False) -> None:
         """closed: called after a descriptor of the file was closed, by the reader or by its snapshots. changing: for
@@ -204,6 +204,7 @@ class Reader:
             raise error(status)
         self._reader = _owned(out[0], lib.pm_reader_free, closed)
         self._closed = closed
+        self._taken = True  # the last snapshot: it was not given up after seconds
 
     def leave(self) -> None:
         """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
@@ -214,6 +215,7 @@ class Reader:
         out = ffi.new("pm_snapshot **")
         places = ffi.new("pm_extent_place[]", list(wanted))
         status = lib.pm_reader_take(self._reader, places, len(places), out)
+        self._taken = not status
         if status:
             raise error(status)
         return Snapshot(out[0], self._closed)
@@ -233,7 +235,8 @@ class Reader:
                 try:
                     return attempt()
                 except StaleSnapshotError:
-                    if tries >= _TRIES and time.monotonic() - begun > _PATIENCE:
+                    enough = tries >= _TRIES or not self._taken  # `take` has had patience of its own
+                    if enough and time.monotonic() - begun > _PATIENCE:
                         raise
         finally:
             lib.pm_reader_release(self._reader)

@@ -356,6 +356,34 @@ def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: A
         assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 
 
+class GivesUp:
+    """The core, but that each snapshot is given up, as if commits came too quickly for seconds."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+    def pm_reader_take(self, *_: Any) -> int:
+        self.taken += 1
+        return int(lib.PM_STALE)
+
+
+def test_a_snapshot_that_was_given_up_is_not_taken_again(medium: Medium, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`take` has waited for seconds. Copies of contents are tried anew many times."""
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["n"] = 1
+    with path.open("rb") as file:
+        reader, core = Reader(file.fileno()), GivesUp()
+        monkeypatch.setattr("pmstore._snapshot._PATIENCE", 0.0)
+        monkeypatch.setattr("pmstore._snapshot.lib", core)
+        with pytest.raises(pmstore.StaleSnapshotError):
+            reader.patiently(reader.take)
+    assert core.taken == 1
+
+
 def test_waiting_wakes_with_the_commit_and_tells_of_the_end(medium: Medium, child: Any) -> None:
     path = medium.directory / "store.pm"
     make(path)

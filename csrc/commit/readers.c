@@ -13,16 +13,18 @@
 /* The bytes behind those of pmstore/_store/held.py, and before those of space/region_fork.c. */
 #define WAITING_BYTE ((INT64_C(1) << 62) + (INT64_C(1) << 60) + 1)
 #define BEGUN_BYTE (WAITING_BYTE + 1)
-#define PAUSING_BYTE (WAITING_BYTE + 2)
-/* A request for a pause is on the byte of its millisecond, so that one of a reader that was stopped is soon old. */
+/* A request for a pause is on the byte of its millisecond, so that one of a reader that was stopped is soon old. So is
+ * a pause: a fork of a process that was killed while it paused keeps that lock, as it has the mappings of the file. */
 #define ASKING_BYTES (WAITING_BYTE + 15)
+#define PAUSING_BYTES (ASKING_BYTES + (INT64_C(1) << 59))
 
 #define MILLISECOND UINT64_C(1000000)
 #define LOOK (10 * MILLISECOND)
 #define PAUSE_MOST (2 * MILLISECOND)
 #define IGNORED_FIRST (20 * MILLISECOND)
 #define IGNORED_MOST (1000 * MILLISECOND)
-enum { NAP = 100000, ASKED_MOST = 5000 /* milliseconds; readers ask no longer than this */ };
+enum { NAP = 100000 };
+enum { ASKED_MOST = 5000, PAUSED_MOST = 3 }; /* milliseconds that a request, or the lock of a pause, counts */
 
 static uint64_t now(clockid_t clock)
 {
@@ -37,20 +39,27 @@ static bool is_locked(int fd, int64_t first, int64_t last)
     return !fcntl(fd, F_OFD_GETLK, &lock) && lock.l_type != F_UNLCK;
 }
 
-static void change_lock(int fd, short kind, int64_t first, int64_t count)
+static void change_lock(int fd, short kind, int64_t byte)
 {
-    struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = first, .l_len = count};
+    struct flock lock = {.l_type = kind, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
     (void)fcntl(fd, F_OFD_SETLK, &lock);
 }
 
 static void set_lock(int fd, int64_t byte)
 {
-    change_lock(fd, F_RDLCK, byte, 1);
+    change_lock(fd, F_RDLCK, byte);
 }
 
-static int64_t asking_byte(void)
+static int64_t milliseconds(void)
 {
-    return ASKING_BYTES + (int64_t)(now(CLOCK_MONOTONIC) / MILLISECOND);
+    return (int64_t)(now(CLOCK_MONOTONIC) / MILLISECOND);
+}
+
+/* True if another open file has a lock on the byte of one of the last milliseconds. */
+static bool is_locked_since(int fd, int64_t bytes, int64_t most)
+{
+    int64_t last = milliseconds();
+    return is_locked(fd, bytes + (last < most ? 0 : last - most), bytes + last);
 }
 
 uint64_t pm_readers_time(void)
@@ -68,8 +77,7 @@ void pm_readers_nap(void)
 
 static bool is_asked(int fd)
 {
-    int64_t last = asking_byte(), first = last - ASKED_MOST;
-    return is_locked(fd, first < ASKING_BYTES ? ASKING_BYTES : first, last);
+    return is_locked_since(fd, ASKING_BYTES, ASKED_MOST);
 }
 
 /* Waits for readers that have asked for it. */
@@ -78,12 +86,13 @@ static void pause_for(pm_readers *readers, int fd)
     uint64_t begun = now(CLOCK_MONOTONIC);
     if (begun < readers->ignored_until) return;
     bool asked = true;
-    set_lock(fd, PAUSING_BYTE);
+    int64_t pausing = PAUSING_BYTES + milliseconds();
+    set_lock(fd, pausing);
     while (asked && now(CLOCK_MONOTONIC) - begun < PAUSE_MOST) {
         pm_readers_nap();
         asked = is_asked(fd);
     }
-    change_lock(fd, F_UNLCK, PAUSING_BYTE, 1);
+    change_lock(fd, F_UNLCK, pausing);
     if (!asked) {
         readers->ignored_for = 0;
         return;
@@ -127,17 +136,36 @@ void pm_readers_told(pm_store *store, uint64_t sequence)
 
 /* ---- readers ---------------------------------------------------------------------------------------------------- */
 
-void pm_readers_ask(int fd, bool pause)
+int64_t pm_readers_ask(int fd)
 {
-    if (pause) set_lock(fd, asking_byte());
-    else change_lock(fd, F_UNLCK, ASKING_BYTES, INT64_C(1) << 59);
+    int64_t byte = ASKING_BYTES + milliseconds();
+    set_lock(fd, byte);
+    return byte;
 }
 
-void pm_readers_await_pause(int fd)
+void pm_readers_ask_no_more(int fd, int64_t byte)
+{
+    change_lock(fd, F_UNLCK, byte);
+}
+
+/* Waits until the process that writes pauses, or does not. False: it did not come to that. */
+static bool await(int fd, bool pausing, uint64_t most)
 {
     uint64_t begun = now(CLOCK_MONOTONIC);
-    while (!is_locked(fd, PAUSING_BYTE, PAUSING_BYTE) && now(CLOCK_MONOTONIC) - begun < LOOK + PAUSE_MOST)
+    while (is_locked_since(fd, PAUSING_BYTES, PAUSED_MOST) != pausing) {
+        if (now(CLOCK_MONOTONIC) - begun >= most) return false;
         pm_readers_nap();
+    }
+    return true;
+}
+
+bool pm_readers_ask_and_wait(int fd, int64_t *byte)
+{
+    /* Too little may be left of a pause that is on. If it was for this reader only, it ends now, because the reader has
+     * ended its request; so the next one is not refused. */
+    await(fd, false, PAUSE_MOST);
+    *byte = pm_readers_ask(fd);
+    return await(fd, true, LOOK + PAUSE_MOST);
 }
 
 uint8_t *pm_readers_map(int fd)

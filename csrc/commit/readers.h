@@ -26,10 +26,14 @@ bool pm_readers_begun(int fd); /* for readers */
 
 /* ---- readers ---- */
 
-void pm_readers_ask(int fd, bool pause); /* asks for a pause, or ends it */
-void pm_readers_await_pause(int fd);     /* until it begins, or for so long that it seems refused */
-void pm_readers_nap(void);               /* a tenth of a millisecond */
-uint64_t pm_readers_time(void);          /* nanoseconds */
+/* Asks for a pause. Returns the byte of the request, which ends it. Requests of other readers, which may share the open
+ * file, stay. */
+int64_t pm_readers_ask(int fd);
+void pm_readers_ask_no_more(int fd, int64_t byte);
+/* Asks, and waits until the pause begins. False: it has waited for so long that the pause seems to be refused. */
+bool pm_readers_ask_and_wait(int fd, int64_t *byte);
+void pm_readers_nap(void);      /* a tenth of a millisecond */
+uint64_t pm_readers_time(void); /* nanoseconds */
 
 /* The durable marker, mapped to be waited for; NULL: it can't be mapped. Only the kernel touches it, so that a file
  * that was cut short is an error. */

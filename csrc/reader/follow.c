@@ -58,12 +58,11 @@ pm_status pm_reader_open(int fd, bool changing, pm_reader **out)
     return PM_OK;
 }
 
-void pm_reader_hold(pm_reader *reader, bool ask)
+bool pm_reader_hold(pm_reader *reader, bool ask)
 {
+    pm_pages_release(&reader->state, reader->fd);
     reader->state.held = true;
-    if (!ask) return;
-    pm_readers_ask(reader->fd, reader->state.asked = true);
-    pm_readers_await_pause(reader->fd);
+    return ask && pm_readers_ask_and_wait(reader->fd, &reader->state.asked);
 }
 
 void pm_reader_release(pm_reader *reader)

@@ -529,7 +529,8 @@ static pm_status too_quick(void)
 
 void pm_pages_release(pm_pages *t, int fd)
 {
-    if (t->asked) pm_readers_ask(fd, t->asked = false);
+    if (t->asked) pm_readers_ask_no_more(fd, t->asked);
+    t->asked = 0;
 }
 
 /* Goes to the newest commit, and copies what it needs. If commits write arrays whole as quickly as these are copied,
@@ -552,7 +553,7 @@ static pm_status advance(pm_pages *t)
         if (status == PM_OK && t->complete && !t->missed) break;
         if (status == PM_OK && !t->missed) status = pass(t);
         bool many = passes++ > PASSES_MOST, quick = t->flips > FLIPS_MOST || many;
-        if (quick && !t->asked) pm_readers_ask(t->source.fd, t->asked = true);
+        if (quick && !t->asked) t->asked = pm_readers_ask(t->source.fd);
         else if (quick) pm_readers_nap();
         late = many && pm_readers_time() - begun > PATIENCE;
     } while (status == PM_OK && t->added && !t->missed && !late);

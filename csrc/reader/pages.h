@@ -54,8 +54,8 @@ typedef struct {
     bool follows;  /* it is a reader's */
     bool changing; /* it has all pages that records in the log change, too */
     bool lenient;  /* what is damaged or can't be read is left out: the core reports it when it is used */
-    bool asked;    /* the process that writes was asked for a pause */
-    bool held;     /* which goes on when the newest commit is there */
+    bool held;     /* a pause that the process that writes was asked for goes on when the newest commit is there */
+    int64_t asked; /* the byte of the request; 0: there is none */
 } pm_pages;
 
 /* Goes to the newest commit; from the beginning, if commits were missed. PM_STALE if they come too quickly. */

@@ -40,10 +40,11 @@ pm_status pm_reader_open(int fd, bool changing, pm_reader **out);
  * PM_NOT_A_STORE, PM_VERSION, PM_CORRUPT, PM_UNREADABLE, PM_NO_MEMORY, PM_IO. */
 pm_status pm_reader_take(pm_reader *reader, const pm_extent_place *wanted, size_t count, pm_snapshot **out);
 
-/* From now on, a pause that a snapshot needs (I21) goes on after it, so that contents can be copied, too.
+/* From now on, a pause that a snapshot needs (I21) goes on after it, so that contents can be copied, too. A pause that
+ * was asked for before ends.
  *
- *   ask   asks for one at once, and waits some milliseconds until it begins */
-void pm_reader_hold(pm_reader *reader, bool ask);
+ *   ask   asks for one at once, and waits some milliseconds until it begins: returns whether it has */
+bool pm_reader_hold(pm_reader *reader, bool ask);
 /* Ends the pauses. */
 void pm_reader_release(pm_reader *reader);
 

@@ -31,8 +31,8 @@ from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
 WRITTEN = (lib.PM_EVENT_STORE, lib.PM_EVENT_STREAM, lib.PM_EVENT_WRITE)
 WRITER_BYTE, BEGUN_BYTE = 1 << 62, (1 << 62) + (1 << 60) + 2
-PAUSING_BYTE = BEGUN_BYTE + 1
 ASKING_BYTES = BEGUN_BYTE + 14  # one for each millisecond
+PAUSING_BYTES = ASKING_BYTES + (1 << 59)  # the same
 
 
 class Writer:
@@ -348,11 +348,39 @@ def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: A
         def attempt() -> None:
             asked.append(is_locked(look.fileno(), ASKING_BYTES, 1 << 59))
             reader.take()
-            if not is_locked(look.fileno(), PAUSING_BYTE, 1):
+            if not is_locked(look.fileno(), PAUSING_BYTES, 1 << 59):
                 raise pmstore.StaleSnapshotError
 
         reader.patiently(attempt)
         assert not asked[0] and len(asked) > 2 and all(asked[2:])
+        assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
+
+
+def test_I21_what_a_fork_keeps_of_a_pause_is_no_pause(medium: Medium) -> None:
+    """The process that paused was killed; a fork of it has the file mapped, and so the lock."""
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["n"] = 1
+    with path.open("rb") as file, path.open("rb") as fork:
+        byte = PAUSING_BYTES + time.monotonic_ns() // 1_000_000 - 10_000
+        fcntl.fcntl(fork, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))
+        reader = Reader(file.fileno())
+        assert not lib.pm_reader_hold(reader._reader, True)
+        lib.pm_reader_release(reader._reader)
+
+
+def test_I21_a_reader_ends_no_request_of_another_one(medium: Medium) -> None:
+    """The two have the same open file, as those of one store have."""
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["n"] = 1
+    with path.open("rb") as file, path.open("rb") as look:
+        first, second = Reader(file.fileno()), Reader(file.fileno())
+        for reader in (first, second):
+            lib.pm_reader_hold(reader._reader, True)
+        for reader in (second, first):
+            assert is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
+            lib.pm_reader_release(reader._reader)
         assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 
 

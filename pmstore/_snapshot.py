@@ -220,6 +220,10 @@ class Reader:
             raise error(status)
         return Snapshot(out[0], self._closed)
 
+    def release(self) -> None:
+        """End a pause before `patiently` does: what the attempt does now needs the store's file no more."""
+        lib.pm_reader_release(self._reader)
+
     def patiently(self, attempt: Callable[[], T]) -> T:
         """The result of a function that takes a snapshot and copies contents. It is called again when a later commit
         has changed them; then the process that writes is asked for pauses (I21).

@@ -167,11 +167,16 @@ def capture(reader: Reader, seen: Seen, write: Any) -> Any:
     StaleSnapshotError if commits change contents as quickly as they can be copied.
     """
     wanted: list[tuple[int, int]] = []
+    late = False  # `write` has copied contents itself, and they had changed
 
     def attempt() -> Any:
+        nonlocal late
         core = Core.of_snapshot(reader.take(wanted))
         try:
             scan = _Scan(core, seen, wanted)
+            if not late:  # most versions need nothing more of the file, and are only encoded
+                reader.release()
+            late = True
             result = write(scan.changes)
             seen.finalize(scan.known, scan.replicas)
             return result

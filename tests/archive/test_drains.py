@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 import uuid
@@ -15,7 +17,9 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore._snapshot import Reader
 from pmstore.archive._archive import Archive
+from pmstore.archive._capture import Seen, capture
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, drained, stepping
 from tests.support.template import MODULES, template
@@ -199,3 +203,24 @@ def test_a_drain_says_where_it_writes_and_how_far_it_is(tmp_path: Path) -> None:
         drain.wait()
         assert repr(drain) == f"<Drain to {places[0]}, {places[1]}, at version 1>"
     assert repr(drain) == f"<Drain to {places[0]}, {places[1]}, closed>"
+
+
+def test_a_version_is_encoded_without_a_pause_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I21: the pause covers the copies. Only when `write` copies contents, too, and these have changed, it goes on."""
+    monkeypatch.setattr("pmstore._snapshot._TRIES_ALONE", 0)
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["x"] = np.ones(100_000)
+    asking = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, (1 << 62) + (1 << 60) + 16, 1 << 59, 0)
+    asked = []
+    with path.open("rb") as file, path.open("rb") as look:
+
+        def write(changes: Any) -> int:
+            kind: int = struct.unpack_from("@h", fcntl.fcntl(look, fcntl.F_OFD_GETLK, asking))[0]
+            asked.append(kind != fcntl.F_UNLCK)
+            if len(asked) == 1:
+                raise pmstore.StaleSnapshotError
+            return int(changes.sequence)
+
+        assert capture(Reader(file.fileno()), Seen(1 << 20), write) == 1
+    assert asked == [False, True]

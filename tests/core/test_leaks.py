@@ -214,7 +214,7 @@ def each_case(folder: str, media: str) -> None:
 
 
 def each_refusal(folder: str, media: str, calls: int) -> None:
-    """Refuses these calls, or each of so many, one at a time. The call goes on without, or ends with an error, and nothing is lost."""
+    """Refuses calls of this kind, one at a time. A case goes on without, or ends with an error. Nothing is lost."""
     files = Files(Path(folder), media)
     sound = files.sound.read_bytes()
     watch_memory()

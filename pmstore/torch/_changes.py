@@ -1,4 +1,5 @@
-"""Whether other code than the optimizer has changed parameters: a replay of gradients would not do that again."""
+"""Whether other code than the optimizer has changed parameters, or its state: a replay of gradients would not do that
+again."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _PROBED = 64  # elements of a parameter without an optimizer
 
 
 class Changes:
-    """Looks for changes of the parameters of a model and its optimizer.
+    """Looks for changes of the parameters of a model, and of its optimizer's state.
 
     Torch counts what is written to a parameter, but not what is written to ``parameter.data``. That is found for
     parameters which no optimizer steps, such as those of a moving average, by some of their elements.
@@ -23,9 +24,12 @@ class Changes:
     Parameters
     ----------
     names : Names
+    optimizer : torch.optim.Optimizer
+        Its state must not change between two steps either.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
         self._parameters = list(names.parameters.values())
         stepped = {id(one) for _, one in names.stepped}
         self._others = [one for one in self._parameters if id(one) not in stepped]
@@ -46,8 +50,11 @@ class Changes:
         """Whether parameters without an optimizer have changed since all was in the log."""
         return bool(self._probes != self._probe())
 
-    def _look(self) -> list[tuple[int, int]]:
-        return [(one._version, one.data_ptr()) for one in self._parameters]
+    def _look(self) -> list[Any]:
+        seen: list[Any] = [(one._version, one.data_ptr()) for one in self._parameters]
+        for state in self._optimizer.state.values():
+            seen += [(id(one), one._version) if isinstance(one, torch.Tensor) else one for one in state.values()]
+        return seen
 
     def _probe(self) -> list[bytes]:
         with torch.no_grad():

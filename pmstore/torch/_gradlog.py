@@ -147,7 +147,7 @@ class GradLog:
         self._compression = Compression(layout) if mode == "topk" else None
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         self._objects = kept({"scheduler": scheduler, "scaler": scaler, "data": data}, keep or {})
-        self._changes = Changes(names)
+        self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, self._objects, mode, ratio)
         self._fit: FitGroup | None = None
         self._side: Log | Follower
@@ -475,8 +475,8 @@ class GradLog:
         if not self._told:
             self._told = True
             logger.warning(
-                "GradLog: other code than the optimizer changes parameters, or gradients in its step, which a replay "
-                "can't do again: each commit that follows such a change writes a full state"
+                "GradLog: other code than the optimizer changes parameters, the optimizer's state, or gradients in its "
+                "step, which a replay can't do again: each commit that follows such a change writes a full state"
             )
         self._side.lose()
 

@@ -212,7 +212,14 @@ def load(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
         optimizer.load_state_dict(state)
 
 
-@pytest.mark.parametrize("change", [clamp, load])
+def forget(net: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
+    if done == 4:
+        optimizer.state[next(net.parameters())]["exp_avg"].zero_()
+    elif done == 7:
+        optimizer.state.clear()
+
+
+@pytest.mark.parametrize("change", [clamp, load, forget])
 def test_I30_what_other_code_does_before_a_step_is_not_lost(change: Change, tmp_path: Path) -> None:
     assert same_bits(tmp_path, plain(lambda some: OPTIM.Adam(some, 0.1)), before=change)
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from pmstore._errors import TransactionError
+from pmstore._errors import OutOfSpaceError, TransactionError
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import Rows as History
 from pmstore._resume.history import at_work, check_history
@@ -226,7 +226,7 @@ class Log:
         head = self._head or {"full": 0, "batches": []}
         full = full or self._only_full or self.iteration - head["full"] >= self._interval()
         try:
-            with self._store.transaction():
+            with self._storing():
                 head, written = self._write_full(rest) if full else self._write_rows(head)
                 self._group["finished"] = False
                 write_buffers(self._group, self._names, BUFFERS)
@@ -244,6 +244,17 @@ class Log:
             self._history.committed = self._history.count
         self._tuner.wrote(written, max(self._clock() - began, 1e-9))
         self._new_batch()
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """A transaction. If its commit lacks space, nothing of it stays pending, so that a later one begins anew."""
+        try:
+            with self._store.transaction():
+                yield
+        except OutOfSpaceError:
+            if not self._store.in_transaction:
+                self._store.rollback()
+            raise
 
     def finish(self) -> None:
         """Mark the training as finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
 import math
 import weakref
@@ -229,6 +230,28 @@ def test_a_full_store_loses_no_iteration(tmp_path: Path) -> None:
         for _ in range(30):
             step(reference, log)
     assert equal(reference.state_dict(), other.state_dict())
+
+
+def test_I29_nothing_of_a_commit_that_lacked_space_stays_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise pmstore.OutOfSpaceError(errno.ENOSPC, "no space")
+
+    net, optimizer = linear(OPTIM.Adam)
+    with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=1) as log:
+        for number in range(4):
+            backward(net)
+            with monkeypatch.context() as patch:
+                if number == 1:
+                    log.flush()
+                    patch.setattr(type(store), "_commit_now", full)
+                    with pytest.raises(pmstore.OutOfSpaceError):
+                        log.step()
+                else:
+                    log.step()
+        assert log.durable == log.iteration == 4
+        assert pmstore.history(store, "training")["iteration"].tolist() == [1, 2, 3, 4]
 
 
 def test_a_rollback_takes_nothing_back(tmp_path: Path) -> None:

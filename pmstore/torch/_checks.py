@@ -11,7 +11,7 @@ import torch
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, settings_of
 
-__all__ = ["check_groups", "count", "fingerprint_of", "inner", "kept", "skips", "supported", "unscale"]
+__all__ = ["check_groups", "check_on_cpu", "count", "fingerprint_of", "inner", "kept", "skips", "supported", "unscale"]
 
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
@@ -36,6 +36,21 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
             f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist"
         )
     return optimizer
+
+
+def check_on_cpu(names: Names, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless parameters and the optimizer's state are in main memory."""
+    tensors: dict[str, torch.Tensor] = dict(names.parameters)
+    for name, parameter in names.stepped:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}, {key}"] = value
+    for name, one in tensors.items():
+        if one.device.type != "cpu":
+            raise ValueError(
+                f"{name} is on {one.device}, and a replica is stepped by the CPU, which computes other bits there: "
+                "use mode='dense', or move the model with model.cpu() before the optimizer is made"
+            )
 
 
 def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
@@ -106,7 +121,7 @@ def fingerprint_of(
     tensors |= {f"buffer {name}": one for name, one in names.buffers.items()}
     return {
         "training": "gradient log, version 1",
-        "mode": mode if mode == "dense" else f"{mode}, ratio {ratio:g}",
+        "mode": f"{mode}, ratio {ratio:g}" if mode == "topk" else mode,
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
         **{key: f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in tensors.items()},
         "stepped": [name for name, _ in names.stepped],

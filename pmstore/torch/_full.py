@@ -7,8 +7,8 @@ full/numbers                        its other values
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -24,8 +24,10 @@ __all__ = [
     "BUFFERS",
     "FULL",
     "Names",
+    "Tensors",
     "empty_state",
     "put",
+    "put_buffers",
     "read_buffers",
     "read_full",
     "stored",
@@ -34,6 +36,18 @@ __all__ = [
 ]
 
 FULL, BUFFERS = "full", "buffers"
+
+
+class Tensors(Protocol):
+    """The tensors of a full state: those of the training itself (`Names`), or of a replica."""
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """All parameters, by name."""
+
+    @property
+    def stepped(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """Those that the optimizer steps."""
 
 
 class Names:
@@ -85,8 +99,11 @@ def _safe(name: str) -> str:
     return quote(name, safe=" .,-_+=()[]<>:~!@#$&'*;") or "parameter"
 
 
-def write_full(group: Group, names: Names, optimizer: torch.optim.Optimizer) -> int:
-    """Write the full state, as part of the caller's transaction. Returns its size in bytes."""
+def write_full(group: Group, names: Tensors, optimizer: torch.optim.Optimizer) -> int:
+    """Write the full state, as part of the caller's transaction. Returns its size in bytes.
+
+    What lies in the memory of the group's arrays already is not copied.
+    """
     numbers: dict[str, Any] = {}
     wanted: dict[str, torch.Tensor] = {f"{FULL}/model/{name}": one for name, one in names.parameters.items()}
     for name, parameter in names.stepped:
@@ -137,7 +154,12 @@ def read_full(fit: FitGroup, names: Names, optimizer: torch.optim.Optimizer) -> 
 
 def write_buffers(group: Group, names: Names, prefix: str) -> None:
     """Write the buffers below a prefix, as part of the caller's transaction."""
-    for name, tensor in names.buffers.items():
+    put_buffers(group, names.buffers, prefix)
+
+
+def put_buffers(group: Group, buffers: Mapping[str, torch.Tensor], prefix: str) -> None:
+    """Write these buffers below a prefix, as part of the caller's transaction."""
+    for name, tensor in buffers.items():
         put(group, f"{prefix}/{name}", tensor)
 
 
@@ -153,7 +175,8 @@ def put(group: Group, name: str, tensor: torch.Tensor) -> int:
     own = array_of_tensor(tensor)
     array = group.get(name)
     if isinstance(array, np.ndarray) and array.shape == own.shape and array.dtype == own.dtype:
-        array[...] = own
+        if array.ctypes.data != own.ctypes.data or array.strides != own.strides:
+            array[...] = own
     else:
         group[name] = own
     return own.nbytes

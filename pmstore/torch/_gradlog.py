@@ -18,11 +18,22 @@ from pmstore._resume.fingerprint import differences
 from pmstore._resume.fit_group import FitGroup
 from pmstore._store.store import Store
 from pmstore.torch._changes import Changes
-from pmstore.torch._checks import check_groups, count, fingerprint_of, inner, kept, skips, supported, unscale
+from pmstore.torch._checks import (
+    check_groups,
+    check_on_cpu,
+    count,
+    fingerprint_of,
+    inner,
+    kept,
+    skips,
+    supported,
+    unscale,
+)
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
 from pmstore.torch._log import Log
 from pmstore.torch._ranks import Follower, Ranks
+from pmstore.torch._replica_log import ReplicaLog
 from pmstore.torch._rest import edited, generators, plain, restore, set_generators
 from pmstore.torch._sampler import BatchSampler
 from pmstore.torch._topk import Compression
@@ -31,7 +42,7 @@ __all__ = ["GradLog"]
 
 logger = logging.getLogger("pmstore")
 
-_MODES = ("dense", "topk")
+_MODES = ("dense", "topk", "replica")
 
 _following: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[GradLog]] = weakref.WeakKeyDictionary()
 
@@ -53,21 +64,25 @@ class GradLog:
         it: a new GradLog takes the place of the one before.
     store : Store or None
         Open for writing. With torch.distributed, the store of rank 0; the other ranks have None.
-    mode : {"dense", "topk"}, default="dense"
+    mode : {"dense", "topk", "replica"}, default="dense"
         "dense" logs all gradients, and a resumed training ends with the same bits. "topk" lets only the largest
         elements of each gradient take effect, adds the others to the next gradient (error feedback), and logs the
         indices and values. **"topk" changes training.** A resumed training has the same parameters and optimizer state
         as before the crash, but has lost the parts of gradients that were left out since the full state. It does not
         continue with the same bits, unless `resume` gets ``replay=False``.
+        "replica" logs no gradients. The store has a copy of parameters and optimizer, which a thread steps with the
+        gradients of each iteration while the training goes on, and commits. Resuming loads the copy, to the same bits,
+        and replays nothing. The model must be on the CPU.
     name : str, default="training"
         The group of the store.
     ratio : float, default=0.01
         The share of each gradient's elements that "topk" keeps; at least one element.
     batch : int or "auto", default="auto"
-        Iterations in a commit.
+        Iterations in a commit. For "replica", the most iterations that wait for the thread, which takes all of them in
+        one commit; a crash loses at most so many. "auto" is 8 then, and fewer if the gradients are large.
     full_every : int or "auto", default="auto"
         Iterations between full states, which are written at the end of a batch. "auto" weighs the work that a crash
-        loses against the cost of writing, by measured times (docs/archive-tuning.md).
+        loses against the cost of writing, by measured times (docs/archive-tuning.md). Not for "replica".
     mtbf : float, default=21600.0
         The mean time between failures in seconds, for "auto".
     scheduler : torch.optim.lr_scheduler.LRScheduler, optional
@@ -134,12 +149,16 @@ class GradLog:
             raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio is a number from 0 to 1, and not 0: {ratio!r}")
+        if mode == "replica" and full_every != "auto":
+            raise ValueError("full_every is for logs of gradients: each commit of a replica has the full state")
         if not mtbf > 0:
             raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
         every = count(batch, "batch"), count(full_every, "full_every")
         self._ranks = Ranks()
         self._optimizer = supported(optimizer)
         self._names = names = Names(inner(model), optimizer)
+        if mode == "replica":
+            check_on_cpu(names, optimizer)
         self._settings = settings_of(optimizer)
         self._layout = layout = Layout(
             [one for _, one in names.stepped], self._settings, ratio if mode == "topk" else None
@@ -160,8 +179,10 @@ class GradLog:
                 raise TypeError(f"the log needs a store, which pmstore.open returns, not {type(store).__name__}")
             self._fit = FitGroup(store, name)
             self._fit.check_writable()
-            self._side = Log(
-                self._fit, names, optimizer, layout, self._compression, *every, mtbf=float(mtbf), max_iter=max_iter
+            self._side = (
+                ReplicaLog(self._fit, names, optimizer, layout, every[0], max_iter, early=self._ranks.count == 1)
+                if mode == "replica"
+                else Log(self._fit, names, optimizer, layout, self._compression, *every, float(mtbf), max_iter)
             )
         self._logged: list[tuple[torch.Tensor, int]] = []  # the gradients of this step, and their versions
         self._told = False  # that parameters were changed
@@ -359,8 +380,8 @@ class GradLog:
         unscale(optimizer, [one for _, one in found])
         if self._changes.found():
             self._lose()
-        self._captured = self._stepping = True
         rows, row = self._side.row()
+        self._captured = self._stepping = True
         rows.present[row] = 0
         rows.present[row, [number for number, _ in found]] = 1
         rows.numbers[row] = numbers_of(optimizer, self._settings)
@@ -368,7 +389,7 @@ class GradLog:
         if self._compression is not None:
             self._compression.compress(rows, row)
         elif isinstance(self._side, Log):
-            torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
+            self._side.take(found)
         last = found[-1][1]
         self._seen = weakref.ref(last), last._version
         self._logged = [(one, one._version) for _, one in found]
@@ -418,7 +439,7 @@ class GradLog:
         full = self._side.add(figures, self._before - began, stepping)
         self._captured = False
         if full:
-            self._write()
+            self._write(wait=False)
         return self.iteration
 
     # ---- durable state
@@ -427,7 +448,7 @@ class GradLog:
         """Take the state from the log, or begin it."""
         prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(generators())
 
-        def begin() -> tuple[dict[str, Any] | None, int, int]:
+        def begin() -> tuple[dict[str, Any] | None, tuple[int, int, int]]:
             assert isinstance(self._side, Log) and self._fit is not None
             for rank, other in enumerate(prints):
                 if other != self._fingerprint:
@@ -438,15 +459,15 @@ class GradLog:
             rest = self._side.resume(replay) if found else None
             if rest is None:
                 self._side.begin(self._fingerprint, self._rest(states))
-            return rest, self._side.iteration, self._side.left
+            return rest, self._side.where
 
         self._quiet = True
         try:
-            rest, iteration, left = self._on_first(begin)
+            rest, where = self._on_first(begin)
         finally:
             self._quiet = False
         if isinstance(self._side, Follower):
-            self._side.begin_at(iteration, left)
+            self._side.begin_at(*where)
         if rest is not None:
             self._ranks.share(self._names, self._optimizer, self._compression)
             self._take(rest)
@@ -454,20 +475,20 @@ class GradLog:
         self._changes.remember(durable=True)
         self._before = time.perf_counter()
 
-    def _write(self, *, full: bool = False) -> None:
-        """Commit the iterations that are not durable yet."""
+    def _write(self, *, full: bool = False, wait: bool = True) -> None:
+        """Commit the iterations that are not durable yet. wait: for a thread that does it, too."""
         if self._changes.found() or self._changes.found_of_others():
             self._lose()
         states = self._ranks.gather(generators())
 
-        def write() -> tuple[int, int]:
+        def write() -> tuple[int, int, int]:
             assert isinstance(self._side, Log)
-            self._side.write(self._rest(states), full=full)
-            return self._side.iteration, self._side.left
+            self._side.write(self._rest(states), full=full, wait=wait)
+            return self._side.where
 
-        iteration, left = self._on_first(write)
+        where = self._on_first(write)
         if isinstance(self._side, Follower):
-            self._side.begin_at(iteration, left)
+            self._side.begin_at(*where)
         self._changes.remember(durable=True)
 
     def _lose(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Layout", "Rows", "Setting", "numbers_of", "set_numbers", "settings_of"]
+__all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "set_numbers", "settings_of"]
 
 _ALIGNED = 16  # bytes; no dtype has larger elements
 _MOST_INT32 = 2**31 - 1
@@ -73,6 +73,20 @@ def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], n
             values = list(group[one.key])
             values[one.place] = new
             group[one.key] = type(group[one.key])(values)
+
+
+def give(
+    optimizer: torch.optim.Optimizer,
+    settings: Sequence[Setting],
+    parameters: Sequence[torch.Tensor],
+    rows: Rows,
+    row: int,
+) -> None:
+    """Give an optimizer the settings of a row, and its parameters the dense gradients of the row."""
+    set_numbers(optimizer, settings, rows.numbers[row].tolist())
+    for number, parameter in enumerate(parameters):
+        present = rows.present[row, number]
+        parameter.grad = rows.gradient(row, number).to(parameter.device) if present else None
 
 
 class Part(NamedTuple):

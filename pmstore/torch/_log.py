@@ -17,7 +17,7 @@ the iteration `logged`, bit for bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from pmstore._resume.history import Rows as History
 from pmstore._resume.history import at_work, check_history
 from pmstore.archive._tuning import Tuner
 from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, stored, write_buffers, write_full
-from pmstore.torch._layout import Layout, Rows, set_numbers
+from pmstore.torch._layout import Layout, Rows, give, set_numbers
 from pmstore.torch._topk import Compression
 
 __all__ = ["Log"]
@@ -174,12 +174,13 @@ class Log:
 
     def _take(self, rows: Rows, row: int) -> None:
         """Give the optimizer the gradients and the settings of a row."""
+        if self._compression is None:
+            give(self._optimizer, self._layout.settings, self._layout.parameters, rows, row)
+            return
         set_numbers(self._optimizer, self._layout.settings, rows.numbers[row].tolist())
         for number, parameter in enumerate(self._layout.parameters):
             if not rows.present[row, number]:
                 parameter.grad = None
-            elif self._compression is None:
-                parameter.grad = rows.gradient(row, number).to(parameter.device)
             else:
                 kept, chosen = (one.to(parameter.device) for one in rows.kept(row, number))
                 if len(chosen) and not (int(chosen.min()) >= 0 and int(chosen.max()) < parameter.numel()):
@@ -198,6 +199,12 @@ class Log:
         """The rows and the index that the next iteration is written to."""
         return self._rows, self.iteration - self._first
 
+    def take(self, found: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Let the row of the next iteration have these gradients, by the numbers of the parameters."""
+        rows, row = self.row()
+        if found:
+            torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
+
     def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:
         """The iteration whose row was written is done. Returns whether the batch is full.
 
@@ -209,41 +216,41 @@ class Log:
         self._tuner.merged(stepping * len(self._rows.array))
         return self.left <= 0
 
-    def write(self, rest: Mapping[str, Any], *, full: bool = False) -> None:
-        """Commit the iterations that were done since the last commit.
+    def write(self, rest: Mapping[str, Any], *, full: bool = False, wait: bool = True) -> None:
+        """Commit the iterations that were done since the last commit. It always waits for the commit.
 
         If that fails, the iterations are not lost: the next call writes a full state.
         """
         began = self._clock()
         if not full and self.iteration == self.durable:
             return
-        if self._head is not None and self._group.get("head") != self._head:
-            raise TransactionError(
-                f"other code has changed the log {self._fit.name!r} in {self._store.path}, perhaps another GradLog: "
-                "resume() of a new one goes on with what the log is now"
-            )
+        self._check_head()
         self._names.check()
         head = self._head or {"full": 0, "batches": []}
         full = full or self._only_full or self.iteration - head["full"] >= self._interval()
         try:
             with self._storing():
                 head, written = self._write_full(rest) if full else self._write_rows(head)
-                self._group["finished"] = False
-                write_buffers(self._group, self._names, BUFFERS)
-                self._group["rest"] = dict(rest)
-                self._group["head"] = head
-                self._write_history()
+                self._write_newest(rest)
+                self._write_head(head)
         except BaseException:
             self._first, self._only_full = self.iteration, True
             if not self._store.closed:
                 self._start_history()
             raise
-        self._only_full, self._head, self.durable = False, head, self.iteration
+        self._only_full = False
+        self._committed(head)
         self._told.clear()
-        if self._history is not None:
-            self._history.committed = self._history.count
         self._tuner.wrote(written, max(self._clock() - began, 1e-9))
         self._new_batch()
+
+    def _check_head(self) -> None:
+        """Raise TransactionError if the log is not the one that was committed last."""
+        if self._head is not None and self._group.get("head") != self._head:
+            raise TransactionError(
+                f"other code has changed the log {self._fit.name!r} in {self._store.path}, perhaps another GradLog: "
+                "resume() of a new one goes on with what the log is now"
+            )
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -255,6 +262,27 @@ class Log:
             if not self._store.in_transaction:
                 self._store.rollback()
             raise
+
+    def _write_newest(self, rest: Mapping[str, Any]) -> None:
+        """Write what is as of the last iteration of the log, and not of that of the full state."""
+        write_buffers(self._group, self._names, BUFFERS)
+        self._group["rest"] = dict(rest)
+
+    def _write_head(self, head: Mapping[str, Any]) -> None:
+        """Write the head, and the rows of the history up to its iteration."""
+        self._group["finished"] = False
+        self._group["head"] = dict(head)
+        for now, iteration, seconds, figures in self._told:
+            if self.durable < iteration <= head["logged"]:
+                assert self._history is not None
+                self._times.append(now)
+                self._history.add(0, iteration, seconds, figures)
+
+    def _committed(self, head: dict[str, Any]) -> None:
+        """A commit has made a head durable."""
+        self._head, self.durable = head, head["logged"]
+        if self._history is not None:
+            self._history.committed = self._history.count
 
     def finish(self) -> None:
         """Mark the training as finished."""
@@ -269,6 +297,11 @@ class Log:
     def left(self) -> int:
         """The number of iterations until the batch is full."""
         return len(self._rows.array) - (self.iteration - self._first)
+
+    @property
+    def where(self) -> tuple[int, int, int]:
+        """The iterations that are done and durable, and those until the batch is full: for `Follower.begin_at`."""
+        return self.iteration, self.durable, self.left
 
     def _new_batch(self) -> None:
         self._first = self.iteration
@@ -313,10 +346,3 @@ class Log:
         # The store knows the history as long as it is open, and the history must not know the model.
         self._history = History(self._group, self._max_iter, 1, self._times.pop)
         self._work.enter_context(at_work(self._store, self._fit.name, self._history))
-
-    def _write_history(self) -> None:
-        """Write the rows of the history of the iterations that become durable."""
-        for now, iteration, seconds, figures in self._told:
-            assert self._history is not None
-            self._times.append(now)
-            self._history.add(0, iteration, seconds, figures)

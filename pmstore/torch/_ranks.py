@@ -94,9 +94,9 @@ class Follower:
         self._until = 0  # the iteration at the end of the batch
         self.iteration = self.durable = 0
 
-    def begin_at(self, iteration: int, capacity: int) -> None:
-        """That many iterations are durable, and so many go into the next batch."""
-        self.iteration = self.durable = iteration
+    def begin_at(self, iteration: int, durable: int, capacity: int) -> None:
+        """That many iterations are done and durable, and so many go into the next batch."""
+        self.iteration, self.durable = iteration, durable
         self._until = iteration + capacity
 
     def lose(self) -> None:

@@ -180,9 +180,10 @@ PYTHON_ORDER = {
     ],
     "torch": [
         "_tensors _layout _sampler",
-        "_modules _topk _rest",
+        "_modules _topk _rest _worker",
         "_optimizers _full",
-        "_ranks _log _checks _changes",
+        "_ranks _log _checks _changes _replica",
+        "_replica_log",
         "_persist _gradlog",
         "__init__",
         "lightning transformers",

@@ -6,6 +6,7 @@ import hashlib
 import random
 from pathlib import Path
 
+import pytest
 import torch
 
 import pmstore
@@ -16,7 +17,7 @@ RUNS = 5
 ITERATIONS = 60
 
 
-def main(path: str) -> None:
+def main(path: str, mode: str) -> None:
     """Train, and print the iteration whenever one is done, then a digest of everything."""
     torch.set_num_threads(1)
     with pmstore.open(path) as store:
@@ -24,8 +25,9 @@ def main(path: str) -> None:
             store,
             lambda net: torch.optim.Adam(net.parameters(), 0.01),
             ITERATIONS,
+            mode=mode,
             batch=3,
-            full_every=9,
+            full_every=9 if mode == "dense" else "auto",
             reached=lambda log, net: print(log.iteration, log.durable, flush=True),
         )
     parts = [*result["model"].values(), *result["generators"], result["history"]]
@@ -35,27 +37,33 @@ def main(path: str) -> None:
     print(digest.hexdigest(), flush=True)
 
 
-def trained(path: Path, kill_after: int) -> str:
-    """Run until a number of lines, and kill it then: "", or the digest if it came to its end."""
-    code = "import sys; from tests.torch.test_kill import main; main(sys.argv[1])"
-    process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path)
+def trained(path: Path, kill_after: int, mode: str, durable: int = 0) -> tuple[str, int]:
+    """Run until a number of lines, and kill it then.
+
+    Returns "", or the digest if it came to its end, and the iterations that it called durable. durable: what the run
+    before returned.
+    """
+    code = "import sys; from tests.torch.test_kill import main; main(*sys.argv[1:])"
+    process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path, mode)
     last = ""
     for number, line in enumerate(process.stdout):
         last = line.strip()
         if " " in last:
-            iteration, durable = map(int, last.split())
-            assert 0 <= iteration - durable < 3
+            least, (iteration, durable) = durable, map(int, last.split())
+            assert least <= durable and 0 <= iteration - durable <= 3 - (mode == "dense")
         if number == kill_after:
             process.kill()
     process.communicate()
-    return last if len(last) == 64 else ""
+    return last if len(last) == 64 else "", durable
 
 
-def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole.pm", -1)
+@pytest.mark.parametrize("mode", ["dense", "replica"])
+def test_a_killed_training_ends_with_the_same_bits(mode: str, tmp_path: Path) -> None:
+    whole, _ = trained(tmp_path / "whole.pm", -1, "dense")
     assert whole
     draws = random.Random(3)
-    runs = 0
-    while not (ended := trained(tmp_path / "killed.pm", draws.randrange(4, 20) if runs < RUNS else -1)):
-        runs += 1
-    assert (ended, runs) == (whole, RUNS)
+    ended, durable = "", 0
+    for _ in range(RUNS):
+        ended, durable = trained(tmp_path / "killed.pm", draws.randrange(4, 20), mode, durable)
+        assert not ended
+    assert trained(tmp_path / "killed.pm", -1, mode, durable)[0] == whole

@@ -30,14 +30,17 @@ def work(rank: int, port: int, path: str, out: str, stop: int, dies: int, mode: 
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     data = BatchSampler(SAMPLES, 8, rank=rank, world_size=RANKS)
     store = pmstore.open(path) if rank == 0 else None
-    log = GradLog(model, optimizer, store, mode, ratio=0.2, batch=3, full_every=6, data=data)
-    done = log.resume(replay=mode == "dense")
+    options = {} if mode == "replica" else {"full_every": 6}
+    log = GradLog(model, optimizer, store, mode, ratio=0.2, batch=3, data=data, **options)
+    done = log.resume(replay=mode != "topk")
+    assert log.durable == done
     while done < ITERATIONS:
         for batch in data:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(X[batch]), Y[batch])
             loss.backward()
             done = log.step(loss.item())
+            assert 0 <= done - log.durable <= 3
             if done == stop and rank == dies:
                 os._exit(7)
             if done == ITERATIONS:
@@ -69,7 +72,9 @@ def results(out: Path) -> list[Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
-@pytest.mark.parametrize(("mode", "deaths"), [("dense", [(5, 0), (11, 1)]), ("topk", [(8, 1)])])
+@pytest.mark.parametrize(
+    ("mode", "deaths"), [("dense", [(5, 0), (11, 1)]), ("topk", [(8, 1)]), ("replica", [(5, 0), (11, 1)])]
+)
 def test_whichever_rank_dies_training_ends_with_the_same_bits(
     mode: str, deaths: list[tuple[int, int]], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ each, so that the drift of the machine cancels. A run ends with a commit, so tha
     none       no checkpoint
     dense      GradLog, all gradients, batches that the tuner chooses
     topk       GradLog, the largest hundredth of each gradient
+    replica    GradLog, a copy of model and optimizer that a thread steps and commits
     compress   the same compression of gradients, without a log
     save       torch.save of model and optimizer after each iteration, synced
     async      torch.distributed.checkpoint.async_save after each iteration, waited for at the next one
@@ -40,7 +41,8 @@ from pmstore.torch._topk import Compression
 
 Cell = dict[str, Any]
 
-WAYS = ("none", "dense", "topk", "compress", "save", "async")
+WAYS = ("none", "dense", "topk", "replica", "compress", "save", "async")
+LOGS = ("dense", "topk", "replica")
 SLOW = ("save", "async")  # a few steps show what they cost
 
 
@@ -89,7 +91,7 @@ class Way:
         self.optimizer = torch.optim.Adam(self.net.parameters())
         self.name, self.path, self.pending = name, folder / name, None
         self.log: Any = None
-        if name in ("dense", "topk"):
+        if name in LOGS:
             store = work.enter_context(pmstore.open(folder / f"{name}.pm"))
             self.log = work.enter_context(GradLog(self.net, self.optimizer, store, name))
             self.log.resume()
@@ -152,9 +154,11 @@ def overhead(folder: Path, model: str, quick: bool) -> Cell:
                 few = max(2, steps // 10) if way.name in SLOW else steps
                 cell["seconds"][way.name].append(way.run(few) / few)
         for way in ways:
-            if way.log is not None:
+            if way.name in ("dense", "topk"):
                 cell[f"{way.name} bytes"] = way.log._layout.row_bytes
                 cell[f"{way.name} batch"] = len(way.log._side._rows.array)
+        commits = next(way for way in ways if way.name == "replica").log._fit.store.sequence
+        cell["replica commits"] = commits
         states = way.optimizer.state.values()
         tensors = [*way.net.state_dict().values(), *(one for state in states for one in state.values())]
         cell["state bytes"] = sum(one.nbytes for one in tensors)

@@ -321,8 +321,8 @@ def throughput(quick: bool) -> dict[str, Any]:
         for _ in range(3 if quick else 60):
             begun = thread_time()
             buckets = Buckets()
-            buckets.add(kind, new, old)
-            made, out, _ = coder.coded(kind, 3, buckets.kept(3), new, old)
+            changes = buckets.add(kind, new, old)
+            made, out, _ = coder.coded(kind, 3, buckets.kept(3), changes, new, old)
             times["encode"].append(thread_time() - begun)
             begun = thread_time()
             again = decoded(made, old)

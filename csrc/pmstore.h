@@ -536,45 +536,40 @@ uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
 
 typedef enum { PM_LCDELTA_DOUBLE = 0, PM_LCDELTA_FLOAT, PM_LCDELTA_HALF, PM_LCDELTA_BRAIN } pm_lcdelta_type;
 
-/* Counts the changes x - before by bucket. The bucket of a change is its sign bit times 2048, plus its exponent as a
- * double has it, biased by 1023. The exponent 0 stands for zeros and denormals, 2047 for infinities and NaN.
+/* Counts the changes x - before by bucket, and adds them up. The bucket of a change is its sign bit with the bits of
+ * its exponent behind it: of a double, one of 4096; of a float, which the changes of all other types are, one of 512.
  *
- *   type        of the elements
- *   x, before   n elements each
- *   counts      4096 numbers, one for each bucket; the counts are added to them
+ *   type            of the elements
+ *   x, before       n elements each
+ *   room            2^18 bytes, aligned to 8, all 0; they are 0 again afterwards
+ *   numbers, sums   for each bucket, all 0: they get the number and the sum of its changes. The sums of the smallest
+ *                   and the largest exponent, which zeros, denormals, infinities and NaN have, mean nothing
  */
-void pm_lcdelta_count(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, uint64_t *counts);
-
-/* Gives each element the code of the bucket of its change.
- *
- *   type, x, before, n   as for pm_lcdelta_count
- *   table                the code of each of the 4096 buckets
- *   codes                n codes
- *   sums, numbers        four parts of 256 elements, one for each code: the sum of the changes with a code, and their
- *                        number, are added to the parts; the caller adds the four parts up
- */
-void pm_lcdelta_code(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *table,
-                     uint8_t *codes, double *sums, uint64_t *numbers);
+void pm_lcdelta_count(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, void *room,
+                      uint64_t *numbers, double *sums);
 
 /* Adds values[code] to each element whose code is not 0, in place.
  *
  *   type, x, n   the elements
  *   codes        n codes
- *   values       256 values */
-void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const double *values);
+ *   values       256 values: doubles if the elements are, otherwise floats */
+void pm_lcdelta_add(pm_lcdelta_type type, void *x, const uint8_t *codes, uint64_t n, const void *values);
 
-/* Computes what x is decoded to: before with values[code] added, as pm_lcdelta_add does it, except for exact elements.
- * These are the zeros, denormals, infinities and NaN of x, and elements whose sum would not be a finite number.
+/* Gives each element the code of the bucket of its change, and computes what x is decoded to: before with values[code]
+ * added, as pm_lcdelta_add does it, except for exact elements. These are the zeros, denormals, infinities and NaN of x,
+ * and elements whose sum would not be a finite number.
  *
- *   type, x, before, n, codes, values   as for the functions above
- *   result                              n elements
- *   places                              room for n; the places of elements that had to be made exact
- *   errors                              three numbers, added to or exceeded: the largest absolute error, the sum of the
- *                                       squares of the errors, and that of x; elements that are not finite do not count
+ *   type, x, before, n, values   as for the functions above
+ *   table                        the code of each bucket
+ *   codes                        room for n
+ *   result                       n elements
+ *   places                       room for n; the places of elements that had to be made exact
+ *   errors                       three numbers, added to or exceeded: the largest absolute error, the sum of the
+ *                                squares of the errors, and that of x; elements that are not finite do not count
  *
  * Returns the number of places. */
-uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *codes,
-                          const double *values, void *result, uint32_t *places, double *errors);
+uint64_t pm_lcdelta_apply(pm_lcdelta_type type, const void *x, const void *before, uint64_t n, const uint8_t *table,
+                          const void *values, uint8_t *codes, void *result, uint32_t *places, double *errors);
 
 /* Packs codes into bytes. A byte is the number of zeros before a code, times 2^bits, plus the code. The code is
  * 0 only if the number of zeros does not fit into one byte, and at the end.

@@ -28,6 +28,7 @@ from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row, pa
 
 if TYPE_CHECKING:
     from pmstore.codecs._passes import Buckets, Coder
+    from pmstore.codecs._passes import Changes as Counted
 
 __all__ = ["Flush", "Stored", "Writing"]
 
@@ -244,28 +245,35 @@ class Writing:
                 rules.setdefault(found[0], []).append((key, change))
         frames = {}
         for arrays in rules.values():
-            buckets = self._buckets(changes, arrays)
+            buckets, counted = self._buckets(changes, arrays)
             for key, change in arrays:
-                frames[key] = tuple(self._lossy(key, change, changes, buckets))
+                frames[key] = tuple(self._lossy(key, change, changes, buckets, counted[key]))
         return frames
 
-    def _buckets(self, changes: Changes, arrays: Sequence[tuple[bytes, Change]]) -> Buckets:
+    def _buckets(
+        self, changes: Changes, arrays: Sequence[tuple[bytes, Change]]
+    ) -> tuple[Buckets, dict[bytes, list[Counted]]]:
+        """The buckets of all changes, and those of each frame."""
         from pmstore.codecs._passes import Buckets
 
-        buckets = Buckets()
+        buckets, counted = Buckets(), {}
         for key, change in arrays:
-            kind = self._kind(key, changes)
-            for at in range(0, len(change.data), FRAME):
-                assert change.before is not None
-                buckets.add(kind, change.data[at : at + FRAME], change.before[at : at + FRAME])
-        return buckets
+            kind, before = self._kind(key, changes), change.before
+            assert before is not None
+            counted[key] = [
+                buckets.add(kind, change.data[at : at + FRAME], before[at : at + FRAME])
+                for at in range(0, len(change.data), FRAME)
+            ]
+        return buckets, counted
 
     def _kind(self, key: bytes, changes: Changes) -> Any:
         found, dtype = self._codecs.lossy(key), changes.dtype(key)
         assert found is not None and dtype is not None
         return found[1].kind(dtype)
 
-    def _lossy(self, key: bytes, change: Change, changes: Changes, buckets: Buckets) -> Iterator[Stored]:
+    def _lossy(
+        self, key: bytes, change: Change, changes: Changes, buckets: Buckets, counted: list[Counted]
+    ) -> Iterator[Stored]:
         """The frames of an array. From then on, the version has their decoded values."""
         from pmstore.codecs._passes import Coder, Errors, plain
 
@@ -273,9 +281,9 @@ class Writing:
         assert found is not None and change.before is not None and change.lossy is not None
         bits, self._coder = found[1].bits, self._coder or Coder()
         table, errors, contents = buckets.kept(bits), Errors(), np.empty(len(change.data), np.uint8)
-        for at in range(0, len(change.data), FRAME):
-            data = change.data[at : at + FRAME]
-            encoded, out, error = self._coder.coded(kind, bits, table, data, change.before[at : at + FRAME])
+        for at, one in zip(range(0, len(change.data), FRAME), counted):
+            data, before = change.data[at : at + FRAME], change.before[at : at + FRAME]
+            encoded, out, error = self._coder.coded(kind, bits, table, one, data, before)
             errors.add(error, exact=len(encoded) >= len(data))
             if len(encoded) >= len(data):
                 encoded, out = plain(data, kind.size), data

@@ -78,8 +78,8 @@ class LCDelta(Codec):
         if kind is None or len(data) < _FEW * kind.size:
             return plain(data, given.dtype.itemsize if given.dtype.itemsize in (1, 2, 4, 8) else 1)
         zeros, buckets = np.zeros(len(data), np.uint8), Buckets()
-        buckets.add(kind, data, zeros)
-        made, _, _ = Coder().coded(kind, self.bits, buckets.kept(self.bits), data, zeros)
+        changes = buckets.add(kind, data, zeros)
+        made, _, _ = Coder().coded(kind, self.bits, buckets.kept(self.bits), changes, data, zeros)
         return made if len(made) < len(data) else plain(data, kind.size)
 
     def decode(self, buf: Any, out: Any = None) -> Any:

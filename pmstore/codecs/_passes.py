@@ -18,7 +18,7 @@ from numcodecs import Shuffle, Zstd
 
 from pmstore._core import ffi, lib
 
-__all__ = ["DOUBLE", "Buckets", "Bytes", "Coder", "Errors", "Kind", "decoded", "kind_of", "plain"]
+__all__ = ["DOUBLE", "Buckets", "Bytes", "Changes", "Coder", "Errors", "Kind", "decoded", "kind_of", "plain"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -28,7 +28,7 @@ _CODED, _SHUFFLED, _RAW = 1, 2, 3  # how
 _LEVEL = 1
 _END = 0xA5  # the last byte of what is compressed: zstd does not tell that there is less than was asked for
 _BUCKETS, _SIGN = 4096, 2048
-_LANES = 4  # of sums, as C has them
+_ROOM = 1 << 18  # bytes that C counts with
 _MOST = 1 << 31  # bytes of a difference
 
 
@@ -47,6 +47,16 @@ BRAIN = Kind(lib.PM_LCDELTA_BRAIN, 2, "<f4")
 _KINDS = {kind.number: kind for kind in (DOUBLE, FLOAT, HALF, BRAIN)}
 _NAMED = {"float64": DOUBLE, "float32": FLOAT, "float16": HALF, "bfloat16": BRAIN}
 _BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+
+
+def _wider() -> Any:
+    """The bucket of a double for each of a float: its exponent is biased by another number."""
+    exponent = np.arange(512) % 256
+    wider = np.where(exponent == 255, _SIGN - 1, exponent + 1023 - 127)
+    return np.where(exponent, wider, 0) + np.arange(512) // 256 * _SIGN
+
+
+_WIDER = _wider()
 
 
 def kind_of(dtype: np.dtype[Any], named: str | None = None) -> Kind | None:
@@ -97,17 +107,37 @@ class Errors:
         return ffi.from_buffer("double[]", self._found)
 
 
+class Changes(NamedTuple):
+    """The changes of an array, or of a part of it: which buckets they have, their number and their sum in each."""
+
+    buckets: Any
+    numbers: Any
+    sums: Any
+
+
 class Buckets:
     """How often changes have each sign and exponent, in all arrays that share the kept buckets."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_BUCKETS, np.uint64)
+        self._counts, self._room = np.zeros(_BUCKETS, np.uint64), np.zeros(_ROOM // 8, np.uint64)
 
-    def add(self, kind: Kind, x: Bytes, before: Bytes) -> None:
+    def add(self, kind: Kind, x: Bytes, before: Bytes) -> Changes:
         """Counts the changes of an array, or of a part of it."""
+        buckets = _BUCKETS if kind is DOUBLE else len(_WIDER)
+        numbers, sums = np.zeros(buckets, np.uint64), np.zeros(buckets)
         lib.pm_lcdelta_count(
-            kind.number, _pointer(x), _pointer(before), len(x) // kind.size, ffi.from_buffer("uint64_t[]", self._counts)
+            kind.number,
+            _pointer(x),
+            _pointer(before),
+            len(x) // kind.size,
+            _pointer(self._room),
+            ffi.from_buffer("uint64_t[]", numbers),
+            ffi.from_buffer("double[]", sums),
         )
+        there = np.flatnonzero(numbers)
+        wide = there if kind is DOUBLE else _WIDER[there]
+        self._counts[wide] += numbers[there]
+        return Changes(wide, numbers[there], sums[there])
 
     def kept(self, bits: int) -> Bytes:
         """The code of each bucket: 1, 2, … for the 2^bits - 1 of the largest exponents, of equal ones the fuller one
@@ -124,63 +154,59 @@ class Coder:
     """Makes lossy differences, one after the other, in the same memory. It is for one thread at a time."""
 
     def __init__(self) -> None:
-        self._codes = self._packed = self._out = np.empty(0, np.uint8)
+        self._codes = self._packed = self._out = self._body = np.empty(0, np.uint8)
         self._places = np.empty(0, np.uint32)
 
-    def coded(self, kind: Kind, bits: int, table: Bytes, x: Bytes, before: Bytes) -> tuple[bytes, Bytes, Errors]:
+    def coded(
+        self, kind: Kind, bits: int, table: Bytes, changes: Changes, x: Bytes, before: Bytes
+    ) -> tuple[bytes, Bytes, Errors]:
         """The bytes of a lossy difference, the array that they decode to (until the next call), and its distance to x.
 
-        table: of `Buckets.kept`; x, before: contiguous bytes of elements.
+        table: of `Buckets.kept`; changes: of `Buckets.add`; x, before: contiguous bytes of elements.
         """
         count = len(x) // kind.size
         if len(self._out) < len(x) or len(self._codes) < count:
             self._codes, self._packed = np.empty(count, np.uint8), np.empty(count, np.uint8)
             self._places, self._out = np.empty(count, np.uint32), np.empty(len(x), np.uint8)
         codes, out = self._codes[:count], self._out[: len(x)]
-        sums, numbers, errors = np.zeros((_LANES, 256)), np.zeros((_LANES, 256), np.uint64), Errors()
-        lib.pm_lcdelta_code(
-            kind.number,
-            _pointer(x),
-            _pointer(before),
-            count,
-            ffi.from_buffer(table),
-            ffi.from_buffer(codes),
-            ffi.from_buffer("double[]", sums),
-            ffi.from_buffer("uint64_t[]", numbers),
-        )
-        values = _values(table, sums, numbers).astype(kind.value)
+        values, errors = _values(table, changes).astype(kind.value), Errors()
+        by_code, by_bucket = _by_code(values), table if kind is DOUBLE else table[_WIDER]
         exact = lib.pm_lcdelta_apply(
             kind.number,
             _pointer(x),
             _pointer(before),
             count,
+            ffi.from_buffer(by_bucket),
+            _pointer(by_code),
             ffi.from_buffer(codes),
-            ffi.from_buffer("double[]", _by_code(values)),
             _pointer(out),
             ffi.from_buffer("uint32_t[]", self._places),
             errors.pointer,
         )
         packed = lib.pm_lcdelta_pack(ffi.from_buffer(codes), count, bits, ffi.from_buffer(self._packed))
         places = self._places[:exact]
-        body = np.concatenate(
-            [
-                self._packed[:packed],
-                values.view(np.uint8),
-                np.diff(places, prepend=np.uint32(0)).astype("<u4").view(np.uint8),
-                x.view(f"<u{kind.size}")[places].view(np.uint8),
-                np.array([_END], np.uint8),
-            ]
-        )
+        parts = [
+            self._packed[:packed],
+            values.view(np.uint8),
+            np.diff(places, prepend=np.uint32(0)).astype("<u4").view(np.uint8),
+            x.view(f"<u{kind.size}")[places].view(np.uint8),
+            np.array([_END], np.uint8),
+        ]
+        length = sum(map(len, parts))
+        if len(self._body) < length:
+            self._body = np.empty(2 * length, np.uint8)
+        body = np.concatenate(parts, out=self._body[:length])
         header = _HEADER.pack(_CODED, kind.number, bits, len(values), exact, count, packed)
         return header + Zstd(level=_LEVEL).encode(body), out, errors
 
 
-def _values(table: Bytes, sums: Any, numbers: Any) -> Any:
+def _values(table: Bytes, changes: Changes) -> Any:
     """The mean of the changes of each code but 0, up to the last one that occurs."""
-    count = numbers.sum(0)
-    most = int(np.max(np.flatnonzero(count), initial=0))
+    codes = table[changes.buckets]
+    sums, numbers = np.zeros((2, int(np.max(codes, initial=0)) + 1))
+    sums[codes], numbers[codes] = changes.sums, changes.numbers
     with np.errstate(all="ignore"):
-        values = sums.sum(0)[1 : most + 1] / np.maximum(count[1 : most + 1], 1)
+        values = sums[1:] / np.maximum(numbers[1:], 1)
     for code in np.flatnonzero(~np.isfinite(values)).tolist():  # the sum is too large for a double
         bucket = int(np.flatnonzero(table == code + 1)[0])
         values[code] = np.ldexp(-1.0 if bucket >= _SIGN else 1.0, bucket % _SIGN - 1023)
@@ -188,7 +214,7 @@ def _values(table: Bytes, sums: Any, numbers: Any) -> Any:
 
 
 def _by_code(values: Any) -> Any:
-    found = np.zeros(256)
+    found = np.zeros(256, values.dtype)
     found[1 : len(values) + 1] = values
     return found
 
@@ -245,7 +271,7 @@ def _decoded(
     _require(unpacked == count and int(np.max(codes, initial=0)) <= values, "its codes")
     out = np.zeros(count * kind.size, np.uint8) if before is None else before.copy()
     found = _by_code(np.frombuffer(parts[1].tobytes(), kind.value))
-    lib.pm_lcdelta_add(kind.number, _pointer(out), ffi.from_buffer(codes), count, ffi.from_buffer("double[]", found))
+    lib.pm_lcdelta_add(kind.number, _pointer(out), ffi.from_buffer(codes), count, _pointer(found))
     places = np.cumsum(np.frombuffer(parts[2].tobytes(), "<u4"), dtype=np.uint64)
     _require(not exact or int(places.max()) < count, "its exact elements")
     out.view(f"<u{kind.size}")[places] = np.frombuffer(parts[3].tobytes(), f"<u{kind.size}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import struct
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +17,11 @@ from hypothesis import strategies as st
 
 numcodecs = pytest.importorskip("numcodecs")
 
-from pmstore._core import hash64  # noqa: E402
-from pmstore.codecs import LCDelta  # noqa: E402
+from pmstore._core import ffi, hash64  # noqa: E402
+from pmstore.codecs import LCDelta, _passes  # noqa: E402
 from pmstore.codecs._passes import BRAIN, DOUBLE, FLOAT, HALF, Buckets, Coder, decoded  # noqa: E402
 
+CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 KINDS = {"float64": DOUBLE, "float32": FLOAT, "float16": HALF, "bfloat16": BRAIN}
 SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 
@@ -91,8 +96,8 @@ def test_I27_a_difference_to_what_was_there(name: str, data: Any, bits: int) -> 
     raw, base, kind = data.draw(patterns(name)), data.draw(patterns(name)), KINDS[name]
     count = min(len(raw), len(base))
     raw, base, buckets = raw[:count].copy(), base[:count].copy(), Buckets()
-    buckets.add(kind, raw, base)
-    made, out, errors = Coder().coded(kind, bits, buckets.kept(bits), raw, base)
+    changes = buckets.add(kind, raw, base)
+    made, out, errors = Coder().coded(kind, bits, buckets.kept(bits), changes, raw, base)
     require_bounds(raw, base, out, name)
     assert np.array_equal(decoded(made, base, count), out), "what is recorded is not what is decoded"
     with np.errstate(all="ignore"):
@@ -160,20 +165,55 @@ def golden_pairs(name: str, count: int) -> Iterator[tuple[np.ndarray[Any, Any], 
     yield any_bits & tiny, base & tiny
 
 
+class Portable:
+    """The passes that run on any processor, in place of those that run here."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler")
+        source, library = CSRC / "codecs" / "lcdelta.c", folder / "portable.so"
+        flags = ["-std=gnu11", "-O1", "-w", "-fPIC", "-shared", "-DPM_PORTABLE", f"-I{CSRC}"]
+        subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
+        self._library = ctypes.CDLL(str(library))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        function.restype = ctypes.c_uint64
+        return lambda *given: function(*[ctypes.c_uint64(int(ffi.cast("uintptr_t", one))) for one in given])
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["here", "portable"])
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_encoded_is_the_same_in_every_release(name: str) -> None:
-    """Without what zstd does to it, which is free to change."""
+def test_what_is_encoded_is_the_same_in_every_release(
+    name: str, portable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And on every processor. Without what zstd does to it, which is free to change."""
+    if portable:
+        monkeypatch.setattr(_passes, "lib", Portable(tmp_path))
     made = bytearray()
     for count in (1, 3, 64, 1000, 4099):
         for x, before in golden_pairs(name, count):
             for bits in (1, 3, 8):
                 raw, base, buckets = x.view(np.uint8), before.view(np.uint8), Buckets()
-                buckets.add(KINDS[name], raw, base)
-                coded, out, errors = Coder().coded(KINDS[name], bits, buckets.kept(bits), raw, base)
+                changes = buckets.add(KINDS[name], raw, base)
+                coded, out, errors = Coder().coded(KINDS[name], bits, buckets.kept(bits), changes, raw, base)
                 made += coded[:24] + bytes(numcodecs.Zstd().decode(coded[24:])) + out.tobytes()
                 made += struct.pack("<d", errors.absolute)
                 assert np.array_equal(decoded(coded, base), out)
     assert hash64(bytes(made)) == GOLDEN_DIFFERENCES[name]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sums_of_many_changes(name: str) -> None:
+    """More than C adds up before it empties what it counts with, and no whole number of blocks."""
+    x = (1 + np.arange((1 << 22) + 1001) % 7 / 8) * np.where(np.arange((1 << 22) + 1001) % 3, 1, -2)
+    brain = (x.astype("<f4").view("<u4") >> 16).astype("<u2")
+    raw = (brain if name == "bfloat16" else x.astype(name)).view(np.uint8)
+    found = Buckets().add(KINDS[name], raw, np.zeros_like(raw))
+    assert found.buckets.tolist() == [1023, 2048 + 1024]
+    assert found.numbers.tolist() == [int((x > 0).sum()), int((x < 0).sum())]
+    assert found.sums.tolist() == [float(x[x > 0].sum()), float(x[x < 0].sum())]
 
 
 GOLDEN_DIFFERENCES = {

@@ -23,6 +23,7 @@ class Equivalent(NamedTuple):
 ELSEWHERE = {
     "csrc/base/compare.c": r".*_portable|choose_versions",
     "csrc/base/hash.c": r".*_portable|.*_avx2|choose_versions",
+    "csrc/codecs/lcdelta.c": r"numbers_of_halves|halves_of_numbers|float_of_half|half_of_float|choose_versions",
 }
 
 EQUIVALENT = [

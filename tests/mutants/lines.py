@@ -4,6 +4,8 @@ python -m tests.mutants.lines               exit status 1 if the score is below 
   --sample N --seed N     size and seed of the sample: a larger sample of the same seed contains the smaller one
   --files PATH …          files or folders instead of all
   --limit SECONDS         for the tests of one mutant, for its parts of the battery, and for the sanitizers
+  --tests-only            neither the battery nor the sanitizers: quickly, before a run with --survivors
+  --tests TEST …          only these tests, which need not be in cover.json
   --resume                mutants that an earlier run of this seed has tried are not tried again
   --survivors             except those that no test noticed then
   --write FILE            puts the scores between the marks of docs/mutants.md
@@ -26,9 +28,11 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +54,7 @@ SANITIZED = ROOT / "build" / "mutants-sanitized"
 SANITIZERS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 BY_SANITIZERS = "under sanitizers"
 BEGIN, END = "<!-- score per file: begin -->", "<!-- score per file: end -->"
+FIRST = 12  # tests that are tried by themselves: to import the files of all takes seconds
 HANGS = 20  # seconds; no chosen test takes half as long
 HANG_VARIABLE = "PMSTORE_MUTANT_HANGS"
 
@@ -133,17 +138,16 @@ def equivalent(change: Change) -> bool:
     )
 
 
-def sample(files: Sequence[str], seed: int, size: int) -> list[Change]:
+def sample(files: Sequence[str], seed: int, size: int, jobs: int = 1) -> list[Change]:
     found: list[Change] = []
-    for change in drawn(files, seed):
-        if len(found) == size:
-            break
-        if not re.fullmatch(ELSEWHERE.get(change.file, ""), change.function) and is_mutant(change):
-            found.append(change)
+    left = iter(one for one in drawn(files, seed) if not re.fullmatch(ELSEWHERE.get(one.file, ""), one.function))
+    with ThreadPoolExecutor(jobs) as pool:
+        while some := list(islice(left, size - len(found))):
+            found += compress(some, pool.map(is_mutant, some))
     return found
 
 
-def built(sampled: Sequence[Change]) -> list[str]:
+def built(sampled: Sequence[Change], sanitized: bool) -> list[str]:
     """One build of all of them, and one with sanitizers. Returns the names by which they are chosen."""
     names = [f"{number}" for number in range(1, len(sampled) + 1)]
     edits: dict[str, list[Edit]] = {}
@@ -152,7 +156,8 @@ def built(sampled: Sequence[Change]) -> list[str]:
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in edits}
     files = list(written(texts, edits, names))
     build(files, BUILD)
-    build(files, SANITIZED, flags=SANITIZERS)
+    if sanitized:
+        build(files, SANITIZED, flags=SANITIZERS)
     return names
 
 
@@ -162,11 +167,14 @@ def built(sampled: Sequence[Change]) -> list[str]:
 class Cover:
     """The tests that reach each function, from tests/mutants/cover.json, without tests that no longer exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[str] = ()) -> None:
+        """given: tests that are tried instead."""
+        self.given = list(given)
         table = json.loads(COVER.read_text(encoding="utf-8"))
         self.names: list[str] = table["names"]
         self.files: dict[str, Any] = table["files"]
         self.missing = {number for number, name in enumerate(self.names) if not self.exists(name)}
+        self.noticed: Counter[tuple[str, str]] = Counter()  # of this run: by function and test
 
     @staticmethod
     @cache
@@ -179,16 +187,26 @@ class Cover:
         return not function or re.search(rf"\b{re.escape(function)}\b", self.text(file)) is not None
 
     def tests(self, change: Change) -> tuple[list[str], list[str]]:
-        """Tests, and parts of the battery. For a new function, those of its file."""
+        """Tests, and parts of the battery. For a new function, those of its file. The tests that noticed most mutants
+        of this function so far come first."""
+        if self.given:
+            return self.given, []
         functions = self.files.get(change.file, {"tests": {}})["tests"]
         numbers = functions.get(change.function)
         if numbers is None:
             numbers = sorted({number for some in functions.values() for number in some[:4]})
         names = [self.names[number] for number in numbers if number not in self.missing]
-        return [name for name in names if "::" in name], [name for name in names if "::" not in name]
+        tests = [name for name in names if "::" in name]
+        tests.sort(key=lambda name: -self.noticed[change.function, name])
+        return tests, [name for name in names if "::" not in name]
+
+    def note(self, change: Change, by: str) -> None:
+        self.noticed[change.function, by.partition("[")[0]] += 1
 
     def never(self, change: Change) -> bool:
-        return change.at in self.files.get(change.file, {"never": {}})["never"].get(change.function, ())
+        return not self.given and change.at in self.files.get(change.file, {"never": {}})["never"].get(
+            change.function, ()
+        )
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -274,39 +292,53 @@ def of_battery(parts: Sequence[str], name: str, limit: float) -> Verdict:
     return Verdict(f"{caught['part']}: {caught['kind']}", caught["text"][:200]) if caught else PASSES
 
 
-def evaluated(change: Change, name: str, cover: Cover, limit: float) -> Outcome:
+def evaluated(change: Change, name: str, cover: Cover, limit: float, tests_only: bool = False) -> Outcome:
     """Tries one mutant on the tests that reach its function, then on the parts of the battery that do, then, for C,
     on the tests again, under sanitizers. limit: seconds for each.
     """
     started = time.perf_counter()
     tests, parts = cover.tests(change)
+    if tests_only:
+        parts = []
     if cover.never(change):
         verdict = Verdict("", "no test reaches it")
     elif not tests and not parts:
         verdict = Verdict("", "no test reaches its function")
     else:
-        verdict = of_tests(BUILD, tests, name, limit) if tests else PASSES
+        verdict = of_tests(BUILD, tests[:FIRST], name, limit) if tests else PASSES
+        if verdict == PASSES and tests[FIRST:]:
+            verdict = of_tests(BUILD, tests[FIRST:], name, limit)
         if verdict == PASSES and parts:
             verdict = of_battery(parts, name, limit)
-        if not verdict.by and tests and change.file.endswith(".c"):
+        if not verdict.by and tests and change.file.endswith(".c") and not tests_only:
             again = of_tests(SANITIZED, tests, name, limit)
             verdict = again if again.by else verdict
+    cover.note(change, verdict.by)
     return Outcome(key(change), change.file, *verdict, round(time.perf_counter() - started, 1))
 
 
 # ---- the whole sample
 
 
-def run(sampled: Sequence[Change], jobs: int, limit: float, known: dict[str, Outcome], keep: Path) -> list[Outcome]:
-    """Outcomes in the sample's order. known: outcomes that need not be tried again."""
+def run(
+    sampled: Sequence[Change],
+    jobs: int,
+    limit: float,
+    known: dict[str, Outcome],
+    keep: Path,
+    tests_only: bool = False,
+    given: Sequence[str] = (),
+) -> list[Outcome]:
+    """Outcomes in the sample's order. known: outcomes that need not be tried again. given: tests, instead of those of
+    the table."""
     left = [change for change in sampled if key(change) not in known and not equivalent(change)]
-    names = dict(zip(map(key, left), built(left)))
-    cover = Cover()
+    names = dict(zip(map(key, left), built(left, sanitized=not tests_only)))
+    cover = Cover(given)
 
     def one(change: Change) -> Outcome:
         if equivalent(change):
             return Outcome(key(change), change.file, "", "equivalent", 0.0)
-        outcome = known.get(key(change)) or evaluated(change, names[key(change)], cover, limit)
+        outcome = known.get(key(change)) or evaluated(change, names[key(change)], cover, limit, tests_only)
         if key(change) not in known:
             with keep.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(outcome) + "\n")
@@ -359,6 +391,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=180.0)
     parser.add_argument("--least", type=float, default=0.0, help="percent")
+    parser.add_argument("--tests-only", action="store_true")
+    parser.add_argument("--tests", nargs="+", default=[])
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--survivors", action="store_true")
     parser.add_argument("--write", type=Path)
@@ -374,9 +408,9 @@ def main() -> None:
         outcomes = [Outcome(*json.loads(line)) for line in keep.read_text(encoding="utf-8").splitlines()]
         known = {outcome.key: outcome for outcome in outcomes if outcome.by or not options.survivors}
     started = time.perf_counter()
-    sampled = sample(files, options.seed, options.sample)
+    sampled = sample(files, options.seed, options.sample, options.jobs)
     print(f"{len(sampled)} mutants drawn in {time.perf_counter() - started:.0f} s", flush=True)
-    outcomes = run(sampled, options.jobs, options.limit, known, keep)
+    outcomes = run(sampled, options.jobs, options.limit, known, keep, options.tests_only, options.tests)
     problem = without_a_mutant(outcomes)
     if problem:
         raise SystemExit(problem)

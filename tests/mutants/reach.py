@@ -1,7 +1,7 @@
 """The tests and the parts of the battery that reach each function: measured, and kept in tests/mutants/cover.json.
 
 python -m tests.mutants.reach               measures it anew (a quarter of an hour)
-python -m tests.mutants.reach TEST …        these tests only; for the others, the last measurement in build/ is used
+python -m tests.mutants.reach TEST …        these tests only: they come first in what the table has
 
 A copy of the sources marks each statement that runs in an array that all processes of a test share. As a pytest plugin,
 this module reads the array after each test.
@@ -228,7 +228,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def measure(tests: Sequence[str]) -> tuple[list[Mark], list[Reached]]:
-    """Runs the tests in a copy with marks, and the parts of the battery, whose names hold no "::"."""
+    """Runs the tests in a copy with marks. Without any, it runs all, and the parts of the battery, whose names hold no
+    "::"."""
     from tests.mutants.battery import PARTS
 
     marks, texts = marked()
@@ -241,33 +242,7 @@ def measure(tests: Sequence[str]) -> tuple[list[Mark], list[Reached]]:
     command += ["-m", "not slow", "-W", "ignore", *(tests or all_tests())]
     subprocess.run(command, cwd=folder, env=variables, check=False)
     found = [Reached(*entry) for entry in json.loads(result.read_text(encoding="utf-8"))]
-    kept = folder / "kept.json"
-    if tests:
-        found = [*without(kept_results(kept, marks), found), *found]
-    else:
-        found += battery(folder, variables, array, PARTS)
-    kept.write_text(json.dumps({"marks": marks, "found": found}), encoding="utf-8")
-    return marks, found
-
-
-def kept_results(kept: Path, marks: Sequence[Mark]) -> list[Reached]:
-    """The results of an earlier run. A statement that has changed since is one that nothing reached."""
-    if not kept.exists():
-        raise SystemExit("measure all tests once, without ARGS: a quarter of an hour")
-    old = json.loads(kept.read_text(encoding="utf-8"))
-    numbers: dict[Mark, list[int]] = {}
-    for number, mark in enumerate(marks):
-        numbers.setdefault(mark, []).append(number)
-    now = [numbers.get(Mark(*mark), []) for mark in old["marks"]]
-    return [
-        Reached(name, seconds, sorted({number for mark in reached for number in now[mark]}))
-        for name, seconds, reached in old["found"]
-    ]
-
-
-def without(found: Sequence[Reached], others: Sequence[Reached]) -> list[Reached]:
-    names = {one.name for one in others}
-    return [one for one in found if one.name not in names]
+    return marks, found if tests else [*found, *battery(folder, variables, array, PARTS)]
 
 
 def all_tests() -> list[str]:
@@ -365,8 +340,37 @@ def table(marks: Sequence[Mark], reached: Sequence[Reached]) -> dict[str, Any]:
     return {"names": names, "files": out}
 
 
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old table with the tests of the new one in it: first, except those that it has, which keep their places. A
+    line that any of them reaches is no line that no test reaches. New names come last, so that the numbers stay.
+    """
+    names = list(old["names"])
+    names += [name for name in new["names"] if name not in names]
+    numbers = {name: i for i, name in enumerate(names)}
+    files = {file: {kind: dict(entry[kind]) for kind in ("tests", "never")} for file, entry in old["files"].items()}
+    for file, entry in new["files"].items():
+        into = files.setdefault(file, {"tests": {}, "never": {}})
+        for function, tests in entry["tests"].items():
+            found = [numbers[new["names"][test]] for test in tests]
+            if not found:
+                continue
+            before = into["tests"].get(function)
+            never = entry["never"].get(function, [])
+            if before:  # a line that has changed since is not in the old table's list
+                never = [line for line in into["never"].get(function, ()) if line in never]
+            into["tests"][function] = [*(test for test in found if test not in (before or ())), *(before or ())]
+            into["never"].pop(function, None)
+            if never:
+                into["never"][function] = never
+    return {"names": names, "files": files}
+
+
 def main() -> None:
-    text = json.dumps(table(*measure(sys.argv[1:])), indent=0)
+    tests = sys.argv[1:]
+    found = table(*measure(tests))
+    if tests:
+        found = merged(json.loads(COVER.read_text(encoding="utf-8")), found)
+    text = json.dumps(found, indent=0)
     text = re.sub(r"(?<=[\d\[,])\n(?=[\d\]])", "", text)  # numbers beside each other
     COVER.write_text(text + "\n", encoding="utf-8")
 

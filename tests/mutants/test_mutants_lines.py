@@ -184,6 +184,40 @@ def test_the_quicker_tests_come_first_and_slow_parts_last_if_at_all() -> None:
     assert table["files"]["a.c"]["never"] == {"grow": ["line 3"]}
 
 
+def test_new_tests_come_first_and_the_others_keep_their_numbers() -> None:
+    old = {
+        "names": ["crash", "t.py::old"],
+        "files": {"a.c": {"tests": {"grow": [1, 0], "other": [1]}, "never": {"grow": ["line 1", "line 2", "gone"]}}},
+    }
+    new = {
+        "names": ["t.py::new", "t.py::old"],
+        "files": {
+            "a.c": {
+                "tests": {"grow": [1, 0], "other": [], "added": [0]},
+                "never": {"grow": ["line 0", "line 2"], "other": ["line 0"], "added": ["line 3"]},
+            }
+        },
+    }
+    assert reach.merged(old, new) == {
+        "names": ["crash", "t.py::old", "t.py::new"],
+        "files": {
+            "a.c": {
+                "tests": {"grow": [2, 1, 0], "other": [1], "added": [2]},
+                "never": {"grow": ["line 2"], "added": ["line 3"]},
+            }
+        },
+    }
+
+
+def test_what_noticed_a_mutant_of_a_function_is_tried_first_on_its_next_one() -> None:
+    cover = Cover()
+    change = Change("csrc/log/log.c", "pm_log_open", 1, "", 0, 0, "", "", "")
+    tests, parts = cover.tests(change)
+    cover.note(change, f"{tests[5]}[parameters]")
+    assert cover.tests(change) == ([tests[5], *tests[:5], *tests[6:]], parts)
+    assert Cover(["t.py"]).tests(change) == (["t.py"], [])
+
+
 def test_scores_leave_out_what_is_equivalent() -> None:
     outcomes = [
         Outcome("1", "a.c", "crash: all", "", 1.0),

@@ -36,9 +36,9 @@ static bool is_in_sysfs(int folder)
 }
 
 /* Reads a small file of the nearest folder in sysfs, from the file's block device upward, that has it: a partition is
- * below its disk, a disk below its namespace, and that below its region. `text` ends with a zero. False if no folder
- * has it. */
-static bool read_above(const struct stat *file, const char *name, char *text, size_t room)
+ * below its disk, a disk below its namespace, and that below its region. `text` ends with a zero. It is empty if no
+ * folder has the file. */
+static void read_above(const struct stat *file, const char *name, char *text, size_t room)
 {
     char link[64];
     snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(file->st_dev), minor(file->st_dev));
@@ -49,23 +49,23 @@ static bool read_above(const struct stat *file, const char *name, char *text, si
         folder = above;
     }
     if (folder >= 0) close(folder);
-    if (found < 0) return false;
-    ssize_t length = read(found, text, room - 1);
-    close(found);
+    ssize_t length = found < 0 ? 0 : read(found, text, room - 1);
+    if (found >= 0) close(found);
     text[length > 0 ? length : 0] = 0;
-    return length >= 0;
 }
 
 bool pm_dax_keeps_cache(const struct stat *file)
 {
     char domain[32];
-    return read_above(file, "persistence_domain", domain, sizeof domain) && !strncmp(domain, "cpu_cache", 9);
+    read_above(file, "persistence_domain", domain, sizeof domain);
+    return !strncmp(domain, "cpu_cache", 9);
 }
 
 static bool has_bad_blocks(const struct stat *file)
 {
     char blocks[8];
-    return read_above(file, "badblocks", blocks, sizeof blocks) && blocks[0];
+    read_above(file, "badblocks", blocks, sizeof blocks);
+    return blocks[0];
 }
 
 pm_dax_answer pm_dax_ask(int fd, bool dax, const struct stat *file)
@@ -125,20 +125,19 @@ pm_status pm_dax_grow(pm_media *media, uint64_t size)
     if (size > media->size) {
         PM_TRY(pm_media_reserve(media, media->size, size));
         PM_TRY(write_zeros(media, media->size, size));
+        int result;
+        pm_again again = {0};
+        do result = fsync(media->fd);
+        while (pm_again_make(&again, result));
+        media->syncs++;
+        /* durable: the new size and its blocks → then: a header that needs them. MAP_SYNC does not order the two: the
+         * header's page was writable before. Without this sync, a power cut could leave a header that names a log
+         * beyond the end of the file. */
+        if (result) {
+            pm_fail_errno("cannot sync the file");
+            return PM_IO;
+        }
+        media->size = size;
     }
-    int result;
-    pm_again again = {0};
-    do result = fsync(media->fd);
-    while (pm_again_make(&again, result));
-    media->syncs++;
-    /* durable: the new size and its blocks → then: a header that needs them. MAP_SYNC does not order the two: the
-     * header's page was writable before. Without this sync, a power cut could leave a header that names a log beyond
-     * the end of the file. A file that is as long already is synced, too: a process that was killed here, or just
-     * before, may have made it so. */
-    if (result) {
-        pm_fail_errno("cannot sync the file");
-        return PM_IO;
-    }
-    if (size > media->size) media->size = size;
     return pm_media_map(media);
 }

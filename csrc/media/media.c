@@ -165,7 +165,8 @@ pm_status pm_media_own_space(pm_media *media, uint64_t size)
     if (media->fs.reflinks) pm_file_system_unshare(media->fd, size);
     struct stat file;
     if (fstat(media->fd, &file)) return pm_fail_errno("cannot look at the file");
-    if ((uint64_t)file.st_blocks * 512 >= size) return PM_OK;
+    media->size = size;
+    if (file.st_blocks * 512 >= file.st_size) return PM_OK;
     pm_status status = pm_media_reserve(media, 0, size);
     return pm_media_cannot_reserve(status) ? PM_OK : status;
 }

@@ -115,7 +115,7 @@ struct pm_media {
     size_t stage;       /* so many bytes of a record are gathered before the first write */
     /* So many bytes of a record get a request of their own while the rest is gathered; 0: none do */
     size_t part;
-    uint64_t size;      /* of the file */
+    uint64_t size;      /* of the file; open for writing: of what the store has of it */
     bool lent;          /* the view is the trace's */
     uint64_t mapped;    /* bytes of the view */
     /* The file, mapped shared: for reading; memory and dax also write through it. Moves when the file grows */
@@ -197,9 +197,10 @@ static inline bool pm_media_cannot_reserve(pm_status status)
 
 /* Prepares a new file, before anything is reserved. */
 void pm_media_begin_new(pm_media *media);
-/* Prepares a copy of a store. Holes, where there were zeros, get blocks: on a full tmpfs, a store into a hole would
- * be SIGBUS. Shared blocks are copied, as far as that can be done, so that writing in place does not need new ones
- * (D8). */
+/* Prepares a file of which the store has the first `size` bytes. If it is a copy, holes, where there were zeros, get
+ * blocks: on a full tmpfs, a store into a hole would be SIGBUS. Shared blocks are copied, as far as that can be done,
+ * so that writing in place does not need new ones (D8). Bytes behind `size` are left by a growth that was interrupted.
+ * They count as not there, so that the next growth reserves and syncs them, whatever the first one came to. */
 pm_status pm_media_own_space(pm_media *media, uint64_t size);
 
 /* Finds the first offset of a range that can't be read without a signal, where the file is mapped at `at`; UINT64_MAX:

@@ -4,6 +4,7 @@ process, grants MAP_SYNC, or refuses it, and answers for the device. Power is cu
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import subprocess
@@ -21,6 +22,7 @@ from tests.support.shim import FROM_THEN, HALF, INTERRUPT, ONCE, SHORT, Fault, f
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 
 OF_THE_GUEST = ["tests/dax/test_dax.py", "tests/core/test_commit.py", "tests/core/test_domains.py"]
+XFS_SUPER_MAGIC = 0x58465342
 LEFT_OUT = ["keeps_map_sync", "full_file_system", "bad_blocks"]
 """Tests that need what nobody can pretend: the kernel's flags, a small disk, and its bad blocks."""
 
@@ -109,6 +111,7 @@ def devices(folder: str) -> None:
         found = medium_of(folder)
         assert found == expected, (domain, blocks, found)
         assert len(os.listdir("/proc/self/fd")) == before
+        assert folder not in Path("/proc/self/maps").read_text()
     refused(folder, ValueError, "the device has bad blocks.*ndctl clear-errors.*'file' or 'auto'")
 
 
@@ -116,6 +119,58 @@ def test_what_the_device_says(disk: Path, fault_library: Path) -> None:
     if not Path("/sys/dev/block").is_dir():
         pytest.skip("no sysfs")
     in_a_child("devices", disk, fault_library)
+
+
+def no_device(folder: str) -> None:
+    """What is read from the standard input is no answer of a device."""
+    variable("fault_dax").value = 1
+    variable("fault_magic", ctypes.c_long).value = XFS_SUPER_MAGIC  # of a tmpfs, which has no device
+    for text in ("cpu_cache\n", "4711 8\n"):
+        answer = Path(folder) / "answer"
+        answer.write_text(text)
+        fd = os.open(answer, os.O_RDONLY)
+        os.dup2(fd, 0)
+        os.close(fd)
+        assert medium_of(folder) == ("dax", "memory")
+        assert os.path.samestat(os.fstat(0), os.stat(answer)), "it is still open"
+
+
+def test_a_file_system_without_a_device(directory: Path, fault_library: Path) -> None:
+    in_a_child("no_device", directory, fault_library)
+
+
+def length(folder: str) -> None:
+    """How long the file is, and how long the store says it is."""
+    variable("fault_dax").value = 1
+    path, longer = Path(folder) / "s.pm", Path(folder) / "longer.pm"
+    array = np.arange(3 << 17)
+
+    def grown(path: Path, found: int, size: int) -> None:
+        shim.watch_memory()
+        with pmstore.open(path) as store:
+            assert store.media == "dax"
+            syncs, before = store.stats().syncs, shim.blocks_held()
+            store["large"] = array
+            store.commit()
+            assert store.stats().syncs > syncs and shim.blocks_held() < before + 20
+            assert store.stats().file_size == size and path.stat().st_size == max(size, found)
+            assert path.stat().st_blocks * 512 >= store.stats().file_size
+        with pmstore.open(path, "r", verify=True) as store:
+            assert (store["large"] == array).all()
+
+    pmstore.open(path, "x").close()
+    image, before = path.read_bytes(), path.stat().st_size
+    with pmstore.open(path) as store:
+        store["large"] = array
+        size = store.stats().file_size
+    for found in (before, before + 4096, size - 4096, size, size + 4096, 2 * size):
+        longer.write_bytes(image)  # as a process leaves it that was killed while the store grew
+        os.truncate(longer, found)
+        grown(longer, found, size)
+
+
+def test_a_file_is_as_long_as_its_store(disk: Path, fault_library: Path) -> None:
+    in_a_child("length", disk, fault_library)
 
 
 def growth(folder: str) -> None:

@@ -68,19 +68,30 @@ long fault_count;          /* calls so far */
 long fault_hits;           /* faults so far */
 long fault_past_cache;     /* durable writes past the page cache so far */
 long fault_begun;          /* asynchronous writes so far */
+long fault_unaligned;      /* writes of either kind that are not whole pages from whole pages of memory */
+long fault_contexts;       /* of asynchronous writes: those that exist now */
+int fault_no_direct;       /* files can't be opened for writes past the page cache, with this error */
+long fault_direct;         /* attempts to open one so */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_sparse;          /* space is not reserved: a file may be larger than the disk */
 int fault_populate;        /* madvise refuses to populate pages with this error; EINVAL: as before Linux 5.14 */
 int fault_no_random;       /* 1: the kernel gives no random numbers */
 int fault_fences;          /* 1: behind each mapping of a file are pages that can't be touched */
-/* Blocks that files share. 1: a file's blocks may be shared; 2: all are, until the file is given blocks of its own;
- * 3: the third and the 70th of those that are shared at once are of another commit. */
+/* Blocks that files share. 1: a file's blocks may be shared; 2: some are, until the file is given blocks of its own;
+ * 3: the third and the 70th of those that are shared at once are of another commit; 4: the file system does not say
+ * which are. */
 int fault_reflinks;
+long fault_first_shared = 1, fault_last_shared = 1L << 40; /* blocks */
+int fault_extents = 1000;  /* the file system tells of no more at once */
+int fault_inode_flags = -1; /* chattr's; -1: the truth; -2: the file system has none */
+unsigned long fault_mount, fault_fsid, fault_device_number; /* of all files that the code looks at; 0: the truth */
+long fault_magic;          /* of their file system; 0: the truth */
 int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
 long fault_scans;          /* calls of PAGEMAP_SCAN so far */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
-/* As the kernel tells them, if it says that it is ext4; "": its driver is another one. */
+int fault_no_sysfs;        /* 1: nothing is said of devices, if it says that it is ext4 */
+/* As the kernel tells them, if it says that it is ext4; "": its driver is another one; NULL: the file is empty. */
 const char *fault_ext4_options = "rw\ndata=ordered\n";
 unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
 /* DAX, pretended on a file system of a disk. 1: MAP_SYNC is granted; -N: a mapping with it fails with this error */
@@ -138,6 +149,11 @@ static int fate(int fd, int call)
     fault_hits += what != DO_ALL;
     if (what == DO_NOTHING) errno = fault_errno;
     return what;
+}
+
+static void look_at_pages(unsigned long source, unsigned long length, unsigned long at)
+{
+    fault_unaligned += (source | length | at) % 4096 != 0;
 }
 
 /* The result of a call, if it has one. */
@@ -239,7 +255,10 @@ ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int fla
 {
     NEXT(pwritev2);
     int what = fate(fd, PWRITEV2);
-    if (fcntl(fd, F_GETFL) & O_DIRECT) fault_past_cache++, fault_flags = flags;
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        fault_past_cache++, fault_flags = flags;
+        look_at_pages((unsigned long)parts->iov_base, parts->iov_len, (unsigned long)at);
+    }
     if (what == DO_NOTHING) return -1;
     struct iovec half = {parts->iov_base, parts->iov_len / 2};
     if (what == DO_HALF && half.iov_len) return done(next(fd, &half, 1, at, flags));
@@ -264,16 +283,40 @@ static int share(int fd, const struct file_clone_range *range)
     return 0;
 }
 
-/* The first call tells of the first block, and the second of the others. */
+/* An extent for each block, as if each had another place on the disk. */
 static int tell_blocks(int fd, struct fiemap *map)
 {
+    enum { BLOCK = 4096 };
     struct stat file;
     if (fstat(fd, &file)) return -1;
-    unsigned long end = map->fm_start ? (unsigned long)file.st_size : 4096;
-    map->fm_mapped_extents = 1;
-    map->fm_extents[0] = (struct fiemap_extent){.fe_logical = map->fm_start, .fe_length = end - map->fm_start};
-    if (map->fm_start) map->fm_extents[0].fe_flags = FIEMAP_EXTENT_LAST;
-    if (map->fm_start && fault_reflinks == 2) map->fm_extents[0].fe_flags |= FIEMAP_EXTENT_SHARED;
+    if (map->fm_flags) {
+        errno = EBADR;
+        return -1;
+    }
+    map->fm_mapped_extents = 0;
+    if (fault_reflinks == 4) return 0;
+    for (unsigned long at = map->fm_start / BLOCK * BLOCK; at < (unsigned long)file.st_size; at += BLOCK) {
+        if (at >= map->fm_start + map->fm_length || map->fm_mapped_extents == map->fm_extent_count ||
+            (int)map->fm_mapped_extents == fault_extents)
+            break;
+        struct fiemap_extent *extent = &map->fm_extents[map->fm_mapped_extents++];
+        *extent = (struct fiemap_extent){.fe_logical = at, .fe_length = BLOCK};
+        if (at + BLOCK >= (unsigned long)file.st_size) extent->fe_flags |= FIEMAP_EXTENT_LAST;
+        long block = (long)(at / BLOCK);
+        if (fault_reflinks == 2 && block >= fault_first_shared && block <= fault_last_shared)
+            extent->fe_flags |= FIEMAP_EXTENT_SHARED;
+    }
+    return 0;
+}
+
+static int tell_flags(unsigned long request, int *flags)
+{
+    if (request == FS_IOC_SETFLAGS) fault_inode_flags = *flags;
+    else if (fault_inode_flags != -2) *flags = fault_inode_flags;
+    else {
+        errno = ENOTTY;
+        return -1;
+    }
     return 0;
 }
 
@@ -292,6 +335,8 @@ int ioctl(int fd, unsigned long request, ...)
     }
     if (fault_reflinks && request == FICLONERANGE) return share(fd, argument);
     if (fault_reflinks && request == FS_IOC_FIEMAP) return tell_blocks(fd, argument);
+    if (fault_inode_flags != -1 && (request == FS_IOC_GETFLAGS || request == FS_IOC_SETFLAGS))
+        return tell_flags(request, argument);
     return next(fd, request, argument);
 }
 
@@ -340,7 +385,11 @@ int fallocate(int fd, int mode, off_t at, off_t length)
 {
     NEXT(fallocate);
     struct stat file;
-    if (fault_reflinks && mode == FALLOC_FL_UNSHARE_RANGE) return fault_reflinks = 1, 0;
+    if (fault_reflinks && mode == FALLOC_FL_UNSHARE_RANGE) {
+        if (fate(fd, FALLOCATE) == DO_NOTHING) return -1;
+        if (!at && !fstat(fd, &file) && length == file.st_size) fault_reflinks = 1;
+        return 0;
+    }
     if (fault_sparse && !mode) return fstat(fd, &file) || (file.st_size < at + length && ftruncate(fd, at + length));
     return fate(fd, FALLOCATE) == DO_NOTHING ? -1 : (int)done(next(fd, mode, at, length));
 }
@@ -381,9 +430,12 @@ long syscall(long number, ...)
     const struct iocb *first = number == SYS_io_submit ? *(struct iocb **)a[2] : NULL;
     if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
     fault_begun += number == SYS_io_submit;
+    if (first) look_at_pages(first->aio_buf, first->aio_nbytes, (unsigned long)first->aio_offset);
     if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
     if (number == SYS_io_getevents && fate(-1, IO_GETEVENTS) == DO_NOTHING) return -1;
     long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (!result && number == SYS_io_setup) fault_contexts++;
+    if (!result && number == SYS_io_destroy) fault_contexts--;
     if (number == SYS_io_getevents)
         for (long i = 0; i < result; i++) spoil((struct io_event *)a[3] + i);
     return first ? done(result) : result;
@@ -420,6 +472,8 @@ int fstatfs(int fd, struct statfs *about)
     int status = next(fd, about);
     if (!status && fault_ext4 == 1) about->f_type = EXT4_SUPER_MAGIC;
     if (!status && fault_ext4 == 0 && about->f_type == EXT4_SUPER_MAGIC) about->f_type = BTRFS_SUPER_MAGIC;
+    if (!status && fault_magic) about->f_type = fault_magic;
+    if (!status && fault_fsid) memcpy(&about->f_fsid, &fault_fsid, sizeof fault_fsid);
     return status;
 }
 
@@ -429,7 +483,13 @@ ssize_t readlink(const char *path, char *target, size_t room)
 {
     NEXT(readlink);
     if (fault_ext4 != 1 || strncmp(path, "/sys/dev/block/", 15)) return next(path, target, room);
-    return snprintf(target, room, "devices/pretended");
+    if (fault_no_sysfs) {
+        errno = ENOENT;
+        return -1;
+    }
+    memset(target, '/', room); /* there is no zero at the end */
+    memcpy(target, "devices/pretended", 17);
+    return 17;
 }
 
 int open(const char *path, int how, ...)
@@ -440,10 +500,16 @@ int open(const char *path, int how, ...)
     int mode = how & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
     va_end(rest);
     if (fault_device && !strncmp(path, "/sys/dev/block/", 15)) path = "/sys/dev/block";
-    if (fault_ext4 != 1 || strcmp(path, OPTIONS) || !*fault_ext4_options) return next(path, how, mode);
+    fault_direct += (how & O_DIRECT) != 0;
+    if (how & O_DIRECT && fault_no_direct) {
+        errno = fault_no_direct;
+        return -1;
+    }
+    const char *options = fault_ext4_options ? fault_ext4_options : "";
+    if (fault_ext4 != 1 || strcmp(path, OPTIONS) || (fault_ext4_options && !*options)) return next(path, how, mode);
     int fd = memfd_create("options", MFD_CLOEXEC);
-    ssize_t length = (ssize_t)strlen(fault_ext4_options);
-    return write(fd, fault_ext4_options, (size_t)length) == length && !lseek(fd, 0, SEEK_SET) ? fd : -1;
+    ssize_t length = (ssize_t)strlen(options);
+    return write(fd, options, (size_t)length) == length && !lseek(fd, 0, SEEK_SET) ? fd : -1;
 }
 
 int fstatfs64(int fd, struct statfs64 *about)
@@ -472,6 +538,15 @@ int statx(int folder, const char *restrict path, int how, unsigned wanted, struc
     NEXT(statx);
     int status = next(folder, path, how, wanted, about);
     if (!status && fault_dax) about->stx_attributes |= STATX_ATTR_DAX;
+    if (!status && fault_mount) about->stx_mnt_id = fault_mount;
+    return status;
+}
+
+int fstat(int fd, struct stat *about)
+{
+    NEXT(fstat);
+    int status = next(fd, about);
+    if (!status && fault_device_number && OF_THE_CODE) about->st_dev = fault_device_number;
     return status;
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -72,6 +73,23 @@ def run(shim: Path, *arguments: str, timeout: float = 600) -> str:
     return done.stdout
 
 
+def direct_io(directory: Path) -> bool:
+    """Whether files here can be written past the page cache (on disks, and on tmpfs from Linux 6.6 on), and such writes
+    begun asynchronously, which a container may forbid.
+    """
+    setup, destroy = {"x86_64": (206, 207), "aarch64": (0, 1)}[platform.machine()]
+    libc, context = ctypes.CDLL(None), ctypes.c_ulong()
+    if libc.syscall(setup, 1, ctypes.byref(context)):
+        return False
+    libc.syscall(destroy, context)
+    (directory / "direct").touch()
+    try:
+        os.close(os.open(directory / "direct", os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
 # ---- inside the child
 
 _kept: list[bytes] = []
@@ -100,7 +118,7 @@ def begin(calls: int, manner: int, code: int, at: int, path: Path | None = None)
     variable("fault_calls").value = calls
 
 
-def _find_the_core() -> None:
+def find_the_core() -> None:
     """Tells the library where the core's code lies."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access, *_, name = line.split()
@@ -111,13 +129,13 @@ def _find_the_core() -> None:
 
 def begin_memory(manner: int, at: int, calls: int = MEMORY) -> None:
     """Start counting the core's requests for memory, until `end`. calls: MAPPINGS for mappings and threads."""
-    _find_the_core()
+    find_the_core()
     begin(calls, manner, errno.ENOMEM, at)
 
 
 def watch_memory() -> None:
     """Note all memory that the core requests from now on, until it is freed."""
-    _find_the_core()
+    find_the_core()
     variable("fault_watched").value = 1
 
 
@@ -151,12 +169,12 @@ def faults(fault: Fault, path: Path | None = None) -> Iterator[None]:
         end()
 
 
-def pretend_ext4(is_so: bool, options: bytes = b"rw\ndata=ordered\n") -> None:
+def pretend_ext4(is_so: bool, options: bytes | None = b"rw\ndata=ordered\n") -> None:
     """Simulate ext4. Whether the file medium uses pwritev2 depends on the file system; tests need both ways on any.
-    options: as ext4 reports them, b"" for another driver. A thread that opened a store before may have cached
-    others."""
+    options: as ext4 reports them, b"" for another driver, None for an empty file. A thread that opened a store before
+    may have cached others."""
     variable("fault_ext4").value = int(is_so)
-    _kept.append(options)  # ctypes holds no reference
+    _kept.append(options or b"")  # ctypes holds no reference
     variable("fault_ext4_options", ctypes.c_char_p).value = options
 
 

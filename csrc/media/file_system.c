@@ -25,24 +25,23 @@
 #define STATX_MNT_ID_UNIQUE 0x4000 /* Linux 6.8 */
 #endif
 
-/* The options of a file system that the ext4 driver has mounted, a line for each. False: another driver has mounted it,
- * or the driver is not known. ext2, ext3 and ext4 have the same magic number. */
+/* The options of a file system that the ext4 driver has mounted, a line for each, behind a line "rw" or "ro". False:
+ * another driver has mounted it, or the driver is not known. ext2, ext3 and ext4 have the same magic number. */
 static bool ext4_options(dev_t device, char *options, size_t room)
 {
     char link[64], target[256], path[320];
     snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(device), minor(device));
     ssize_t length = readlink(link, target, sizeof target - 1);
-    if (length <= 0) return false;
+    if (length < 0) return false;
     target[length] = 0;
     const char *name = strrchr(target, '/');
     snprintf(path, sizeof path, "/proc/fs/ext4/%s/options", name ? name + 1 : target);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
-    options[0] = '\n';
-    length = read(fd, options + 1, room - 2);
+    length = read(fd, options, room - 1);
     close(fd);
     if (length <= 0) return false;
-    options[1 + length] = 0;
+    options[length] = 0;
     return true;
 }
 
@@ -59,7 +58,6 @@ static pm_fs look(const struct stat *file, const struct statfs *fs)
         found.ranges = !strstr(options, "\ndata=journal\n");
         if (!strstr(options, "\ndata=")) found.synced = RWF_SYNC; /* there is no journal */
         break;
-    case TMPFS_MAGIC: break;
     default: found.reflinks = true;
     }
     return found;
@@ -74,13 +72,13 @@ pm_fs pm_file_system_of(int fd, const struct stat *file, const struct statfs *fs
         struct statfs fs;
         pm_fs found;
     } last;
-    struct statx more = {0};
-    if (statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID_UNIQUE, &more)) more = (struct statx){0};
-    unsigned long long mount = more.stx_mask & STATX_MNT_ID_UNIQUE ? more.stx_mnt_id : 0;
-    bool same = last.known && last.device == file->st_dev && last.mount == mount && last.fs.f_type == fs->f_type &&
-                !memcmp(&last.fs.f_fsid, &fs->f_fsid, sizeof fs->f_fsid);
+    struct statx more = {0}; /* if statx fails, it changes nothing */
+    (void)statx(fd, "", AT_EMPTY_PATH, STATX_MNT_ID_UNIQUE, &more);
+    /* Before Linux 6.8, a later mount may get the same number. */
+    bool same = last.known && last.device == file->st_dev && last.mount == more.stx_mnt_id &&
+                last.fs.f_type == fs->f_type && !memcmp(&last.fs.f_fsid, &fs->f_fsid, sizeof fs->f_fsid);
     if (!same) {
-        last.known = true, last.device = file->st_dev, last.mount = mount, last.fs = *fs;
+        last.known = true, last.device = file->st_dev, last.mount = more.stx_mnt_id, last.fs = *fs;
         last.found = look(file, fs);
     }
     pm_fs found = last.found;
@@ -100,13 +98,11 @@ static bool is_shared(int fd, uint64_t size)
         char room[sizeof(struct fiemap) + EXTENTS * sizeof(struct fiemap_extent)];
     } asked;
     for (uint64_t from = 0; from < size;) {
-        memset(&asked.map, 0, sizeof asked.map);
-        asked.map.fm_start = from, asked.map.fm_length = size - from, asked.map.fm_extent_count = EXTENTS;
+        asked.map = (struct fiemap){.fm_start = from, .fm_length = size - from, .fm_extent_count = EXTENTS};
         if (ioctl(fd, FS_IOC_FIEMAP, &asked.map) || !asked.map.fm_mapped_extents) return false;
         for (unsigned i = 0; i < asked.map.fm_mapped_extents; i++) {
             const struct fiemap_extent *extent = &asked.map.fm_extents[i];
             if (extent->fe_flags & FIEMAP_EXTENT_SHARED) return true;
-            if (extent->fe_flags & FIEMAP_EXTENT_LAST) return false;
             from = extent->fe_logical + extent->fe_length;
         }
     }
@@ -125,9 +121,8 @@ void pm_file_system_unshare(int fd, uint64_t size)
 
 void pm_file_system_write_in_place(int fd)
 {
-    int flags = 0;
-    if (!ioctl(fd, FS_IOC_GETFLAGS, &flags) && !(flags & FS_NOCOW_FL)) {
-        flags |= FS_NOCOW_FL;
-        ioctl(fd, FS_IOC_SETFLAGS, &flags); /* file systems other than btrfs refuse it */
-    }
+    int flags;
+    if (ioctl(fd, FS_IOC_GETFLAGS, &flags)) return;
+    flags |= FS_NOCOW_FL;
+    ioctl(fd, FS_IOC_SETFLAGS, &flags); /* file systems other than btrfs refuse it */
 }

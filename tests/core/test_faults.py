@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import os
-import platform
 import resource
 import signal
 from collections.abc import Callable
@@ -27,7 +25,20 @@ import pytest
 import pmstore
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
-from tests.support.shim import CALLS, FROM_THEN, HALF, INTERRUPT, ONCE, SHORT, STORM, Fault, faults, hits, pretend_ext4
+from tests.support.shim import (
+    CALLS,
+    FROM_THEN,
+    HALF,
+    INTERRUPT,
+    ONCE,
+    SHORT,
+    STORM,
+    Fault,
+    direct_io,
+    faults,
+    hits,
+    pretend_ext4,
+)
 from tests.support.snapshots import Snapshot, difference, snapshot
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
@@ -425,23 +436,6 @@ def test_what_goes_past_the_cache(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
     in_child(fault_library, ways, directory)
-
-
-def direct_io(directory: Path) -> bool:
-    """Whether files here can be written past the page cache (on disks, and on tmpfs from Linux 6.6 on), and such writes
-    begun asynchronously, which a container may forbid.
-    """
-    setup, destroy = {"x86_64": (206, 207), "aarch64": (0, 1)}[platform.machine()]
-    libc, context = ctypes.CDLL(None), ctypes.c_ulong()
-    if libc.syscall(setup, 1, ctypes.byref(context)):
-        return False
-    libc.syscall(destroy, context)
-    (directory / "direct").touch()
-    try:
-        os.close(os.open(directory / "direct", os.O_RDWR | os.O_DIRECT))
-    except OSError:
-        return False
-    return True
 
 
 def test_what_cannot_go_past_the_cache_goes_through_it(fault_library: Path, directory: Path) -> None:

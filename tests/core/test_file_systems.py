@@ -10,20 +10,35 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import pmstore
 from tests.support import shim as shims
-from tests.support.shim import FDATASYNC, FROM_THEN, ONCE, Fault, begin, count, end, faults, pretend_ext4, variable
+from tests.support.shim import (
+    FDATASYNC,
+    FROM_THEN,
+    INTERRUPT,
+    ONCE,
+    Fault,
+    begin,
+    count,
+    direct_io,
+    end,
+    faults,
+    pretend_ext4,
+    variable,
+)
 from tests.support.snapshots import snapshot
 
 
@@ -144,6 +159,8 @@ def test_what_a_commit_has_given_to_the_disk(name: str, tmp_path: Path) -> None:
                 assert store.sequence == sequence and snapshot(store) == state
 
 
+XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC = 0x58465342, 0x9123683E
+
 CHOICES = {
     "rw\ndata=ordered\n": (False, True, os.RWF_DSYNC),
     "rw\ndata=writeback\n": (False, True, os.RWF_DSYNC),
@@ -151,11 +168,12 @@ CHOICES = {
     "rw\nbarrier\n": (False, True, os.RWF_SYNC),  # no journal
     "": (True, False, 0),  # ext2's own driver
 }
+NOT_TRUSTED = (True, False, 0)
 
 
-def choice(path: Path, options: str) -> tuple[bool, bool, int]:
+def choice(path: Path, options: str | None) -> tuple[bool, bool, int]:
     """Whether small commits sync the whole file, and how those past the page cache are durable, if ext4 says this."""
-    pretend_ext4(True, options.encode())
+    pretend_ext4(True, None if options is None else options.encode())
     with pmstore.open(path, "x", media="file") as store:
         store["x"] = np.zeros(8)
         store.commit()
@@ -170,15 +188,27 @@ def choice(path: Path, options: str) -> tuple[bool, bool, int]:
 
 
 def choices(directory: str) -> None:
-    def choose(path: Path, options: str, expected: tuple[bool, bool, int]) -> None:
-        assert choice(path, options) == expected, options
-        print(options.encode())
+    paths = (Path(directory) / f"{i}.pm" for i in itertools.count())
 
-    for i, (options, expected) in enumerate(CHOICES.items()):
-        # A thread asks once.
-        thread = threading.Thread(target=choose, args=(Path(directory) / f"{i}.pm", options, expected))
+    def choose(options: str | None, expected: tuple[bool, bool, int]) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        assert choice(next(paths), options) == expected, options
+        assert len(os.listdir("/proc/self/fd")) == before
+        print("as expected")
+
+    def in_a_thread(*arguments: Any) -> None:
+        thread = threading.Thread(target=choose, args=arguments)  # a thread asks once
         thread.start()
         thread.join()
+
+    for options, expected in CHOICES.items():
+        in_a_thread(options, expected)
+    in_a_thread(None, NOT_TRUSTED)
+    variable("fault_no_sysfs").value = 1
+    in_a_thread("rw\ndata=ordered\n", NOT_TRUSTED)
+    variable("fault_no_sysfs").value = 0
+    variable("fault_dax").value = -errno.EOPNOTSUPP
+    in_a_thread("rw\ndata=ordered\n", NOT_TRUSTED)
 
 
 @pytest.mark.no_sanitizer  # which is preloaded too
@@ -186,7 +216,34 @@ def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
     said = shims.run(
         fault_library, "-c", f"from tests.core.test_file_systems import choices; choices({str(tmp_path)!r})"
     )
-    assert len(said.splitlines()) == len(CHOICES)
+    assert len(said.splitlines()) == len(CHOICES) + 3
+
+
+def mounts(directory: str) -> None:
+    """Run in a child with the shim: one thread, which has stores on what seem to be several mounts."""
+    paths = (Path(directory) / f"{i}.pm" for i in itertools.count())
+    journal, ordered, neither = "rw\ndata=journal\n", "rw\ndata=ordered\n", "rw\n"
+    shims.find_the_core()
+    assert choice(next(paths), ordered) == CHOICES[ordered]
+    assert choice(next(paths), journal) == CHOICES[ordered], "the mount is the same, and can't have other options"
+    for name, options in (("mount", journal), ("fsid", ordered), ("device_number", journal)):
+        variable(f"fault_{name}", ctypes.c_ulong).value = 4711
+        assert choice(next(paths), options) == CHOICES[options], name
+    variable("fault_mount", ctypes.c_ulong).value = 4712
+    assert choice(next(paths), neither) == (False, True, os.RWF_SYNC), "what was read before is forgotten"
+    variable("fault_mount", ctypes.c_ulong).value = 4713
+    variable("fault_no_sysfs").value = 1
+    assert choice(next(paths), neither) == NOT_TRUSTED
+    variable("fault_magic", ctypes.c_long).value = XFS_SUPER_MAGIC
+    assert choice(next(paths), journal) == (False, True, os.RWF_DSYNC)
+
+
+@pytest.mark.no_sanitizer
+def test_a_thread_asks_again_for_another_mount(directory: Path, fault_library: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has no writes past the page cache")
+    code = "import sys; from tests.core.test_file_systems import mounts; mounts(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))
 
 
 def choices_of_two(*directories: str) -> None:
@@ -223,20 +280,85 @@ def test_space_that_can_not_be_reserved_is_written(directory: Path, fault_librar
     shims.run(fault_library, "-c", code, str(directory))
 
 
-def own_blocks(directory: str) -> None:
-    """Run in a child with the shim: a file system that can share blocks between files."""
-    pretend_ext4(False)
-    path = Path(directory) / "store.pm"
-    pmstore.open(path, "x", media="file").close()
-    for mode in ("r", "r+"):
-        variable("fault_reflinks").value = 2
-        pmstore.open(path, mode, media="file").close()  # type: ignore[call-overload]
-        assert variable("fault_reflinks").value == (2 if mode == "r" else 1), "they are shared no more"
+def interrupted_growth(directory: str) -> None:
+    """Run in a child with the shim: a process made the file longer, and was killed before it synced that."""
+    for media, calls in (("memory", 1), ("file", 2)):
+        path = Path(directory) / f"{media}.pm"
+        pmstore.open(path, "x", media=media).close()
+        os.truncate(path, 64 << 20)
+        with pmstore.open(path, media=media) as store:
+            begin(shims.FSYNC | shims.FALLOCATE, ONCE, 0, 1 << 40, path)
+            store["a"] = np.ones(1 << 20)
+            assert store.stats().file_size < 64 << 20
+            assert count() == calls, "space is reserved, and on disks its growth synced"
+            end()
 
 
 @pytest.mark.no_sanitizer
-def test_a_copy_that_shares_blocks_gets_blocks_of_its_own(tmp_path: Path, fault_library: Path) -> None:
-    if subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout == "tmpfs\n":
-        pytest.skip("a tmpfs shares no blocks")
+def test_space_that_an_interrupted_growth_left_is_reserved(directory: Path, fault_library: Path) -> None:
+    if subprocess.run(["stat", "-f", "-c", "%T", directory], capture_output=True, text=True).stdout != "tmpfs\n":
+        pytest.skip("no tmpfs")
+    code = "import sys; from tests.core.test_file_systems import interrupted_growth; interrupted_growth(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))
+
+
+def own_blocks(directory: str) -> None:
+    """Run in a child with the shim: file systems that can share blocks between files."""
+    signals = {signal.SIGUSR1, signal.SIGALRM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    first, last, extents = (
+        variable(f"fault_{name}", kind)
+        for name, kind in (("first_shared", ctypes.c_long), ("last_shared", ctypes.c_long), ("extents", ctypes.c_int))
+    )
+    for magic in (BTRFS_SUPER_MAGIC, XFS_SUPER_MAGIC):
+        variable("fault_magic", ctypes.c_long).value = magic
+        path = Path(directory) / f"{magic}.pm"
+        pmstore.open(path, "x", media="file").close()
+        end_of_file = (path.stat().st_size - 1) // 4096
+        for block, at_once in ((0, 1000), (1, 1000), (31, 32), (32, 32), (1, 1), (end_of_file, 1), (end_of_file, 1000)):
+            first.value, last.value, extents.value = block, block, at_once
+            for mode in ("r", "r+"):
+                variable("fault_reflinks").value = 2
+                with faults(Fault("fallocate", INTERRUPT, errno.EINTR)):
+                    pmstore.open(path, mode, media="file").close()  # type: ignore[call-overload]
+                assert variable("fault_reflinks").value == (2 if mode == "r" else 1), "they are shared no more"
+        for nothing in (1, 4):  # is shared, or is known
+            variable("fault_reflinks").value = nothing
+            begin(shims.FALLOCATE, ONCE, 0, 1 << 40)
+            pmstore.open(path, "r+", media="file").close()
+            assert count() == 0
+            end()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == signals
+
+
+@pytest.mark.no_sanitizer
+def test_a_copy_that_shares_blocks_gets_blocks_of_its_own(directory: Path, fault_library: Path) -> None:
     code = "import sys; from tests.core.test_file_systems import own_blocks; own_blocks(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(tmp_path))
+    shims.run(fault_library, "-c", code, str(directory))
+
+
+def in_place(directory: str) -> None:
+    """Run in a child with the shim."""
+    extents, in_place, none = 0x80000, 0x800000, -2  # of linux/fs.h; none: the file system has no flags
+    for magic, before, after in (
+        (BTRFS_SUPER_MAGIC, 0, in_place),
+        (BTRFS_SUPER_MAGIC, extents, extents | in_place),
+        (BTRFS_SUPER_MAGIC, extents | in_place, extents | in_place),
+        (BTRFS_SUPER_MAGIC, none, none),
+        (0, extents, extents),
+    ):
+        variable("fault_magic", ctypes.c_long).value = magic
+        variable("fault_inode_flags").value = before
+        path = Path(directory) / "store.pm"
+        pmstore.open(path, "x", media="file").close()
+        assert variable("fault_inode_flags").value == after
+        variable("fault_inode_flags").value = before
+        pmstore.open(path, "r+", media="file").close()
+        assert variable("fault_inode_flags").value == before, "this is for new files"
+        path.unlink()
+
+
+@pytest.mark.no_sanitizer
+def test_a_new_file_is_written_in_place(directory: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_file_systems import in_place; in_place(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))

@@ -1,0 +1,167 @@
+"""Writes past the page cache: which of them are made, and what they leave behind. test_faults.py lets them fail."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pmstore
+from tests.conftest import run_in_fork
+from tests.support import shim
+from tests.support.shim import FROM_THEN, ONCE, Fault, direct_io, faults, pretend_ext4, variable
+
+pytestmark = pytest.mark.no_sanitizer  # which is preloaded, as the shim is
+
+
+def in_child(fault_library: Path, function: Callable[[str], None], directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("this file system has no writes past the page cache")
+    call = f"{function.__name__}({str(directory)!r})"
+    shim.run(fault_library, "-c", f"from tests.core.test_direct_io import {function.__name__}; {call}")
+
+
+def number(name: str) -> int:
+    return int(variable(f"fault_{name}", ctypes.c_long).value)
+
+
+def new(directory: str, name: str) -> pmstore.Store:
+    """A store with an array whose column is a record of several parts, and one whose record is a page."""
+    path = Path(directory) / f"{name}.pm"
+    store = pmstore.open(path, "x", media="file")
+    assert second_descriptors(path) == 0, "none is opened before it is needed"
+    store.create_array("wide", (250, 512)), store.create_array("small", 3)
+    store.commit()
+    return store
+
+
+def column(store: pmstore.Store) -> int:
+    """The number of writes that the commit of a column begins."""
+    before = number("begun")
+    store["wide"][:, 3] += 1
+    store.commit()
+    return number("begun") - before
+
+
+def page(store: pmstore.Store) -> int:
+    """The number of durable writes past the page cache that the commit of a page makes."""
+    before = number("past_cache")
+    store["small"][0] += 1
+    store.commit()
+    return number("past_cache") - before
+
+
+def second_descriptors(path: Path) -> int:
+    """The number of this process's descriptors of the file that go past the page cache."""
+    found = 0
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            found += os.path.samestat(os.fstat(fd), os.stat(path)) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT > 0
+        except OSError:  # of the list itself
+            continue
+    return found
+
+
+def whole_pages(directory: str) -> None:
+    pretend_ext4(True)
+    with new(directory, "pages") as store:
+        for _ in range(2):
+            assert column(store) > 1 and page(store) == 1
+            store._catalog.core.checkpoint()  # writes headers, which are no pages
+    with pmstore.open(Path(directory) / "pages.pm", media="file") as store:
+        assert column(store) > 1 and page(store) == 1
+    assert number("unaligned") == 0
+
+
+def test_they_are_whole_pages(directory: Path, fault_library: Path) -> None:
+    in_child(fault_library, whole_pages, directory)
+
+
+def let_go(directory: str) -> None:
+    pretend_ext4(True)
+    store = new(directory, "used")
+    path = Path(directory) / "used.pm"
+    for _ in range(2):
+        column(store)
+        assert (second_descriptors(path), number("contexts")) == (1, 1)
+
+    def child() -> None:
+        assert second_descriptors(path) == 0
+
+    run_in_fork(child)
+    store.close()
+    assert (second_descriptors(path), number("contexts"), number("direct")) == (0, 0, 1)
+    store = pmstore.open(path, media="file")
+    page(store)
+    assert (second_descriptors(path), number("contexts")) == (1, 0)
+    store.close()
+    assert second_descriptors(path) == 0
+
+
+def test_what_they_need_is_let_go(directory: Path, fault_library: Path) -> None:
+    in_child(fault_library, let_go, directory)
+
+
+def descriptor_0(directory: str) -> None:
+    """Nothing is read from the standard input, so its number may be taken."""
+    pretend_ext4(True)
+    store = new(directory, "zero")
+    path = Path(directory) / "zero.pm"
+    os.close(0)
+    for _ in range(2):
+        assert page(store) == 1 and column(store) > 1
+        assert os.path.samestat(os.fstat(0), os.stat(path)) and number("direct") == 1
+
+    def child() -> None:
+        assert second_descriptors(path) == 0
+
+    run_in_fork(child)
+    store.close()
+    assert second_descriptors(path) == 0
+
+
+def test_the_second_descriptor_may_have_the_number_0(directory: Path, fault_library: Path) -> None:
+    in_child(fault_library, descriptor_0, directory)
+
+
+def refusals(directory: str) -> None:
+    pretend_ext4(True)
+    with new(directory, "setup") as store:
+        shim.begin(shim.IO_SETUP, FROM_THEN, errno.ENOSYS, 1)
+        assert [column(store) for _ in range(3)] == [0, 0, 0]
+        assert shim.count() == 1 and page(store) == 1
+        shim.end()
+    with new(directory, "getevents") as store:
+        shim.begin(shim.IO_GETEVENTS, FROM_THEN, errno.EPERM, 1)
+        assert [column(store) for _ in range(3)] == [0, 0, 0]
+        assert shim.count() == 1 and page(store) == 1 and number("contexts") == 0
+        shim.end()
+    with new(directory, "submit") as store:
+        shim.begin(shim.IO_SUBMIT, ONCE, errno.EAGAIN, 1)
+        assert [column(store) for _ in range(3)] == [0, 0, 0]
+        assert shim.count() == 1 and page(store) == 1
+        shim.end()
+    with new(directory, "write") as store, faults(Fault("pwritev2", ONCE, errno.EINVAL)):
+        assert [page(store) for _ in range(3)] == [1, 0, 0] and column(store) == 0
+    with new(directory, "result") as store:
+        with faults(Fault("a write's end", ONCE, errno.EIO)):
+            assert column(store) > 1
+        assert column(store) > 1 and page(store) == 1, "this was an error of the disk, and no refusal"
+    with new(directory, "open") as store:
+        variable("fault_no_direct").value = errno.EMFILE
+        before = number("direct")
+        assert [page(store) for _ in range(3)] == [0, 0, 0] and column(store) == 0
+        assert number("direct") == before + 1
+    assert number("contexts") == 0
+    for path in Path(directory).glob("*.pm"):
+        with pmstore.open(path, "r", media="file", verify=True) as store:
+            assert store["wide"][0, 3] > 0 and store["small"][0] > 0
+
+
+def test_what_refuses_them_is_not_asked_again(directory: Path, fault_library: Path) -> None:
+    in_child(fault_library, refusals, directory)

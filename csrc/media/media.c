@@ -72,8 +72,7 @@ static pm_status choose_kind(pm_media *media, pm_media_kind kind, const file_fac
         return pm_fail(PM_INVALID, "media 'memory' needs a file on tmpfs, such as one below /dev/shm; "
                                    "this one is on a disk: use media 'file' or 'auto'");
     if (kind == PM_MEDIA_DAX && file->answer != PM_DAX_GRANTED) return pm_dax_refused(file->answer, file->tmpfs);
-    if (kind != PM_MEDIA_MEMORY && kind != PM_MEDIA_FILE && kind != PM_MEDIA_DAX)
-        return pm_fail(PM_INVALID, "there is no such medium");
+    PM_CHECK(kind == PM_MEDIA_MEMORY || kind == PM_MEDIA_FILE || kind == PM_MEDIA_DAX);
     media->kind = kind;
     return find_domain(file, kind, &media->domain);
 }

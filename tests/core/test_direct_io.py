@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import pmstore
 from tests.conftest import run_in_fork
 from tests.support import shim
 from tests.support.shim import FROM_THEN, ONCE, Fault, direct_io, faults, pretend_ext4, variable
+
+XFS_SUPER_MAGIC = 0x58465342
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded, as the shim is
 
@@ -90,8 +93,14 @@ def let_go(directory: str) -> None:
         column(store)
         assert (second_descriptors(path), number("contexts")) == (1, 1)
 
+    arrays = [store["wide"], store["small"]]
+
     def child() -> None:
         assert second_descriptors(path) == 0
+        others = {os.open("/dev/null", os.O_RDONLY) for _ in range(20)}
+        arrays.clear()  # with the last array of its parent, the child lets go of the rest
+        gc.collect()
+        assert others | {0} <= set(map(int, os.listdir("/proc/self/fd"))), "its numbers may be in use again"
 
     run_in_fork(child)
     store.close()
@@ -123,6 +132,8 @@ def descriptor_0(directory: str) -> None:
     run_in_fork(child)
     store.close()
     assert second_descriptors(path) == 0
+    with pmstore.open(path, media="file") as store:
+        assert os.path.samestat(os.fstat(0), os.stat(path)) and page(store) == 1
 
 
 def test_the_second_descriptor_may_have_the_number_0(directory: Path, fault_library: Path) -> None:
@@ -131,6 +142,10 @@ def test_the_second_descriptor_may_have_the_number_0(directory: Path, fault_libr
 
 def refusals(directory: str) -> None:
     pretend_ext4(True)
+    store = new(directory, "first")
+    with faults(Fault("io_setup", ONCE, errno.EAGAIN)):
+        assert column(store) == 0
+    store._drop(discard=True)  # as by a kill: the record is in the log
     with new(directory, "setup") as store:
         shim.begin(shim.IO_SETUP, FROM_THEN, errno.ENOSYS, 1)
         assert [column(store) for _ in range(3)] == [0, 0, 0]
@@ -141,6 +156,11 @@ def refusals(directory: str) -> None:
         assert [column(store) for _ in range(3)] == [0, 0, 0]
         assert shim.count() == 1 and page(store) == 1 and number("contexts") == 0
         shim.end()
+        other = new(directory, "other")  # it may get a context of the same number
+        assert column(other) > 1 and number("contexts") == 1
+        store.close()
+        assert number("contexts") == 1 and column(other) > 1 and page(other) == 1
+        other.close()
     with new(directory, "submit") as store:
         shim.begin(shim.IO_SUBMIT, ONCE, errno.EAGAIN, 1)
         assert [column(store) for _ in range(3)] == [0, 0, 0]
@@ -157,10 +177,43 @@ def refusals(directory: str) -> None:
         before = number("direct")
         assert [page(store) for _ in range(3)] == [0, 0, 0] and column(store) == 0
         assert number("direct") == before + 1
+    variable("fault_magic", ctypes.c_long).value = XFS_SUPER_MAGIC  # with blocks that files share
+    with new(directory, "open-again") as store:
+        before = number("direct")
+        assert [page(store) for _ in range(3)] == [0, 0, 0] and column(store) == 0
+        assert number("direct") == before
     assert number("contexts") == 0
     for path in Path(directory).glob("*.pm"):
-        with pmstore.open(path, "r", media="file", verify=True) as store:
-            assert store["wide"][0, 3] > 0 and store["small"][0] > 0
+        with pmstore.open(path, "r+", media="file", verify=True) as store:
+            assert (store["wide"][:, 3] > 0).all() and (path.stem == "first" or store["small"][0] > 0)
+
+
+def fewer_parts(directory: str) -> None:
+    """The last part of a record fails. It is written through the cache, and not again with the next record, which has
+    fewer parts."""
+    pretend_ext4(True)
+    store = new(directory, "fewer")
+
+    def begun(rows: int) -> int:
+        before = number("begun")
+        store["wide"][:rows, 3] += 1
+        store.commit()
+        return number("begun") - before
+
+    parts = begun(250)
+    fewer = next(rows for rows in range(240, 10, -10) if begun(rows) == parts - 1)
+    expected = store["wide"][:, 3] + 1
+    with faults(Fault("a write's end", ONCE, errno.EIO, parts)):
+        assert begun(250) == parts
+    expected[:fewer] += 1
+    assert begun(fewer) == parts - 1
+    store._drop(discard=True)  # as by a kill: the log holds it all
+    with pmstore.open(Path(directory) / "fewer.pm", "r+", media="file", verify=True) as store:
+        assert (store["wide"][:, 3] == expected).all() and store.check().ok
+
+
+def test_a_part_that_failed_is_written_once_more_and_not_twice(directory: Path, fault_library: Path) -> None:
+    in_child(fault_library, fewer_parts, directory)
 
 
 def test_what_refuses_them_is_not_asked_again(directory: Path, fault_library: Path) -> None:

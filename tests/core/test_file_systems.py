@@ -12,6 +12,7 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,7 +165,7 @@ XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC = 0x58465342, 0x9123683E
 CHOICES = {
     "rw\ndata=ordered\n": (False, True, os.RWF_DSYNC),
     "rw\ndata=writeback\n": (False, True, os.RWF_DSYNC),
-    "rw\ndata=journal\n": (True, False, 0),
+    "rw\nbarrier\ndata=journal\n": (True, False, 0),
     "rw\nbarrier\n": (False, True, os.RWF_SYNC),  # no journal
     "": (True, False, 0),  # ext2's own driver
 }
@@ -222,7 +223,7 @@ def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
 def mounts(directory: str) -> None:
     """Run in a child with the shim: one thread, which has stores on what seem to be several mounts."""
     paths = (Path(directory) / f"{i}.pm" for i in itertools.count())
-    journal, ordered, neither = "rw\ndata=journal\n", "rw\ndata=ordered\n", "rw\n"
+    journal, ordered, neither = "rw\nbarrier\ndata=journal\n", "rw\ndata=ordered\n", "rw\n"
     shims.find_the_core()
     assert choice(next(paths), ordered) == CHOICES[ordered]
     assert choice(next(paths), journal) == CHOICES[ordered], "the mount is the same, and can't have other options"
@@ -248,7 +249,7 @@ def test_a_thread_asks_again_for_another_mount(directory: Path, fault_library: P
 
 def choices_of_two(*directories: str) -> None:
     """One thread has stores on both."""
-    journal, ordered = "rw\ndata=journal\n", "rw\ndata=ordered\n"
+    journal, ordered = "rw\nbarrier\ndata=journal\n", "rw\ndata=ordered\n"
     assert choice(Path(directories[0]) / "a.pm", journal) == CHOICES[journal]
     assert choice(Path(directories[1]) / "b.pm", ordered) == CHOICES[ordered]
     assert choice(Path(directories[0]) / "c.pm", journal) == CHOICES[journal]
@@ -277,6 +278,36 @@ def nothing_is_reserved(directory: str) -> None:
 def test_space_that_can_not_be_reserved_is_written(directory: Path, fault_library: Path) -> None:
     """Otherwise a commit would find the disk full that was promised its space."""
     code = "import sys; from tests.core.test_file_systems import nothing_is_reserved; nothing_is_reserved(sys.argv[1])"
+    shims.run(fault_library, "-c", code, str(directory))
+
+
+def messages(directory: str) -> None:
+    """Run in a child with the shim: the space that is asked for is refused."""
+    for length in (150, 255, 256, 300):  # of the path; the kernel is asked for up to 255 bytes
+        folder = Path(directory)
+        while len(str(folder)) < length - 2:
+            folder /= "d" * min(100, length - 3 - len(str(folder)))
+        folder.mkdir(parents=True)
+        pmstore.open(folder / "s", "x").close()
+        with pmstore.open(folder / "s") as store:
+            assert len(str(folder / "s")) == length
+            before = store.stats().file_size
+            with faults(Fault("fallocate", ONCE, errno.ENOSPC)), pytest.raises(pmstore.OutOfSpaceError) as caught:
+                store["a"] = np.ones(1 << 20)
+            store["a"] = np.ones(1 << 20)
+            asked = (store.stats().file_size - before) // 1024
+        told = re.search(
+            r"can't grow by (\d+) KiB: (.*) has (\d+) KiB left \(make room and try again", str(caught.value)
+        )
+        assert told and (int(told[1]), told[2]) == (asked, f"{folder}/" if length < 256 else "its file system")
+        system = os.statvfs(folder)
+        assert abs(int(told[3]) - system.f_bavail * system.f_frsize // 1024) < 1 << 20, "others use it as well"
+        assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.no_sanitizer
+def test_a_lack_of_space_is_told_with_its_folder(directory: Path, fault_library: Path) -> None:
+    code = "import sys; from tests.core.test_file_systems import messages; messages(sys.argv[1])"
     shims.run(fault_library, "-c", code, str(directory))
 
 

@@ -82,6 +82,8 @@ def answers(folder: str) -> None:
     variable("fault_dax").value = -errno.ENOMEM
     for media in ("auto", "dax"):
         refused(folder, MemoryError, "cannot map the file", media)
+    with pmstore.open(f"{folder}/file.pm", "x", media="file") as store:
+        assert (store.media, store.stats().domain) == ("file", "disk")
     variable("fault_dax").value = 1
     assert medium_of(folder) == ("dax", "memory")
 
@@ -161,6 +163,7 @@ def length(folder: str) -> None:
     pmstore.open(path, "x").close()
     image, before = path.read_bytes(), path.stat().st_size
     with pmstore.open(path) as store:
+        assert variable("fault_sync_mapped", ctypes.c_long).value == before, "all of it is mapped with MAP_SYNC"
         store["large"] = array
         size = store.stats().file_size
     for found in (before, before + 4096, size - 4096, size, size + 4096, 2 * size):

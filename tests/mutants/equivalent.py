@@ -1,4 +1,5 @@
-"""Generated mutants that no test can notice: their lines, and the reasons."""
+"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py has
+those of csrc/media."""
 
 from __future__ import annotations
 
@@ -62,11 +63,6 @@ EQUIVALENT = [
         "overlay->since.base = overlay->before.base = region->live;",
         "Only the tracker reads a set's base, and it does not fill these sets: they hold numbers of pages.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "ssize_t length = readlink(link, target, sizeof target - 1);",
-        "The target of such a link has some tens of bytes, and there is room for 256.",
     ),
     Equivalent(
         "csrc/commit/pending.c",
@@ -188,42 +184,6 @@ EQUIVALENT = [
         "(void)0;",
     ),
     Equivalent(
-        "csrc/media/file.c",
-        "if (!media->durable_range) return write_all(media, offset, source, length, LATER);",
-        "The kernel is asked to write back early, and fdatasync comes all the same: only times depend on it.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        "if (pm_again_make(&again, done < 0)) continue;",
-        "Linux writes at least one of several bytes to a file, or reports an error.",
-        "done <= 0",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        'if (done < 0) return pm_fail_errno("cannot write to the file");',
-        "Linux writes at least one of several bytes to a file, or reports an error.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/media.c",
-        'if (!pm_media_may_map(media)) return pm_fail_errno("cannot map the file");',
-        "Only a trace says so, and the file is then mapped in spite of it.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/media/media.c",
-        "pm_direct_io_init(&media->dio, -1, 0);",
-        "Any negative number means that there is no file.",
-        "-(1 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/media.c",
-        "if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE);",
-        "To populate no bytes does nothing.",
-        "from <= to",
-    ),
-    Equivalent(
         "csrc/commit/write_slots.c",
         "return (lines * i / PM_DOUBLE_BUFFER_SAMPLES + lines / (2 * PM_DOUBLE_BUFFER_SAMPLES)) * PM_LINE;",
         "Other lines are sampled; the last is behind the contents, in the hashes of the same extent.",
@@ -258,13 +218,6 @@ EQUIVALENT = [
         "size_t at = (size_t)(page * UINT64_C(0x9e3779b97f4a7c15) >> 20) & (hashes->size - 1);",
         "Where the search for a slot begins: only times depend on it.",
         "<< 20",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        "return media->durable_range && length ? "
-        "write_back(media, offset, offset + length, SYNC_FILE_RANGE_WRITE) : PM_OK;",
-        "The kernel is not asked to write back early: only times depend on it.",
-        "return PM_OK;",
     ),
     Equivalent(
         "csrc/space/region_map.c",
@@ -323,19 +276,6 @@ EQUIVALENT = [
         "copy_pages",
     ),
     Equivalent(
-        "csrc/media/file.c",
-        "PM_TRY(file_await_writes(media));",
-        "Writes are under way only if their commit was given up.",
-        "(void)0;",
-        "file_fence",
-    ),
-    Equivalent(
-        "csrc/media/direct_io.c",
-        "pm_direct_io_init(dio, -1, 0);",
-        "How durable writes past the page cache are: without a file there are none.",
-        "(0 + 1)",
-    ),
-    Equivalent(
         "csrc/space/region_fork.c",
         "if (fd < 0) return NULL;",
         "Without a descriptor the next call fails, with the same result; the lock that is taken again is held.",
@@ -374,30 +314,6 @@ EQUIVALENT = [
         "while (sem_wait(&routine->go)) continue;",
         "The thread blocks all signals but those of its own faults: nothing interrupts its wait.",
         "break;",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        "media->past_cache = how == ALONE && length <= DIO_ALONE;",
-        "Which of two ways a record of exactly this length takes: it is durable by either, and only the time differs.",
-        "length < DIO_ALONE",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        "if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {",
-        "Where as many ranges were streamed as fit into the list, fdatasync makes all durable, as for more of them.",
-        "streamed_count < PM_STREAMED",
-    ),
-    Equivalent(
-        "csrc/media/media.c",
-        "uint64_t next = to - from < AT_ONCE ? to : from + AT_ONCE;",
-        "Where the rest has this length, both places are the same.",
-        "to - from <= AT_ONCE",
-    ),
-    Equivalent(
-        "csrc/media/memory.c",
-        "media->plain = 0;",
-        "One byte less stays in the cache before bytes are streamed: they are ordered and durable by either way.",
-        "(0 + 1)",
     ),
     Equivalent(
         "pmstore/archive/_archive.py",
@@ -445,106 +361,9 @@ EQUIVALENT = [
         "t->flips >= FLIPS_MOST || many",
     ),
     Equivalent(
-        "csrc/media/trace.c",
-        "size_t room = trace->room ? 2 * trace->room : 1024;",
-        "The room for events begins with one more or less, and doubles.",
-        "1024",
-    ),
-    Equivalent(
         "csrc/space/catalog.c",
         "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
         "A leaf that is a quarter full, to the byte, is merged one deletion sooner.",
         "leaf->used <= (PM_PAGE - PM_LINE) / 4u",
-    ),
-    Equivalent(
-        "csrc/media/file.c",
-        "if (done >= 0 || errno != EINVAL) return done;",
-        "A write of some bytes past the cache never ends with none.",
-        "done >= (0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (length < 0) return false;",
-        "The target of such a link has some bytes.",
-        "<= 0",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (length < 0) return false;",
-        "The target of such a link has some bytes.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (fd < 0) return false;",
-        "The file that is asked about is open, and has number 0 if that was free.",
-        "<= 0",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (fd < 0) return false;",
-        "The file that is asked about is open, and has number 0 if that was free.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (fd < 0) return false;",
-        "Nothing can be read from what is not open, which has the same result.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "int fd = open(path, O_RDONLY | O_CLOEXEC);",
-        "Only a program that another thread starts before the next three calls have ended would inherit it.",
-        "O_RDONLY & O_CLOEXEC",
-        "ext4_options",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "length = read(fd, options, room - 1);",
-        "The options have some hundred bytes, and there is room for 2,048.",
-        "room + 1",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "length = read(fd, options, room - 1);",
-        "The options have some hundred bytes, and there is room for 2,048.",
-        "room - (",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "if (length <= 0) return false;",
-        "The options have more than a byte: they begin with a line.",
-        "(0 + 1)",
-        "ext4_options",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "struct statx more = {0}; /* if statx fails, it changes nothing */",
-        "The first field is the mask, which is not looked at.",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "for (uint64_t from = 0; from < size;) {",
-        "The question is about whole blocks, and behind the last one there are none.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "for (uint64_t from = 0; from < size;) {",
-        "The question is about whole blocks, and behind the last one there are none.",
-        "from <= size",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "asked.map = (struct fiemap){.fm_start = from, .fm_length = size - from, .fm_extent_count = EXTENTS};",
-        "The file ends before what is asked for in addition.",
-        "size + from",
-    ),
-    Equivalent(
-        "csrc/media/file_system.c",
-        "for (unsigned i = 0; i < asked.map.fm_mapped_extents; i++) {",
-        "One extent of each answer is looked at, and the next question begins behind it.",
-        "i--",
     ),
 ]

@@ -45,6 +45,7 @@ from tests.mutants import (
 from tests.mutants.build import VARIABLE, Edit, build, chosen, fill, ran, written
 from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
+from tests.mutants.equivalent_media import OF_MEDIA
 from tests.mutants.reach import C_FILES, COVER, PYTHON_FILES, environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -130,11 +131,11 @@ def is_mutant(change: Change) -> bool:
 
 
 def equivalent(change: Change) -> bool:
-    """Whether tests/mutants/equivalent.py lists it."""
+    """Whether tests/mutants/equivalent.py or equivalent_media.py lists it."""
     return any(
         (one.file, one.line, one.function or change.function) == (change.file, change.at, change.function)
         and one.new in " ".join(change.new.split())
-        for one in EQUIVALENT
+        for one in (*EQUIVALENT, *OF_MEDIA)
     )
 
 

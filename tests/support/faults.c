@@ -10,6 +10,7 @@
 #include <linux/falloc.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>
+#include <linux/futex.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
@@ -87,6 +88,11 @@ int fault_inode_flags = -1; /* chattr's; -1: the truth; -2: the file system has 
 unsigned long fault_mount, fault_fsid, fault_device_number; /* of all files that the code looks at; 0: the truth */
 long fault_magic;          /* of their file system; 0: the truth */
 int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
+/* The clock of the code whose requests for memory count, in nanoseconds, which goes on only where that code sleeps; 0:
+ * the true one. */
+long fault_clock;
+long fault_naps;           /* how often it has slept */
+long fault_woken;          /* how often it has woken those that wait for a commit */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
 long fault_scans;          /* calls of PAGEMAP_SCAN so far */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
@@ -96,6 +102,7 @@ const char *fault_ext4_options = "rw\ndata=ordered\n";
 unsigned long fault_from, fault_to; /* where the code lies whose requests for memory count */
 /* DAX, pretended on a file system of a disk. 1: MAP_SYNC is granted; -N: a mapping with it fails with this error */
 int fault_dax;
+long fault_sync_mapped;    /* bytes of the last mapping with MAP_SYNC that was granted */
 const char *fault_device;  /* a folder with the files that sysfs has for a device; NULL: it has none */
 int fault_flags;           /* of the last durable write past the page cache */
 
@@ -164,6 +171,8 @@ static long done(long result)
 }
 
 #define NEXT(name) static __typeof__(name) *next; if (!next) next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+#include "faults_blocks.h"
 
 /* glibc's, as dlsym asks for memory itself. */
 void *__libc_malloc(size_t size);
@@ -270,56 +279,6 @@ ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int 
     return pwritev2(fd, parts, count, at, flags);
 }
 
-/* A copy, as nobody can tell it from shared blocks. */
-static int share(int fd, const struct file_clone_range *range)
-{
-    NEXT(pwrite);
-    off_t from = (off_t)range->src_offset, to = (off_t)range->dest_offset;
-    for (ssize_t left = (ssize_t)range->src_length, done; left > 0; left -= done)
-        if ((done = copy_file_range((int)range->src_fd, &from, fd, &to, (size_t)left, 0)) <= 0) return -1;
-    if (fault_reflinks == 3)
-        for (unsigned long block = 2; block * 4096 < range->src_length && block < 70; block += 67)
-            if (next(fd, "of another commit", 17, (off_t)(range->dest_offset + block * 4096)) != 17) return -1;
-    return 0;
-}
-
-/* An extent for each block, as if each had another place on the disk. */
-static int tell_blocks(int fd, struct fiemap *map)
-{
-    enum { BLOCK = 4096 };
-    struct stat file;
-    if (fstat(fd, &file)) return -1;
-    if (map->fm_flags) {
-        errno = EBADR;
-        return -1;
-    }
-    map->fm_mapped_extents = 0;
-    if (fault_reflinks == 4) return 0;
-    for (unsigned long at = map->fm_start / BLOCK * BLOCK; at < (unsigned long)file.st_size; at += BLOCK) {
-        if (at >= map->fm_start + map->fm_length || map->fm_mapped_extents == map->fm_extent_count ||
-            (int)map->fm_mapped_extents == fault_extents)
-            break;
-        struct fiemap_extent *extent = &map->fm_extents[map->fm_mapped_extents++];
-        *extent = (struct fiemap_extent){.fe_logical = at, .fe_length = BLOCK};
-        if (at + BLOCK >= (unsigned long)file.st_size) extent->fe_flags |= FIEMAP_EXTENT_LAST;
-        long block = (long)(at / BLOCK);
-        if (fault_reflinks == 2 && block >= fault_first_shared && block <= fault_last_shared)
-            extent->fe_flags |= FIEMAP_EXTENT_SHARED;
-    }
-    return 0;
-}
-
-static int tell_flags(unsigned long request, int *flags)
-{
-    if (request == FS_IOC_SETFLAGS) fault_inode_flags = *flags;
-    else if (fault_inode_flags != -2) *flags = fault_inode_flags;
-    else {
-        errno = ENOTTY;
-        return -1;
-    }
-    return 0;
-}
-
 int ioctl(int fd, unsigned long request, ...)
 {
     NEXT(ioctl);
@@ -344,8 +303,18 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 {
     NEXT(clock_gettime);
     int result = next(clock, time);
-    if (!result && clock == CLOCK_MONOTONIC) time->tv_sec += fault_clock_ahead;
+    if (fault_clock && OF_THE_CODE) *time = (struct timespec){fault_clock / 1000000000, fault_clock % 1000000000};
+    else if (!result && clock == CLOCK_MONOTONIC) time->tv_sec += fault_clock_ahead;
     return result;
+}
+
+int nanosleep(const struct timespec *time, struct timespec *left)
+{
+    NEXT(nanosleep);
+    if (!fault_clock || !OF_THE_CODE) return next(time, left);
+    fault_naps++;
+    fault_clock += time->tv_sec * 1000000000 + time->tv_nsec;
+    return 0;
 }
 
 int madvise(void *address, size_t length, int advice)
@@ -430,9 +399,12 @@ long syscall(long number, ...)
     const struct iocb *first = number == SYS_io_submit ? *(struct iocb **)a[2] : NULL;
     if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
     fault_begun += number == SYS_io_submit;
+    fault_woken += number == SYS_futex && a[1] == FUTEX_WAKE && OF_THE_CODE;
     if (first) look_at_pages(first->aio_buf, first->aio_nbytes, (unsigned long)first->aio_offset);
     if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
     if (number == SYS_io_getevents && fate(-1, IO_GETEVENTS) == DO_NOTHING) return -1;
+    /* No write has ended yet, for one who does not wait. */
+    if (number == SYS_io_getevents && !a[1]) return 0;
     long result = next(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     if (!result && number == SYS_io_setup) fault_contexts++;
     if (!result && number == SYS_io_destroy) fault_contexts--;
@@ -560,6 +532,7 @@ void *mmap(void *at, size_t length, int access, int flags, int fd, off_t from)
             errno = -fault_dax;
             return MAP_FAILED;
         }
+        fault_sync_mapped = (long)length;
         flags = MAP_SHARED | (flags & ~(SYNC | MAP_SHARED_VALIDATE));
     }
     if (fault_fences && !at && fd >= 0) {

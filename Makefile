@@ -246,7 +246,7 @@ mutants: build
 mutants-lines: build
 	@$(BIN)/python -m tests.mutants.lines --jobs $(JOBS) $(ARGS)
 
-# Which tests reach which function, for mutants-lines; ARGS=tests/test_x.py if only that has changed since.
+# Which tests reach which function, for mutants-lines; ARGS=tests/test_x.py adds those of one file to the others.
 mutants-reach: build
 	@$(BIN)/python -m tests.mutants.reach $(ARGS)
 

@@ -57,7 +57,9 @@ class Writer:
 
 def requests(directory: str) -> None:
     writer = Writer(Path(directory) / "s.pm", 10**15)
-    assert writer.commit() == 0
+    byte = writer.ask(before=-1000)
+    assert writer.commit() == 0, "what is locked further back is no request of these seconds"
+    writer.end(byte)
     byte = writer.ask()
     assert writer.commit(LOOK - 1) == 0, "it has just looked"
     assert writer.commit(1) == PAUSE
@@ -80,6 +82,9 @@ def requests(directory: str) -> None:
     assert writer.commit() == 0, "it is too old"
     writer.ask()
     assert writer.commit() == PAUSE
+    ignored = writer.clock.value + 250 * MILLISECOND
+    assert writer.commit(ignored - LOOK - writer.clock.value) == 0, "as after the first pause"
+    assert writer.commit() == PAUSE
     writer.store.close()
 
 
@@ -96,7 +101,7 @@ def other_locks(directory: str) -> None:
     before = woken.value
     assert writer.commit() == 0 and woken.value == before
     byte = writer.ask(before=3000)  # at the beginning
-    assert writer.commit() == PAUSE
+    assert writer.commit() == PAUSE and woken.value == before
     writer.end(byte)
     writer.store.close()
 

@@ -11,7 +11,7 @@ python -m tests.mutants.lines               exit status 1 if the score is below 
   --write FILE            puts the scores between the marks of docs/mutants.md
 
 Beside this file, c_changes.py and python_changes.py have the operators, reach.py finds the tests that reach each
-function, equivalent.py lists the mutants that change no behaviour.
+function, equivalent.py and equivalent_media.py list the mutants that change no behaviour.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def requests(directory: str) -> None:
     assert writer.commit(LOOK - 1) == 0, "it has just looked"
     assert writer.commit(1) == PAUSE
     writer.end(byte)
-    ignored = writer.clock.value + 250 * MILLISECOND
-    for early, milliseconds in ((1, 500), (0, 1000), (0, 1000)):  # for which the next pause leads to none
+    ignored = writer.clock.value + 20 * MILLISECOND
+    for early, milliseconds in ((1, 40), (0, 80), (0, 160), (0, 320), (0, 640), (0, 1000), (0, 1000)):  # without one
         byte = writer.ask()
         assert writer.commit(ignored - early - LOOK - writer.clock.value) == 0
         if early:
@@ -82,7 +82,7 @@ def requests(directory: str) -> None:
     assert writer.commit() == 0, "it is too old"
     writer.ask()
     assert writer.commit() == PAUSE
-    ignored = writer.clock.value + 250 * MILLISECOND
+    ignored = writer.clock.value + 20 * MILLISECOND
     assert writer.commit(ignored - LOOK - writer.clock.value) == 0, "as after the first pause"
     assert writer.commit() == PAUSE
     writer.store.close()

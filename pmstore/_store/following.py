@@ -83,8 +83,8 @@ class Following(NameMapping):
         The value of the name; for several names, a list of their values, all of one commit.
 
         Raises UnknownNameError, CorruptStoreError, ClosedStoreError; DerivedArrayError for a derived array;
-        StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied, for five seconds and a
-        hundred attempts.
+        StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied, for five seconds
+        and a hundred attempts.
         """
         asked = selections(names, self._full)
         with self._catalog.lock:

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 import pmstore  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.scale import LazyParts, Processes, Serial, Shard  # noqa: E402
+from pmstore.scale._messages import Lost  # noqa: E402
 from tests.scale.estimators import Backwards, Stopped, Stopping, bits  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -237,16 +238,19 @@ def test_a_killed_coordinator_and_killed_workers(path: Path, child: Callable[...
 
 
 class Mortal(Processes):
-    """The first worker is killed after the 40th reply."""
+    """After the 40th reply, the first worker is killed with a question, until one is lost."""
 
     _replies = 0
+    _has_lost = False
 
     def completed(self, timeout: float | None) -> Any:
-        messages = super().completed(timeout)
-        before, self._replies = self._replies, self._replies + len(messages)
-        if before < 40 <= self._replies:
-            place = self._places[0]
+        place = self._places[0]
+        place.send()
+        if self._replies >= 40 and not self._has_lost and place._is_there and place._has:
             os.kill(place._process.pid, signal.SIGKILL)
+        messages = super().completed(timeout)
+        self._replies += len(messages)
+        self._has_lost |= any(isinstance(message, Lost) for message in messages)
         return messages
 
 

@@ -238,7 +238,7 @@ def test_a_killed_coordinator_and_killed_workers(path: Path, child: Callable[...
 
 
 class Mortal(Processes):
-    """After the 40th reply, the first worker is killed with a question, until one is lost."""
+    """The first worker is killed with a question, after the 40th reply, until one is lost."""
 
     _replies = 0
     _has_lost = False

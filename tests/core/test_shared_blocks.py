@@ -413,6 +413,16 @@ def test_an_exception_passes_where_a_rollback_was_made_at_the_second_attempt(tmp
         path.unlink()
 
 
+def sparse(path: Path, data: bytes) -> None:
+    """Writes a file with a hole for each page of zeros."""
+    with open(path, "wb") as file:
+        for at in range(0, len(data), 4096):
+            if any(data[at : at + 4096]):
+                file.seek(at)
+                file.write(data[at : at + 4096])
+        file.truncate(len(data))
+
+
 def test_a_copy_with_holes_gets_its_blocks_when_it_is_opened(medium: Medium):
     """Otherwise a store into a hole, on a full tmpfs, would be SIGBUS."""
     path, copy = medium.directory / "whole.pm", medium.directory / "copy.pm"
@@ -420,12 +430,7 @@ def test_a_copy_with_holes_gets_its_blocks_when_it_is_opened(medium: Medium):
         store["a"] = np.arange(3000.0)
         store["zeros"] = np.zeros(100_000)
     data = path.read_bytes()
-    with open(copy, "wb") as file:
-        for at in range(0, len(data), 4096):
-            if any(data[at : at + 4096]):
-                file.seek(at)
-                file.write(data[at : at + 4096])
-        file.truncate(len(data))
+    sparse(copy, data)
     if os.stat(copy).st_blocks * 512 >= len(data):
         pytest.skip("a file system without holes")
     with pmstore.open(copy, "r", media=medium.name) as store:
@@ -457,11 +462,8 @@ def test_a_copy_with_holes_that_is_longer_than_its_store(medium: Medium) -> None
     path, copy = medium.directory / "whole.pm", medium.directory / "copy.pm"
     pmstore.open(path, "x", media=medium.name).close()
     data = path.read_bytes()
-    with open(copy, "wb") as file:
-        for at in range(0, len(data), 4096):
-            if any(data[at : at + 4096]):
-                file.seek(at)
-                file.write(data[at : at + 4096])
+    sparse(copy, data)
+    with open(copy, "r+b") as file:
         os.posix_fallocate(file.fileno(), len(data), len(data))
     if os.stat(copy).st_blocks * 512 >= 2 * len(data):
         pytest.skip("a file system without holes")

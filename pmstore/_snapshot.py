@@ -243,4 +243,4 @@ class Reader:
                     if enough and time.monotonic() - begun > _PATIENCE:
                         raise
         finally:
-            lib.pm_reader_release(self._reader)
+            self.release()

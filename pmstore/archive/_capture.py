@@ -167,16 +167,16 @@ def capture(reader: Reader, seen: Seen, write: Any) -> Any:
     StaleSnapshotError if commits change contents as quickly as they can be copied.
     """
     wanted: list[tuple[int, int]] = []
-    late = False  # `write` has copied contents itself, and they had changed
+    written = False  # `write` was called before: contents that it copies itself had changed
 
     def attempt() -> Any:
-        nonlocal late
+        nonlocal written
         core = Core.of_snapshot(reader.take(wanted))
         try:
             scan = _Scan(core, seen, wanted)
-            if not late:  # most versions need nothing more of the file, and are only encoded
+            if not written:  # most versions need nothing more of the file, and are only encoded
                 reader.release()
-            late = True
+            written = True
             result = write(scan.changes)
             seen.finalize(scan.known, scan.replicas)
             return result

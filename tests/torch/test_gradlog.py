@@ -232,12 +232,14 @@ def test_a_full_store_loses_no_iteration(tmp_path: Path) -> None:
     assert equal(reference.state_dict(), other.state_dict())
 
 
+def lacks_space(*_: Any, **__: Any) -> None:
+    """A commit on a full disk."""
+    raise pmstore.OutOfSpaceError(errno.ENOSPC, "no space")
+
+
 def test_I29_nothing_of_a_commit_that_lacked_space_stays_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise pmstore.OutOfSpaceError(errno.ENOSPC, "no space")
-
     net, optimizer = linear(OPTIM.Adam)
     with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, batch=1) as log:
         for number in range(4):
@@ -245,7 +247,7 @@ def test_I29_nothing_of_a_commit_that_lacked_space_stays_pending(
             with monkeypatch.context() as patch:
                 if number == 1:
                     log.flush()
-                    patch.setattr(type(store), "_commit_now", full)
+                    patch.setattr(type(store), "_commit_now", lacks_space)
                     with pytest.raises(pmstore.OutOfSpaceError):
                         log.step()
                 else:

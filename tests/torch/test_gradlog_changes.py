@@ -22,23 +22,31 @@ def small() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def run(path: Path, make: Any, until: int, before: Change | None, after: Change | None, **options: Any) -> Any:
-    """Train, and commit each third iteration only. before, after: what the loop does then to step()."""
-    torch.manual_seed(0)
-    net, optimizer, objects = make()
+def iterate(
+    made: Any, numbers: range, step: Callable[[float], Any], before: Change | None, after: Change | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train what make() made. step: takes the loss. before, after: what the loop does then to the step."""
+    net, optimizer, objects = made
     scaler = objects.get("scaler")
+    for done in numbers:
+        optimizer.zero_grad()
+        loss = net(torch.randn(5, 4)).abs().square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if before is not None:
+            before(net, optimizer, done)
+        step(loss.item())
+        if after is not None:
+            after(net, optimizer, done)
+    return net.state_dict(), optimizer.state_dict()["state"]
+
+
+def run(path: Path, make: Any, until: int, before: Change | None, after: Change | None, **options: Any) -> Any:
+    """Train, and commit each third iteration only."""
+    torch.manual_seed(0)
+    made = net, optimizer, objects = make()
     with pmstore.open(path) as store:
         log = GradLog(net, optimizer, store, batch=3, full_every=99, **objects, **options)
-        for done in range(log.resume(), until):
-            optimizer.zero_grad()
-            loss = net(torch.randn(5, 4)).abs().square().mean()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if before is not None:
-                before(net, optimizer, done)
-            log.step(loss.item())
-            if after is not None:
-                after(net, optimizer, done)
-    return net.state_dict(), optimizer.state_dict()["state"]
+        return iterate(made, range(log.resume(), until), log.step, before, after)
 
 
 def same_bits(

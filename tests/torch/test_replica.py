@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import gc
 import math
 import threading
@@ -21,14 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import pmstore
 import pmstore.torch
 from pmstore.torch import GradLog, _replica, _replica_log
-from tests.torch.test_gradlog import ADAM, OPTIMIZERS, backward, linear
-from tests.torch.test_gradlog_changes import Averaged, Gaps, clamp, load, small
+from tests.torch.test_gradlog import ADAM, OPTIMIZERS, backward, lacks_space, linear
+from tests.torch.test_gradlog_changes import Averaged, Change, Gaps, clamp, iterate, load, small
 from tests.torch.training import equal, killed_and_resumed, train
 from tests.torch.turns import in_turns
 
 OPTIM = torch.optim
 ITERATIONS = 14
-Change = Callable[[nn.Module, torch.optim.Optimizer, int], None]
 
 
 def stored(store: pmstore.Store) -> Any:
@@ -70,44 +68,31 @@ def test_I40_a_replica_has_the_bits_of_the_training(kind: str, tmp_path: Path) -
 
 
 def run(path: Path, make: Any, until: int, before: Change | None, after: Change | None, **options: Any) -> Any:
-    """Train, and compare the replica after each iteration. before, after: what the loop does then to step()."""
+    """Train, and compare the replica with the training: after each second iteration, or as `after` does."""
     torch.manual_seed(0)
-    net, optimizer, objects = make()
-    scaler = objects.get("scaler")
+    made = net, optimizer, objects = make()
     with pmstore.open(path) as store, GradLog(net, optimizer, store, "replica", **objects, **options) as log:
-        for done in range(log.resume(), until):
-            optimizer.zero_grad()
-            loss = net(torch.randn(5, 4)).abs().square().mean()
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            if before is not None:
-                before(net, optimizer, done)
-            log.step(loss.item())
-            if after is not None:
-                after(net, optimizer, done)
-            elif done % 2:
+
+        def compare(_: nn.Module, __: torch.optim.Optimizer, done: int) -> None:
+            if done % 2:
                 check_bits(log, net)
-    return net.state_dict(), optimizer.state_dict()["state"]
+
+        return iterate(made, range(log.resume(), until), log.step, before, after or compare)
 
 
 def alone(make: Any, until: int, before: Change | None, after: Change | None) -> Any:
     """The same training without a log."""
     torch.manual_seed(0)
-    net, optimizer, objects = make()
-    scaler = objects.get("scaler")
-    for done in range(until):
-        optimizer.zero_grad()
-        loss = net(torch.randn(5, 4)).abs().square().mean()
-        (loss if scaler is None else scaler.scale(loss)).backward()
-        if before is not None:
-            before(net, optimizer, done)
-        if scaler is None:
+    made = _, optimizer, objects = make()
+
+    def step(_: float) -> None:
+        if "scaler" not in objects:
             optimizer.step()
         else:
-            scaler.step(optimizer)
-            scaler.update()
-        if after is not None:
-            after(net, optimizer, done)
-    return net.state_dict(), optimizer.state_dict()["state"]
+            objects["scaler"].step(optimizer)
+            objects["scaler"].update()
+
+    return iterate(made, range(until), step, before, after)
 
 
 def same_bits(folder: Path, make: Any, before: Change | None = None, after: Change | None = None) -> bool:
@@ -432,9 +417,6 @@ def test_a_full_store_loses_no_iteration(tmp_path: Path) -> None:
 def test_I39_nothing_of_a_commit_that_lacked_space_stays_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise pmstore.OutOfSpaceError(errno.ENOSPC, "no space")
-
     net, optimizer = linear(OPTIM.Adam)
     with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, "replica") as log:
         for number in range(4):
@@ -442,7 +424,7 @@ def test_I39_nothing_of_a_commit_that_lacked_space_stays_pending(
             with monkeypatch.context() as patch:
                 if number == 1:
                     log.flush()
-                    patch.setattr(type(store), "_commit_now", full)
+                    patch.setattr(type(store), "_commit_now", lacks_space)
                 log.step()
                 if number == 1:
                     with pytest.raises(pmstore.OutOfSpaceError):

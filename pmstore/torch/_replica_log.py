@@ -196,9 +196,10 @@ class ReplicaLog(Log):
         self._told = [one for one in self._told if one[1] > self.durable]
         buffers = {name: one.detach().clone() for name, one in self._names.buffers.items()}
         flushes = (_TINY * 1).item() == 0
-        self._waiting.append(Done(self.iteration, dict(rest), buffers, flushes, torch.get_num_threads()))
+        done = Done(self.iteration, dict(rest), buffers, flushes, torch.get_num_threads())
+        self._given = self.iteration  # before the thread may have it: after an interrupt, `_settle` waits for the thread
+        self._waiting.append(done)
         self._worker.do(self._take_all)
-        self._given = self.iteration
 
     def _wait_for_row(self) -> None:
         rows = len(self._rows.array)

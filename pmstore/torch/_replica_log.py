@@ -197,7 +197,7 @@ class ReplicaLog(Log):
         buffers = {name: one.detach().clone() for name, one in self._names.buffers.items()}
         flushes = (_TINY * 1).item() == 0
         done = Done(self.iteration, dict(rest), buffers, flushes, torch.get_num_threads())
-        self._given = self.iteration  # before the thread may have it: after an interrupt, `_settle` waits for the thread
+        self._given = self.iteration  # before the thread may have it, so that `_settle` waits after an interrupt
         self._waiting.append(done)
         self._worker.do(self._take_all)
 

@@ -25,6 +25,16 @@ def work(rank: int, port: int, path: str, out: str, stop: int, dies: int, mode: 
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+    train(rank, path, out, stop, dies, mode)
+    torch.distributed.destroy_process_group()
+
+
+def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
+    """A function of its own, so that the model is gone before the process group.
+
+    Where a DistributedDataParallel is the last that refers to gloo's group, torch waits for the group's threads with
+    Python's lock held, and a thread that lets go of a tensor waits for the lock (pytorch issue 56297).
+    """
     torch.manual_seed(rank)
     model = nn.parallel.DistributedDataParallel(Tied(), find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -50,7 +60,6 @@ def work(rank: int, port: int, path: str, out: str, stop: int, dies: int, mode: 
     torch.save({**state, "data": data.state_dict()}, f"{out}.{rank}")
     if store is not None:
         store.close()
-    torch.distributed.destroy_process_group()
 
 
 def run(path: Path, out: Path, stop: int = -1, dies: int = -1, mode: str = "dense") -> list[int]:

@@ -213,9 +213,9 @@ class Guest:
         share = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
         arguments = {
             "-machine": f"q35,nvdimm=on,nvdimm-persistence={persist}",
-            "-accel": "tcg,thread=multi",
+            "-accel": "tcg",
             "-cpu": "max,la57=off",
-            "-smp": "2",
+            "-smp": "1",  # with two, one sometimes runs a breakpoint that the other has just taken away: "Oops: int3"
             "-m": "2G,slots=4,maxmem=16G",
             "-virtfs": share,
             "-display": "none",

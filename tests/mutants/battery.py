@@ -18,16 +18,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 import pmstore
 from pmstore._core import lib
-from pmstore._store import opening
 from pmstore.testing._store.engine import KINDS, Found, Options, explore
 from pmstore.testing._store.recording import PACE, Recorder, Recording
 from tests.conftest import Medium
@@ -36,6 +35,8 @@ from tests.core.test_trackers import committed
 from tests.mutants.anew import anew
 from tests.mutants.archives import archives
 from tests.mutants.beside import beside
+from tests.mutants.build import small_files
+from tests.mutants.creation import names_of_new_files
 from tests.mutants.damage import Evaluated, Noticed, damage
 from tests.mutants.formats import formats
 from tests.mutants.growing import growing
@@ -238,66 +239,11 @@ OFTEN = {"assign": 2, "hold": 2, "write": 3, "commit": 2, "roll_back": 2, "chang
 # ---- creation
 
 
-class Watched:
-    """The os module, for the module that creates stores: its operations on files are noted, in order."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(os, name)
-        if name not in ("fsync", "link", "rename", "replace", "unlink"):
-            return function
-
-        def noted(*arguments: Any, **options: Any) -> Any:
-            what = arguments[0]
-            place = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fsdecode(what)
-            function(*arguments, **options)
-            self.done.append((name, place))
-
-        return noted
-
-
 def creation(directory: Path) -> None:
     for medium in ("memory", "file"):
-        creation_names(directory, medium)
+        names_of_new_files(directory, medium)
         look(explore_creation(directory / f"new-{medium}.pm", medium))
         look(explore_renumbering(directory / f"renumbered-{medium}.pm", medium))
-
-
-def creation_names(directory: Path, medium: str) -> None:
-    """The file is durable before it gets its name, and the name is durable before the store opens."""
-    path = directory / f"created-{medium}.pm"
-    for mode in ("x", "w"):
-        watched = Watched()
-        opening.os = watched  # type: ignore[assignment]
-        try:
-            store = pmstore.open(path, mode, media=medium)
-        finally:
-            opening.os = os
-        done = [name for name, _ in watched.done]
-        named = next((i for i, name in enumerate(done) if name in ("link", "rename", "replace")), None)
-        if named is None or not watched.done[named][1].startswith(str(directory / ".pmstore-creating-")):
-            raise Noticed("names", f"a store was not written under another name first: {watched.done}")
-        if ("fsync", watched.done[named][1]) not in watched.done[:named]:
-            raise Noticed("names", "a file got its name before it was durable")
-        if ("unlink", str(path)) in watched.done:
-            raise Noticed("names", "the old store is gone before the new one has its name")
-        if ("fsync", str(directory)) not in watched.done[named:]:
-            raise Noticed("names", "the directory was not synced after the name changed")
-        store["x"] = np.ones(1000)
-        store.commit()
-        try:
-            pmstore.open(path, "w", media=medium).close()
-        except pmstore.StoreLockedError:
-            pass
-        else:
-            raise Noticed("names", "a store that is open was replaced")
-        store.close()
-        left = [name for name in os.listdir(directory) if name.startswith(".pmstore")]
-        if left:
-            raise Noticed("names", f"creating left {left}")
-    path.unlink()
 
 
 def explore_creation(path: Path, medium: str) -> Found | None:
@@ -594,7 +540,24 @@ def main(arguments: list[str]) -> None:
     )
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def forked(mutant: str, output: str, *arguments: str) -> NoReturn:
+    """Run the battery in this fork of a process that has imported it: with this mutant, and its output in a file."""
+    from pmstore._mutant import choose  # type: ignore[import-not-found]  # a build with mutants has it
+
+    os.setsid()
+    small_files()
+    for number, path in ((1, output), (2, os.devnull)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+    choose(mutant)
+    alone(arguments)
+
+
+def alone(arguments: Sequence[str]) -> NoReturn:
+    main(list(arguments))
     sys.stdout.flush()
     os._exit(0)  # a broken store may be unable to close
+
+
+if __name__ == "__main__":
+    alone(sys.argv[1:])

@@ -3,8 +3,8 @@
 A mutant is a text of the sources and its replacement. The sources know nothing of mutants. If they no longer contain a
 text, or contain it twice, an error names the mutant, so that the table is kept up to date.
 
-The environment variable PMSTORE_MUTANT, the name of a mutant, chooses one when a process starts. Without it the build
-behaves like the original sources.
+The environment variable PMSTORE_MUTANT, the name of a mutant, chooses one when a process starts. `choose` of
+pmstore/_mutant.py chooses one later, before the process uses a store. Without one the build behaves like the original.
 """
 
 from __future__ import annotations
@@ -38,16 +38,39 @@ static const char *const names[] = {{
 {names}
 }};
 
-__attribute__((constructor)) static void choose(void)
+__attribute__((visibility("default"))) void pm_mutant_choose(const char *name)
 {{
-    const char *name = getenv("{variable}");
     for (size_t i = 0; name && i < sizeof names / sizeof names[0]; i++)
         if (!strcmp(name, names[i])) pm_mutant = (int)i + 1;
     if (name && *name && !pm_mutant) abort();
 }}
+
+__attribute__((constructor)) static void choose(void)
+{{
+    pm_mutant_choose(getenv("{variable}"));
+}}
 """
 C_HEADER = "#ifndef PM_MUTANT_H\n#define PM_MUTANT_H\nextern int pm_mutant;\n#endif\n"
-PYTHON_SOURCE = '"""The mutant that was chosen."""\n\nimport os\n\nMUTANT = os.environ.get("{variable}", "")\n'
+PYTHON_SOURCE = '''\
+"""The mutant that was chosen."""
+
+import ctypes
+import os
+import sys
+
+MUTANT = os.environ.get("{variable}", "")
+
+
+def choose(name):
+    """Choose a mutant in this process and its children. No code that ran before may hold one."""
+    os.environ["{variable}"] = name
+    for module in [one for key, one in sys.modules.items() if key.partition(".")[0] == "pmstore"]:
+        if hasattr(module, "MUTANT"):
+            module.MUTANT = name
+    for extension in ("pmstore._pmcore", "pmstore._locks", "pmstore.testing._pmexplorer"):
+        if extension in sys.modules:
+            ctypes.CDLL(sys.modules[extension].__file__).pm_mutant_choose(name.encode())
+'''
 PYTHON_IMPORT = "from __future__ import annotations\n"
 
 
@@ -213,7 +236,7 @@ def fill(file: Path, begin: str, end: str, text: str) -> None:
     file.write_text(new, encoding="utf-8")
 
 
-def _small_files() -> None:
+def small_files() -> None:
     """Limit the files of a process that runs a mutant: one that grows a store without end must not fill the memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, hard))  # a test whose files have holes may raise it
@@ -228,19 +251,24 @@ def ran(
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=output, stderr=errors, start_new_session=True,
-            preexec_fn=_small_files,
+            preexec_fn=small_files,
         )  # fmt: skip
         try:
             status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             status = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        remove(process.pid)
         process.wait()
-        for left in Path("/dev/shm").glob(f"pmstore-mutant-{process.pid}-*"):
-            shutil.rmtree(left, ignore_errors=True)
         output.seek(0)
         return status, output.read()
+
+
+def remove(process: int) -> None:
+    """Kill the group of a mutant's process, and remove its files in memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    for left in Path("/dev/shm").glob(f"pmstore-mutant-{process}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def build(files: Iterable[tuple[str, str]], target: Path = BUILD, root: Path = ROOT, flags: str = "") -> Path:

@@ -15,18 +15,20 @@ import argparse
 import json
 import os
 import re
-import subprocess
-import sys
+import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.mutants.battery import PARTS
-from tests.mutants.build import VARIABLE, Mutant, build, fill, generated, ran
+from tests.mutants.build import VARIABLE, Mutant, build, fill, generated, remove
 from tests.mutants.table import CONTROLS, MUTANTS
+from tests.support.template import Template
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -35,6 +37,8 @@ LONGER = 5  # times as long for a control, which takes the whole battery
 COMMAND = "make mutants"
 TABLE = ROOT / "docs" / "crash-model.md"
 BEGIN, END = "<!-- mutation score: begin -->", "<!-- mutation score: end -->"
+LATER = ("tests.store.test_model",)  # modules that the battery imports when it needs them
+FORK = "import sys; from tests.mutants.battery import forked; forked(*sys.argv[1:])"
 FINE = Mutant("control-no-mutation", "-", "", "", "", "")
 
 
@@ -60,13 +64,30 @@ def _limit(mutant: Mutant) -> float:
     return LIMIT * (LONGER if _is_control(mutant) else 1)
 
 
+@cache
+def _template(folder: Path) -> Template:
+    """A process that has imported the battery of this build: that takes two seconds, and a fork of it none."""
+    return Template(["tests.mutants.battery", *LATER], {"PYTHONPATH": str(folder), VARIABLE: ""}, folder)
+
+
+def close(folder: Path) -> None:
+    """End the template of this build, so that this process is charged for what its forks used."""
+    _template(folder).close()
+    _template.cache_clear()
+
+
 def _run(folder: Path, mutant: Mutant, *arguments: str) -> tuple[int | None, str]:
-    """Exit status (None: it hung) and the last line of output."""
-    environment = dict(os.environ, PYTHONPATH=str(folder))
-    environment[VARIABLE] = "" if mutant is FINE else mutant.name
-    command = [sys.executable, "-m", "tests.mutants.battery", *arguments]
-    status, out = ran(command, folder, environment, _limit(mutant), errors=subprocess.DEVNULL)
-    return status, (out.strip().splitlines() or [""])[-1]
+    """Exit status (None: it hung) and the last line of output. No module runs a mutant's code when it is imported
+    (tests/mutants/test_mutants.py), so the mutant is chosen afterwards.
+    """
+    name, limit = "" if mutant is FINE else mutant.name, _limit(mutant)
+    with tempfile.NamedTemporaryFile("r", errors="replace") as output:
+        started = time.monotonic()
+        process = _template(folder).start("-c", FORK, name, output.name, *arguments, directory=folder)
+        process.communicate(limit)
+        remove(process.pid)
+        hung = process.returncode == -signal.SIGKILL and time.monotonic() - started >= limit
+        return None if hung else process.returncode, (output.read().strip().splitlines() or [""])[-1]
 
 
 def noticed_before() -> dict[str, str]:
@@ -118,6 +139,7 @@ def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False) -> list[Outco
                 f"{outcome.seconds:6.1f} s  {outcome.text[:100]} {' '.join(outcome.kinds)}",
                 flush=True,
             )
+    close(folder)
     return outcomes
 
 

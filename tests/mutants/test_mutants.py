@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import score
-from tests.mutants.build import BUILD, Edit, Mutant, MutantError, build, chosen, generated, place_of
+from tests.mutants.build import BUILD, ROOT, Edit, Mutant, MutantError, build, chosen, generated, place_of
 from tests.mutants.table import CONTROLS, MUTANTS
 
 # One of every class, with the part of the battery that notices it within a second. make mutants tries them all.
@@ -26,6 +26,19 @@ def test_the_table_keeps_step_with_the_sources() -> None:
     assert {letter for mutant in MUTANTS for letter in mutant.kinds} >= set("PRTNSLCMFDW")
     for mutant in MUTANTS:
         assert mutant.sees, mutant.name
+
+
+def in_a_function(mutant: Mutant) -> bool:
+    text = (ROOT / mutant.file).read_text(encoding="utf-8")
+    line = text.count("\n", 0, place_of(mutant, text)[0]) + 1
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return any(one.body[0].lineno <= line <= (one.end_lineno or 0) for one in functions)
+
+
+def test_no_module_runs_a_mutant_when_it_is_imported() -> None:
+    """The modules have been imported when `pmstore._mutant.choose` chooses a mutant."""
+    changes = [change._replace(name=one.name) for one in (*MUTANTS, *CONTROLS) for change in (one, *one.also)]
+    assert [one.name for one in changes if one.file.endswith(".py") and not in_a_function(one)] == []
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.py")), ids=lambda path: path.stem)
@@ -85,3 +98,4 @@ def test_mutants_are_noticed_and_controls_are_not() -> None:
         assert score.evaluate(BUILD, by_name[name], parts=(part,)).by, name
     control = score.evaluate(BUILD, by_name[CONTROL], parts=("--quick", "crash", "model"))
     assert control.ended and control.by == ""
+    score.close(BUILD)

@@ -107,10 +107,12 @@ class Own:
 
 class Template:
     """A process with some modules. Its forks have the environment that this process has when they start; fixed: what
-    differs, also for the template itself.
+    differs, also for the template itself. directory: where the template starts, and looks for modules first.
     """
 
-    def __init__(self, modules: Sequence[str], fixed: dict[str, str]) -> None:
+    def __init__(
+        self, modules: Sequence[str], fixed: dict[str, str], directory: str | os.PathLike[str] | None = None
+    ) -> None:
         self.fixed = fixed
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.template", str(theirs.fileno()), *modules]
@@ -120,6 +122,7 @@ class Template:
                 stdin=subprocess.PIPE,  # as Python looks at its streams when it starts; each fork gets its own
                 stdout=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
+                cwd=directory,
                 env={**os.environ, **fixed},
             )
 

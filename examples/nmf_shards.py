@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import pmstore
 from pmstore.scale import Processes, Tag
@@ -85,6 +84,8 @@ class NMF(pmstore.MapReduce):
 
 def parts() -> list[Any]:
     """1,797 handwritten digits of 8 × 8 pixels."""
+    from sklearn.datasets import load_digits  # workers import this file, and get the digits from the program
+
     return np.array_split(load_digits().data + 1e-3, SHARDS)
 
 

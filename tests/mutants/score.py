@@ -3,7 +3,8 @@
 python -m tests.mutants.score [name …]     all, or some; fails if one is missed, or a control is taken for one
   --jobs N            processes at once
   --kinds             also the mutants that each kind of crash state notices by itself (some minutes)
-  --quick             one of the controls instead of all: each takes the whole battery
+  --quick             one of the controls instead of all, with fewer crashes: each takes the whole battery, and
+                      tests/core/test_crash.py explores the same recordings in a build without mutants
   --write             puts the tables between the marks of docs/crash-model.md
 
 The case that noticed a mutant last time, according to the table there, is tried first.
@@ -118,8 +119,8 @@ def evaluate(folder: Path, mutant: Mutant, kinds: bool = False, parts: Sequence[
     return Outcome(mutant, by, caught["text"], answer["states"], seconds, alone)
 
 
-def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False) -> list[Outcome]:
-    """Build, and run these mutants."""
+def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False, quick: bool = False) -> list[Outcome]:
+    """Build, and run these mutants. quick: controls have fewer crashes."""
     folder = build(generated([*MUTANTS, *CONTROLS]))
     first = noticed_before()
     outcomes = []
@@ -127,9 +128,9 @@ def run(mutants: Sequence[Mutant], jobs: int, kinds: bool = False) -> list[Outco
     def evaluated(mutant: Mutant) -> Outcome:
         every = mutant.parts or PARTS
         hint = [first[mutant.name]] if mutant.name in first else []
-        return evaluate(
-            folder, mutant, kinds and mutant in MUTANTS, [*hint, *(part for part in every if part not in hint)]
-        )
+        fewer = ["--quick"] if quick and _is_control(mutant) else []
+        parts = [*fewer, *hint, *(part for part in every if part not in hint)]
+        return evaluate(folder, mutant, kinds and mutant in MUTANTS, parts)
 
     with ThreadPoolExecutor(jobs) as pool:
         for outcome in pool.map(evaluated, mutants):
@@ -202,7 +203,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
     started = time.perf_counter()
-    outcomes = run(chosen, options.jobs, options.kinds)
+    outcomes = run(chosen, options.jobs, options.kinds, options.quick)
     if options.write:
         fill(TABLE, BEGIN, END, tables(outcomes))
     missed = wrong(outcomes)

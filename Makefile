@@ -56,8 +56,8 @@ help:
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
-	@echo 'make long      the tests that make test leaves out, and those that try what chance gives them, for longer'
-	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, 2000 kills'
+	@echo 'make long      the tests that make test leaves out'
+	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, random tests for longer, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   changes of a copy, which the crash explorer and the other tests have to notice'
@@ -205,11 +205,9 @@ sanitize: build
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 
-# The tests that make test leaves out; and again, for longer, those that it runs for a short time only: random operations,
-# races, damaged metadata, failing calls, crashes of commits that are durable later.
+# The tests that make test leaves out.
 long: build
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
-		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m 'long or longer' $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m long $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build
@@ -219,13 +217,18 @@ tsan: build
 		-m 'not slow and not long and not no_sanitizer' -k 'not I14 and not D7_syncs' \
 		$(call tests,core,async parallel_compare write_back) $(call tests,store,threads_fork) $(ARGS)
 
-# A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
+# Beside crashes: for longer, what make test runs for a short time only, which is random operations, races, damaged
+# metadata, failing calls, and crashes of commits that are durable later. A failure prints the seed and the event;
+# PMSTORE_CRASH_SEED replays it.
 torture: build
 	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
 		$(BIN)/python -m pytest -q -n $(JOBS) tests/core/test_crash.py $(ARGS) || exit 1; done
 	@echo "Every failing call, and damage in every place"
 	@PMSTORE_FAULTS=all PMSTORE_DAMAGE=all $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal \
 		$(call tests,testing,testing_faults testing_damage) $(ARGS)
+	@echo "Random operations and races, for longer"
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
+		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m longer $(ARGS)
 	@echo "Kills"
 	@$(BIN)/python -m tests.support.kills $${PMSTORE_KILLS:-2000}
 

@@ -26,7 +26,7 @@ from tests.support.template import close_templates, modules_for, template
 
 MEMORY = Path("/dev/shm")
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
-"""The factor for the length of randomized tests: 1 in make test, more in make long."""
+"""The factor for the length of randomized tests: 1 in make test, more in make torture."""
 
 # The time of an example depends mostly on the load of the machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)

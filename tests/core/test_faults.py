@@ -116,7 +116,7 @@ def larger_than_the_log(store: pmstore.Store, commit: Commit) -> None:
 
 WORKLOADS = [changes, creation, growth, larger_than_the_log]
 STEPS = {growth: (3, 1), larger_than_the_log: (24, 12)}
-"""From one failing call to the next, where states have megabytes: in make test, and in make long."""
+"""From one failing call to the next, where states have megabytes: in make test, and in make torture."""
 
 
 def prepare(path: Path, workload: str) -> None:

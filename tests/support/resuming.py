@@ -30,7 +30,7 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
 
 
 def sampled(copies: list[Path]) -> list[Path]:
-    """The first and the last copy and every sixth one; all of them in `make long`."""
+    """The first and the last copy and every sixth one; all of them in `make torture`."""
     return copies if LONGER > 1 else [*copies[:-1:6], copies[-1]]
 
 

@@ -217,9 +217,12 @@ def archived(again: bool) -> None:
     print(f"{target.name}: {target.stat().st_size:,} bytes, {len(paths)} files")
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore"}
+
+
 def in_process(directory: Path, medium: str, name: str) -> Path:
     """Runs it in a process of its own: types are registered once, and OpenMP's threads do not survive a fork."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **ONE_THREAD}
     command = [sys.executable, "-m", "tests.golden.make", "--one", medium, name, str(directory)]
     subprocess.run(command, cwd=HERE.parent.parent, env=environment, check=True, timeout=120)
     return directory / f"{medium}-{name}.pm"

@@ -10,7 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -505,15 +505,23 @@ WHO = re.compile(
 )
 
 
+def with_docstrings(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The module, its classes and functions. Expressions hold none of them, and are most of what there is."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield from with_docstrings(child)
+
+
 @each([path for path in TEXTS if path.suffix in {".py", ".pyi"}])
 def test_docstrings_begin_with_their_subject(path: Path) -> None:
     """No fragment such as "Of a version.", and no "who" for a process, a thread or a reader."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node) or ""
-            assert not FRAGMENT.match(text), f"{text[:60]!r} does not begin with its subject or verb"
-            who = WHO.search(text)
-            assert not who, f"{text[max(0, who.start() - 20) : who.end() + 20]!r} hides its subject"
+    for node in with_docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+        text = ast.get_docstring(node) or ""
+        assert not FRAGMENT.match(text), f"{text[:60]!r} does not begin with its subject or verb"
+        who = WHO.search(text)
+        assert not who, f"{text[max(0, who.start() - 20) : who.end() + 20]!r} hides its subject"
 
 
 def test_the_package_is_typed() -> None:

@@ -29,6 +29,7 @@ def make(count: int = 4) -> Short:
     return Short([part[:6] for part in several(count)])
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("count, workers", [(4, 3), (1, 1), (3, 2)])
 def test_I35_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, workers: int) -> None:
     schedules = (250 if count == 4 else 50) * LONGER

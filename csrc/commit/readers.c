@@ -106,8 +106,8 @@ void pm_readers_look(pm_store *store)
 {
     pm_readers *readers = &store->readers;
     if (store->media.trace) return;
-    uint64_t time = now(CLOCK_MONOTONIC_COARSE);
-    uint64_t looked = atomic_load_explicit(&readers->looked, memory_order_relaxed);
+    /* The clock is asked last: a look of another thread meanwhile would be later than this time. */
+    uint64_t looked = atomic_load(&readers->looked), time = now(CLOCK_MONOTONIC_COARSE);
     if (time - looked < LOOK) return;
     /* Of several threads, one looks. */
     if (!atomic_compare_exchange_strong(&readers->looked, &looked, time)) return;
@@ -118,7 +118,6 @@ void pm_readers_look(pm_store *store)
 
 void pm_readers_begin(pm_store *store)
 {
-    store->region.told = store->log.sequence;
     if (!store->media.trace && !store->media.read_only) set_lock(store->media.fd, BEGUN_BYTE);
 }
 
@@ -131,7 +130,7 @@ void pm_readers_told(pm_store *store, uint64_t sequence)
 {
     store->region.told = sequence;
     if (!atomic_load_explicit(&store->readers.waiting, memory_order_relaxed)) return;
-    syscall(SYS_futex, store->media.view + PM_DURABLE_MARKER_PLACE, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, store->media.view + PM_DURABLE_MARKER_PLACE, FUTEX_WAKE, INT_MAX);
 }
 
 /* ---- readers ---------------------------------------------------------------------------------------------------- */
@@ -181,9 +180,7 @@ void pm_readers_unmap(uint8_t *marker)
 
 bool pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds)
 {
-    const struct timespec time = {.tv_sec = (time_t)(nanoseconds / (1000 * MILLISECOND)),
-                                  .tv_nsec = (long)(nanoseconds % (1000 * MILLISECOND))};
-    if (!marker) return false;
+    const struct timespec time = {.tv_nsec = (long)nanoseconds};
     set_lock(fd, WAITING_BYTE);
-    return !syscall(SYS_futex, marker, FUTEX_WAIT, seen, &time, NULL, 0) || errno != EFAULT;
+    return !syscall(SYS_futex, marker, FUTEX_WAIT, seen, &time) || errno != EFAULT;
 }

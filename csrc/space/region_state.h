@@ -50,7 +50,7 @@ typedef struct {
     struct pm_overlay *overlay;
     uint8_t *flags;      /* PM_FLAG_* for each page */
     uint64_t size, store_id;
-    uint64_t told; /* readers see this commit, or a later one, as the newest */
+    uint64_t told; /* readers see this commit of this process, or a later one, as the newest; 0: none yet */
     bool snapshot; /* of another store: nothing changes what is mapped */
     /* The region has the addresses from live + first up to live + kept; first is 0 until it is closed */
     uint64_t first, kept;

@@ -1,25 +1,41 @@
-"""I21: how long a commit waits for readers in other processes, on a clock that goes on only where the core sleeps."""
+"""I21: how long a commit waits for readers in other processes, and they for it, on a clock that goes on only where the
+core sleeps."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import pmstore
+from pmstore._core import lib
+from pmstore._snapshot import Reader, Waiter
 from tests.support import shim
 from tests.support.shim import variable
 
 WAITING_BYTE = (1 << 62) + (1 << 60) + 1  # csrc/commit/readers.c
-ASKING_BYTES = WAITING_BYTE + 15
+ASKING_BYTES = WAITING_BYTE + 15  # one for each millisecond
+PAUSING_BYTES = ASKING_BYTES + (1 << 59)  # the same
 MILLISECOND = 1_000_000
 LOOK = 10 * MILLISECOND  # a commit looks for readers no sooner than that after the last look
 PAUSE = 20  # sleeps of a tenth of a millisecond: the longest pause
+
+
+@contextlib.contextmanager
+def called(name: str, function: Callable[[], None]) -> Iterator[None]:
+    """The core calls the function: see tests/support/faults_clock.h."""
+    callback, pointer = ctypes.CFUNCTYPE(None)(function), variable(name, ctypes.c_void_p)
+    pointer.value = ctypes.cast(callback, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        pointer.value = None
 
 
 class Writer:
@@ -34,8 +50,13 @@ class Writer:
         self.store.commit()
         self.fd = os.open(path, os.O_RDONLY)
 
-    def lock(self, byte: int, kind: int = fcntl.F_RDLCK) -> None:
-        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+    def lock(self, byte: int, kind: int = fcntl.F_RDLCK, count: int = 1) -> None:
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", kind, os.SEEK_SET, byte, count, 0))
+
+    def sees(self, byte: int, count: int = 1) -> bool:
+        """True if the store, or a reader with a descriptor of its own, has a lock on one of these bytes."""
+        asked = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0)
+        return bool(struct.unpack_from("@h", fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
 
     def ask(self, before: int = 0) -> int:
         """Asks for a pause, as if so many milliseconds ago. Returns the byte of the request."""
@@ -81,7 +102,11 @@ def requests(directory: str) -> None:
     assert writer.commit() == 10
     assert writer.commit() == 0, "it is too old"
     writer.ask()
-    assert writer.commit() == PAUSE
+    seen: list[bool] = []
+    with called("fault_sleeps", lambda: seen.append(writer.sees(PAUSING_BYTES + writer.clock.value // MILLISECOND))):
+        assert writer.commit() == PAUSE
+    assert seen == [True] * 9 + [False] * 11, "the lock of a pause is on the byte of its first millisecond"
+    assert not writer.sees(PAUSING_BYTES, 1 << 59)
     ignored = writer.clock.value + 20 * MILLISECOND
     assert writer.commit(ignored - LOOK - writer.clock.value) == 0, "as after the first pause"
     assert writer.commit() == PAUSE
@@ -91,23 +116,98 @@ def requests(directory: str) -> None:
 def other_locks(directory: str) -> None:
     """A reader that waits for a commit asks for no pause, even where the clock has just begun."""
     writer = Writer(Path(directory) / "s.pm", 3000 * MILLISECOND)
+    value = variable("fault_woken_at", ctypes.c_uint)
     woken = variable("fault_woken", ctypes.c_long)
     before = woken.value
     assert writer.commit() == 0 and woken.value == before, "nobody waits"
     writer.lock(WAITING_BYTE)
     assert writer.commit() == 0 and woken.value > before
+    assert value.value == writer.store.sequence, "of the durable marker, which readers map"
     writer.end(WAITING_BYTE)
     writer.commit()
     before = woken.value
     assert writer.commit() == 0 and woken.value == before
-    byte = writer.ask(before=3000)  # at the beginning
+    byte = ASKING_BYTES  # when the clock began
+    writer.lock(byte)
     assert writer.commit() == PAUSE and woken.value == before
     writer.end(byte)
     writer.store.close()
 
 
+def threads(directory: str) -> None:
+    """One of several threads that commit at once pauses, also if another one has looked at the clock before it."""
+    writer = Writer(Path(directory) / "s.pm", 10**15)
+
+    def another_thread() -> None:
+        writer.clock.value += LOOK
+        writer.ask(before=5000)  # so that it ends, and the next one is not ignored
+        before = writer.naps.value
+        writer.store._catalog.core.commit()  # the C interface, as the store's methods exclude each other
+        paused.append(writer.naps.value - before)
+        writer.ask()
+
+    paused: list[int] = []
+    with called("fault_looks", another_thread):
+        found = writer.commit()
+        assert (found, paused[0]) == (10, 10), (found, paused)
+    writer.store.close()
+
+
+def readers(directory: str) -> None:
+    """How long a reader waits for a pause, in tenths of a millisecond."""
+    path = Path(directory) / "s.pm"
+    writer = Writer(path, 10**15)
+    fd = os.open(path, os.O_RDONLY)
+    reader = Reader(fd)
+
+    def hold(*, begins: int, milliseconds: int) -> tuple[bool, int, int]:
+        """Whether there is a pause, how often the reader slept, and the millisecond of its request. begins: the first
+        locked byte, in milliseconds from now."""
+        now = writer.clock.value // MILLISECOND
+        writer.lock(PAUSING_BYTES + now + begins, count=milliseconds)
+        before = writer.naps.value
+        found = bool(lib.pm_reader_hold(reader._reader, True))
+        slept = writer.naps.value - before
+        asked = [i for i in range(20) if writer.sees(ASKING_BYTES + now + i)]
+        lib.pm_reader_release(reader._reader)
+        assert not writer.sees(ASKING_BYTES, 1 << 59)
+        writer.lock(PAUSING_BYTES, fcntl.F_UNLCK, 1 << 59)
+        writer.clock.value += 100 * MILLISECOND
+        assert len(asked) == 1
+        return found, slept, asked[0]
+
+    assert hold(begins=-5, milliseconds=1) == (False, 120, 0), "an old lock is no pause"
+    assert hold(begins=1, milliseconds=1) == (True, 10, 0), "as soon as it begins"
+    assert hold(begins=12, milliseconds=1) == (True, 120, 0)
+    assert hold(begins=13, milliseconds=1) == (False, 120, 0)
+    # Of a pause that is on, the reader first awaits the end, for as long as a pause lasts.
+    assert hold(begins=-3, milliseconds=1) == (False, 10 + 120, 1)
+    assert hold(begins=-3, milliseconds=20) == (True, PAUSE, 2)
+    os.close(fd)
+    writer.store.close()
+
+
+def waits(directory: str) -> None:
+    """How long a reader waits for a commit."""
+    path = Path(directory) / "s.pm"
+    writer = Writer(path, 10**15)
+    count = variable("fault_waits", ctypes.c_long)
+    fd = os.open(path, os.O_RDONLY)
+    waiter = Waiter(fd, lambda: None)
+    known = writer.store.sequence
+    assert waiter.wait(known, 0.0) == (known, "timeout") and count.value == 0 and not writer.sees(WAITING_BYTE)
+    before = writer.clock.value
+    assert waiter.wait(known, 0.7) == (known, "timeout")
+    assert (count.value, writer.clock.value - before) == (3, 700_000_000)
+    assert writer.sees(WAITING_BYTE), "commits wake it from now on"
+    del waiter
+    os.close(fd)
+    assert not writer.sees(WAITING_BYTE)
+    writer.store.close()
+
+
 @pytest.mark.no_sanitizer  # which is preloaded, as the shim is
-@pytest.mark.parametrize("case", [requests, other_locks])
+@pytest.mark.parametrize("case", [requests, other_locks, threads, readers, waits])
 def test_I21_pauses_for_readers(case: Callable[[str], None], directory: Path, fault_library: Path) -> None:
     code = f"import sys; from tests.core.test_readers_pauses import {case.__name__}; {case.__name__}(sys.argv[1])"
     shim.run(fault_library, "-c", code, str(directory))

@@ -251,9 +251,15 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/commit/readers.c",
-        ".tv_nsec = (long)(nanoseconds % (1000 * MILLISECOND))};",
-        "How long one of several waits takes: the caller looks at the time and waits again.",
-        "(1000 - 1)",
+        "if (readers->ignored_for > IGNORED_MOST) readers->ignored_for = IGNORED_MOST;",
+        "The most becomes the most.",
+        ">= IGNORED_MOST",
+    ),
+    Equivalent(
+        "csrc/commit/readers.c",
+        "return is_locked(fd, bytes + (last < most ? 0 : last - most), bytes + last);",
+        "Where the clock shows just this time, both ways begin at 0.",
+        "last <= most",
     ),
     Equivalent(
         "csrc/space/region_map.c",

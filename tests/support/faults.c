@@ -87,12 +87,6 @@ int fault_extents = 1000;  /* the file system tells of no more at once */
 int fault_inode_flags = -1; /* chattr's; -1: the truth; -2: the file system has none */
 unsigned long fault_mount, fault_fsid, fault_device_number; /* of all files that the code looks at; 0: the truth */
 long fault_magic;          /* of their file system; 0: the truth */
-int fault_clock_ahead;     /* seconds by which the monotonic clock is ahead, as behind a stop of the process */
-/* The clock of the code whose requests for memory count, in nanoseconds, which goes on only where that code sleeps; 0:
- * the true one. */
-long fault_clock;
-long fault_naps;           /* how often it has slept */
-long fault_woken;          /* how often it has woken those that wait for a commit */
 int fault_no_scan;         /* 1: the kernel has no PAGEMAP_SCAN, as before Linux 6.7 */
 long fault_scans;          /* calls of PAGEMAP_SCAN so far */
 int fault_ext4 = -1;       /* 1, 0: the file system says that it is ext4, or something else; -1: the truth */
@@ -299,23 +293,7 @@ int ioctl(int fd, unsigned long request, ...)
     return next(fd, request, argument);
 }
 
-int clock_gettime(clockid_t clock, struct timespec *time)
-{
-    NEXT(clock_gettime);
-    int result = next(clock, time);
-    if (fault_clock && OF_THE_CODE) *time = (struct timespec){fault_clock / 1000000000, fault_clock % 1000000000};
-    else if (!result && clock == CLOCK_MONOTONIC) time->tv_sec += fault_clock_ahead;
-    return result;
-}
-
-int nanosleep(const struct timespec *time, struct timespec *left)
-{
-    NEXT(nanosleep);
-    if (!fault_clock || !OF_THE_CODE) return next(time, left);
-    fault_naps++;
-    fault_clock += time->tv_sec * 1000000000 + time->tv_nsec;
-    return 0;
-}
+#include "faults_clock.h"
 
 int madvise(void *address, size_t length, int advice)
 {
@@ -399,7 +377,10 @@ long syscall(long number, ...)
     const struct iocb *first = number == SYS_io_submit ? *(struct iocb **)a[2] : NULL;
     if (first && fate((int)first->aio_fildes, IO_SUBMIT) == DO_NOTHING) return -1;
     fault_begun += number == SYS_io_submit;
-    fault_woken += number == SYS_futex && a[1] == FUTEX_WAKE && OF_THE_CODE;
+    if (number == SYS_futex && OF_THE_CODE) {
+        note_wake(a);
+        if (fault_clock && a[1] == FUTEX_WAIT) return sleep_until_woken(next, a);
+    }
     if (first) look_at_pages(first->aio_buf, first->aio_nbytes, (unsigned long)first->aio_offset);
     if (number == SYS_io_setup && fate(-1, IO_SETUP) == DO_NOTHING) return -1;
     if (number == SYS_io_getevents && fate(-1, IO_GETEVENTS) == DO_NOTHING) return -1;

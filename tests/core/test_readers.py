@@ -21,7 +21,7 @@ import pytest
 
 import pmstore
 from pmstore._catalog.names import key_of
-from pmstore._core import Core, ffi, lib
+from pmstore._core import Core, Trace, ffi, lib
 from pmstore._snapshot import Reader, newest
 from pmstore.testing._store.recording import Recording
 from tests.conftest import MEMORY, Medium, run_in_fork
@@ -334,6 +334,18 @@ def is_locked(fd: int, first: int, count: int) -> bool:
     asked = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
     kind: int = struct.unpack_from("@h", fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK
+
+
+@pytest.mark.parametrize(("read_only", "traced"), [(False, False), (True, False), (False, True)])
+def test_which_stores_tell_readers_that_they_are_recovered(medium: Medium, read_only: bool, traced: bool) -> None:
+    """Commits of one that is only read, or recorded, are found as recovery would find them."""
+    path = medium.directory / "store.pm"
+    pmstore.open(path, "x").close()
+    with path.open("r+b") as look:
+        trace = Trace(1) if traced else None
+        core = Core(os.open(path, os.O_RDWR), medium.name, read_only=read_only, trace=trace, max_size=0)
+        assert is_locked(look.fileno(), BEGUN_BYTE, 1) == (not read_only and not traced)
+        core.close()
 
 
 def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: Any) -> None:

@@ -3,6 +3,7 @@ int fault_clock_ahead; /* seconds by which the monotonic clock is ahead, as behi
 long fault_clock;      /* nanoseconds; 0: the true one */
 long fault_naps;       /* how often the code has slept */
 long fault_waits;      /* how often it has waited for a commit */
+int fault_wakes;       /* the next wait ends at once, as waits may; errno is that of another call */
 long fault_woken;      /* how often it has woken those that wait for a commit */
 unsigned fault_woken_at; /* the value that they wait for a change of */
 void (*fault_looks)(void); /* called when the code looks at the coarse clock, once */
@@ -45,6 +46,8 @@ static long sleep_until_woken(long (*call)(long, ...), const long *a)
 {
     struct timespec none = {0, 0}, asked = *(struct timespec *)a[3];
     fault_waits++;
+    errno = EFAULT;
+    if (fault_wakes) return fault_wakes = 0;
     long result = call(SYS_futex, a[0], a[1], a[2], &none, a[4], a[5]);
     if (result && errno == ETIMEDOUT) fault_clock += asked.tv_sec * 1000000000 + asked.tv_nsec;
     return result;

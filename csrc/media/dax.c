@@ -36,9 +36,9 @@ static bool is_in_sysfs(int folder)
 }
 
 /* Reads a small file of the nearest folder in sysfs, from the file's block device upward, that has it: a partition is
- * below its disk, a disk below its namespace, and that below its region. `text` ends with a zero. It is empty if no
+ * below its disk, a disk below its namespace, and that below its region. Returns the number of bytes, which is 0 if no
  * folder has the file. */
-static void read_above(const struct stat *file, const char *name, char *text, size_t room)
+static ssize_t read_above(const struct stat *file, const char *name, char *text, size_t room)
 {
     char link[64];
     snprintf(link, sizeof link, "/sys/dev/block/%u:%u", major(file->st_dev), minor(file->st_dev));
@@ -49,23 +49,22 @@ static void read_above(const struct stat *file, const char *name, char *text, si
         folder = above;
     }
     if (folder >= 0) close(folder);
-    ssize_t length = found < 0 ? 0 : read(found, text, room - 1);
+    ssize_t length = found < 0 ? 0 : read(found, text, room);
     if (found >= 0) close(found);
-    text[length > 0 ? length : 0] = 0;
+    return length;
 }
 
 bool pm_dax_keeps_cache(const struct stat *file)
 {
-    char domain[32];
-    read_above(file, "persistence_domain", domain, sizeof domain);
-    return !strncmp(domain, "cpu_cache", 9);
+    char domain[9];
+    return read_above(file, "persistence_domain", domain, sizeof domain) == (ssize_t)sizeof domain
+           && !memcmp(domain, "cpu_cache", sizeof domain);
 }
 
 static bool has_bad_blocks(const struct stat *file)
 {
-    char blocks[8];
-    read_above(file, "badblocks", blocks, sizeof blocks);
-    return blocks[0];
+    char first;
+    return read_above(file, "badblocks", &first, sizeof first) > 0;
 }
 
 pm_dax_answer pm_dax_ask(int fd, bool dax, const struct stat *file)

@@ -187,6 +187,35 @@ def length(folder: str) -> None:
         grown(longer, found, size)
 
 
+def memory(folder: str) -> None:
+    """Each refused request for memory while a store grows is reported, and changes nothing. None is kept."""
+    variable("fault_dax").value = 1
+    with pmstore.open(f"{folder}/s.pm", "x") as store:
+        shim.watch_memory()
+        before = shim.blocks_held()
+        with faults(Fault("pwrite", FROM_THEN, errno.ENOSPC)):
+            for _ in range(40):
+                with pytest.raises(pmstore.OutOfSpaceError):
+                    store["large"] = np.ones(1 << 17)
+        assert shim.blocks_held() < before + 20
+        for at in range(1, 10):
+            shim.begin_memory(ONCE, at)
+            try:
+                store["large"] = np.ones(1 << 17)
+                break
+            except pmstore.OutOfMemoryError:
+                assert shim.hits() and "large" not in store
+            finally:
+                shim.end()
+        assert 2 < at < 9 and not shim.hits()
+        store.commit()
+        assert store.media == "dax" and store.check().ok and (store["large"] == 1).all()
+
+
+def test_memory_that_is_refused_while_a_store_grows(disk: Path, fault_library: Path) -> None:
+    in_a_child("memory", disk, fault_library)
+
+
 def test_a_file_is_as_long_as_its_store(disk: Path, fault_library: Path) -> None:
     in_a_child("length", disk, fault_library)
 
@@ -210,11 +239,12 @@ def growth(folder: str) -> None:
         with pmstore.open(path) as store, faults(Fault(call, manner, errno.EINTR)):
             store[f"y/{n}"] = np.full(1 << 20, n)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == signals
-    store = pmstore.open(path)
-    with faults(Fault("fsync", ONCE, errno.EIO)), pytest.raises(pmstore.StoreIOError, match="cannot sync the file"):
-        store["z"] = np.ones(1 << 22)
-    with pytest.raises(pmstore.FailedStoreError):
-        store.close()
+    for call, failed in (("fsync", "cannot sync the file"), ("pwrite", "cannot write to the file")):
+        store = pmstore.open(path)
+        with faults(Fault(call, ONCE, errno.EIO)), pytest.raises(pmstore.StoreIOError, match=failed):
+            store["z"] = np.ones(1 << 22)
+        with pytest.raises(pmstore.FailedStoreError):
+            store.close()
     with pmstore.open(path) as store:
         assert store.check().ok and store["x"][1] == 4 and "z" not in store
         assert all((store[f"y/{n}"] == n).all() for n in range(3))

@@ -380,33 +380,15 @@ OF_MEDIA = [
     ),
     Equivalent(
         "csrc/media/dax.c",
-        "ssize_t length = found < 0 ? 0 : read(found, text, room - 1);",
+        "ssize_t length = found < 0 ? 0 : read(found, text, room);",
         "The file that is asked about is open, and has number 0 if that was free.",
         "found <= 0",
     ),
     Equivalent(
         "csrc/media/dax.c",
-        "ssize_t length = found < 0 ? 0 : read(found, text, room - 1);",
+        "ssize_t length = found < 0 ? 0 : read(found, text, room);",
         "The file that is asked about is open, and has number 0 if that was free.",
         "found < (0 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/dax.c",
-        "ssize_t length = found < 0 ? 0 : read(found, text, room - 1);",
-        "What the kernel says is another byte shorter, or the rest of it does not count.",
-        "room - (1 + 1)",
-    ),
-    Equivalent(
-        "csrc/media/dax.c",
-        "text[length > 0 ? length : 0] = 0;",
-        "No answer has one byte: each is a line.",
-        "(0 + 1) ? length",
-    ),
-    Equivalent(
-        "csrc/media/dax.c",
-        'return !strncmp(domain, "cpu_cache", 9);',
-        "The kernel's other answers differ in their first byte.",
-        "(9 - 1)",
     ),
     Equivalent(
         "csrc/media/dax.c",

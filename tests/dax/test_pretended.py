@@ -4,6 +4,7 @@ process, grants MAP_SYNC, or refuses it, and answers for the device. Power is cu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -19,7 +20,7 @@ import pytest
 import pmstore
 from tests.conftest import Medium
 from tests.support import shim
-from tests.support.shim import FROM_THEN, HALF, INTERRUPT, ONCE, SHORT, Fault, faults, variable
+from tests.support.shim import FROM_THEN, HALF, INTERRUPT, MAPPINGS, ONCE, SHORT, Fault, faults, variable
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 
@@ -190,26 +191,38 @@ def length(folder: str) -> None:
 def memory(folder: str) -> None:
     """Each refused request for memory while a store grows is reported, and changes nothing. None is kept."""
     variable("fault_dax").value = 1
-    with pmstore.open(f"{folder}/s.pm", "x") as store:
+    path, array = Path(folder) / "s.pm", np.ones(1 << 17)
+    with pmstore.open(path, "x") as store:
+        size = store.stats().file_size
         shim.watch_memory()
         before = shim.blocks_held()
         with faults(Fault("pwrite", FROM_THEN, errno.ENOSPC)):
-            for _ in range(40):
+            for _ in range(25):
                 with pytest.raises(pmstore.OutOfSpaceError):
-                    store["large"] = np.ones(1 << 17)
+                    store["large"] = array
         assert shim.blocks_held() < before + 20
-        for at in range(1, 10):
-            shim.begin_memory(ONCE, at)
-            try:
-                store["large"] = np.ones(1 << 17)
-                break
-            except pmstore.OutOfMemoryError:
-                assert shim.hits() and "large" not in store
-            finally:
-                shim.end()
-        assert 2 < at < 9 and not shim.hits()
+        shim.begin_memory(ONCE, 1, MAPPINGS)  # of the longer file
+        with pytest.raises(pmstore.OutOfMemoryError):
+            store["large"] = array
+        shim.end()
+        found = path.read_bytes()
+        assert len(found) > size and not any(found[size:])
+        refused = -1
+        while "large" not in store:
+            refused += 1
+            shim.begin_memory(ONCE, refused + 1)
+            with contextlib.suppress(pmstore.OutOfMemoryError):
+                store["large"] = array
+            shim.end()
+            assert shim.hits() == ("large" not in store)
+        assert refused > 0 and store.media == "dax"
+        # Growth needs memory, too.
+        shim.begin_memory(ONCE, 1)
+        with pytest.raises(pmstore.OutOfMemoryError, match="no memory to write zeros"):
+            store["larger"] = np.ones(1 << 20)
+        shim.end()
         store.commit()
-        assert store.media == "dax" and store.check().ok and (store["large"] == 1).all()
+        assert store.check().ok and (store["large"] == 1).all()
 
 
 def test_memory_that_is_refused_while_a_store_grows(disk: Path, fault_library: Path) -> None:

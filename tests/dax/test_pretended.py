@@ -93,6 +93,11 @@ def answers(folder: str) -> None:
         assert (store.media, store.stats().domain) == ("file", "disk")
     variable("fault_dax").value = 1
     assert medium_of(folder) == ("dax", "memory")
+    pmstore.open(f"{folder}/s.pm", "x").close()
+    shim.begin_memory(ONCE, 1, MAPPINGS)  # the question, and not the mapping that follows
+    with pytest.raises(pmstore.OutOfMemoryError, match="cannot map the file"):
+        pmstore.open(f"{folder}/s.pm")
+    shim.end()
 
 
 def test_answers_to_map_sync(disk: Path, fault_library: Path) -> None:

@@ -364,6 +364,7 @@ class Resumable(ABC):
                                 break
                         state.capture(generators=self._steps_draw)
                     rows.committed = rows.count
+                    self._committed()
                     report.committed()
             with transaction():
                 self.end_run()
@@ -371,6 +372,7 @@ class Resumable(ABC):
                     self.keep()
                     state.best_run, state.best_iterations = state.run, state.iteration
                 last = state.run + 1 >= self.runs
+                self._run_ended(last)
                 if last:
                     self.finish()
                 else:
@@ -384,6 +386,12 @@ class Resumable(ABC):
             rows.committed = rows.count
             if last:
                 return
+
+    def _committed(self) -> None:  # noqa: B027
+        """Called after each commit of iterations."""
+
+    def _run_ended(self, last: bool) -> None:  # noqa: B027
+        """Called at the end of each run, once `state.best_run` tells the best one. Inside a transaction."""
 
     def _is_over(self) -> bool:
         """Whether the current run has reached its end."""

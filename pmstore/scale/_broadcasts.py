@@ -21,29 +21,39 @@ from pmstore._store.entrance import open as open_store
 from pmstore.scale._holder import contents_of, limited_threads, read_only
 from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Disk, Memory, Slots
-from pmstore.scale._messages import Array
+from pmstore.scale._messages import Array, Marks
 from pmstore.scale._shards import Shard
 from pmstore.scale._work import Work, parted
+
+_ENDLESS = 1 << 62
 
 
 class Log:
     """The broadcasts of the epochs. A Keeper of `pmstore._resume.state`."""
 
     def __init__(self, first: int = 0) -> None:
-        self.first = first  # earlier epochs are not in the log any more
+        self.first = first  # earlier epochs of the run are not in the log any more
         self._new: dict[int, dict[str, Array]] = {}  # not in the store yet; without a store, all
         self._group: Any = None
-        self._captured = first  # the beginning of the log in the store
+        self._needed = self._captured = (
+            range(0),
+            range(first, _ENDLESS),
+        )  # the epochs that are in the log, and in the store's
 
     def add(self, epoch: int, shared: Mapping[str, Array]) -> None:
         """Add the broadcast of an epoch. The next commit of the store contains it."""
         self._new[epoch] = dict(shared)
 
-    def cut(self, first: int) -> None:
-        """Forget earlier epochs. The next commit of the store has no more of them."""
-        if first > self.first:
-            self.first = first
-            self._new = {epoch: arrays for epoch, arrays in self._new.items() if epoch >= first}
+    def cut(self, first: int, end: int | None = None, best: range = range(0)) -> None:
+        """Forget other epochs than those from the epoch `first` to that before `end`, and those of the best run. The
+        next commit of the store has no more of them."""
+        needed = best, range(first, _ENDLESS if end is None else end)
+        if needed != self._needed:
+            self.first, self._needed = first, needed
+            self._new = {epoch: arrays for epoch, arrays in self._new.items() if self._needs(epoch)}
+
+    def _needs(self, epoch: int) -> bool:
+        return any(epoch in some for some in self._needed)
 
     def since(self, first: int, epoch: int) -> dict[str, Array] | None:
         """The broadcasts from the epoch `first` to that before `epoch`, by ``/<epoch>/<name>``, as workers get them.
@@ -64,11 +74,11 @@ class Log:
     # ---- the store
 
     def capture(self, group: MutableMapping[str, Any]) -> None:
-        if self._captured < self.first:
+        if self._captured != self._needed:
             for key in list(group):
-                if int(key.partition("/")[0]) < self.first:
+                if not self._needs(int(key.partition("/")[0])):
                     del group[key]
-            self._captured = self.first
+            self._captured = self._needed
         for epoch, arrays in self._new.items():
             for name, array in arrays.items():
                 group[f"{epoch}/{name}"] = array
@@ -89,15 +99,15 @@ class Log:
 
 
 class Recovery:
-    """The local states at the end of a fit.
+    """The local states at the end of a fit: of its best run.
 
     Parameters
     ----------
     function : Work
     shards : sequence of Shard
     run : str
-    epoch : int
-        The number of epochs that were decided.
+    began, epoch : int
+        The epoch with which the run began, and the one after its last.
     hashes : ndarray of uint8, shape (n, 16)
     log : callable
         Returns a context with the log.
@@ -112,13 +122,15 @@ class Recovery:
         function: Work,
         shards: tuple[Shard, ...],
         run: str,
+        began: int,
         epoch: int,
         hashes: Array,
         log: Callable[[], AbstractContextManager[Log]],
         environment: str,
         keeps: Any,
     ) -> None:
-        self._function, self._shards, self._run, self._epoch = function, shards, run, epoch
+        self._function, self._shards, self._run = function, shards, run
+        self._marks, self._epoch = Marks(began, epoch, epoch), epoch
         self._hashes, self._log, self._environment, self._keeps = hashes, log, environment, keeps
 
     def parts(self, name: str) -> LazyParts:
@@ -131,7 +143,8 @@ class Recovery:
         slots = Slots(Memory(), self._run, i, function.fields[i])
         with Disk().look(function.path(self._run, i)) as found:
             slots.take(found)
-        if epoch == 0 or slots.hash(epoch) != wanted:
+        slots.marks = self._marks
+        if epoch == self._marks.began or slots.hash(epoch) != wanted:
             self._replay(slots, i, wanted)
         return slots.arrays(epoch)[name]
 

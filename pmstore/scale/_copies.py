@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume.state import Field
-from pmstore.scale._messages import Array
+from pmstore.scale._messages import Array, Marks
 
 logger = logging.getLogger("pmstore")
 
@@ -57,9 +57,11 @@ class Copies:
             self._opened = Retrying(place_of(self.url), stop, lambda error: tell("%s", error), patience=PATIENCE)
         return self._opened
 
-    def is_due(self, shard: int, epoch: int) -> bool:
-        """Whether the state of a shard before this epoch is to be copied."""
-        return epoch > 0 and (epoch + shard) % self.every == 0
+    def is_due(self, shard: int, epoch: int, marks: Marks) -> bool:
+        """Whether the state of a shard before this epoch is to be copied: it is decided, and the commit before was
+        that of an epoch before the shard's turn."""
+        turns = (epoch + shard) // self.every - (marks.before + shard) // self.every
+        return marks.decided == epoch > marks.began and turns > 0
 
     def put(self, run: str, shard: int, epoch: int, found: bytes, arrays: Iterable[Array]) -> None:
         """Write a copy of a state with this hash, or the same one again."""
@@ -97,7 +99,9 @@ class Copies:
         epochs = [[epoch for epoch in found.get(shard, []) if epoch <= now] for shard in range(shards)]
         return min((copies[-2] if len(copies) > 1 else 0 for copies in epochs), default=0)
 
-    def forget(self, run: str, before: int) -> None:
-        """Delete copies of states that are older than the log: a state can't be computed from them any more."""
+    def forget(self, run: str, before: int, spared: range) -> None:
+        """Delete copies of states that are older than the log, but for some epochs: a state can't be computed from
+        them any more."""
         found = self.epochs(run).items()
-        self.place.delete(f"{run}/{shard}-{epoch}" for shard, epochs in found for epoch in epochs if epoch < before)
+        old = ((shard, epoch) for shard, epochs in found for epoch in epochs if epoch < before and epoch not in spared)
+        self.place.delete(f"{run}/{shard}-{epoch}" for shard, epoch in old)

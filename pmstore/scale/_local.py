@@ -1,16 +1,21 @@
-"""The state of a shard's own, on its worker: two slots by the parity of the epoch, and the way back to a lost state.
+"""The state of a shard's own, on its worker: slots for the states of epochs, and the way back to a lost state.
 
-L(e), the state before epoch e, is a function of the shard, the seed, and what was broadcast in the epochs before e. So
-it may be lost: a worker that lacks it takes an older one, and replays alone what was broadcast since.
+L(e), the state before epoch e, is a function of the shard, the seed, and what was broadcast in the epochs of the run
+before e. So it may be lost: a worker that lacks it takes an older one, and replays alone what was broadcast since.
 
-    asked for epoch e         slot e % 2         slot (e + 1) % 2
-    ────────────────────────────────────────────────────────────────────────────────────────
-    all before e is decided   L(e), only read    L(e-1), which nobody needs any more
-    the map, in one commit    L(e)               L(e-1) ──▶ L(e+1)
-    asked for e again         L(e), only read    L(e+1) ──▶ L(e+1), the same bits
+    asked for epoch e, d is decided   a slot              another slot
+    ──────────────────────────────────────────────────────────────────────────────────────────────
+    d = e: each epoch is committed    L(e), only read     L(e-1), which nobody needs any more
+    the map, in one commit            L(e)                L(e-1) ──▶ L(e+1)
+    asked for e again                 L(e), only read     L(e+1) ──▶ L(e+1), the same bits
 
-I35: the slot of L(e) changes only when a question about a later epoch tells that e is decided; and a map begins with an
-L(e) that has the hash which the coordinator has committed, or with one that was replayed and has it.
+    asked for epoch e, d is decided   a slot              another slot        the third slot
+    ──────────────────────────────────────────────────────────────────────────────────────────────
+    d < e: e is not committed yet     L(d), not changed   L(e), only read     L(e-1), if it is not L(d)
+    the map, in one commit            L(d)                L(e)                L(e-1) ──▶ L(e+1)
+
+I35: the slot of L(d) changes only when a question tells that a later epoch is decided; and a map begins with an L(e)
+that has the hash which the coordinator's question gives, or with one that was replayed and has it.
 """
 
 from __future__ import annotations
@@ -37,9 +42,10 @@ from pmstore._errors import (
 )
 from pmstore._resume.state import Field
 from pmstore.scale._copies import Copies
-from pmstore.scale._messages import BEHIND, Array, Tag, digest_of
+from pmstore.scale._messages import BEHIND, Array, Marks, Tag, digest_of
 
 GROUP = "shard"
+SLOTS = 3  # at most; the third one is made when two are needed and one is written
 _RECORD = np.dtype([("epoch", "<i8"), ("hash", "u1", (16,))])  # of each slot; no epoch: -1
 
 Step = Callable[["Local"], Any]
@@ -91,7 +97,7 @@ class Memory:
 
 
 class Slots:
-    """The two slots of a shard.
+    """The slots of a shard: two of them, or three.
 
     Parameters
     ----------
@@ -100,38 +106,53 @@ class Slots:
         The computation, to which the hashes belong.
     shard : int
     fields : sequence of Field
+
+    Attributes
+    ----------
+    asked : tuple of int
+        The attempt and the epoch of the newest question.
+    marks : Marks
+        Those of that question. The caller sets them.
     """
 
     def __init__(self, store: Any, run: str, shard: int, fields: Iterable[Field]) -> None:
         self.store, self.run, self._shard = store, run, shard
-        self.asked = 0, 0  # the newest question's attempt and epoch
+        self.asked = 0, 0
+        self.marks = Marks(0, 0, 0)
         self._fields = tuple(fields)
         self._group = store.group(GROUP)
-        wanted = {f"{slot}/{field.name}": field for slot in (0, 1) for field in fields}
-        if not _fits(self._group, wanted):
+        count = _count_slots(self._group, self._fields)
+        if not count:
+            count = 2
             with store.transaction():
                 for name in list(self._group):
                     del self._group[name]
-                for name, field in wanted.items():
-                    self._group[name] = _aligned(field)
-                self._group["slots"] = np.array([(-1, 0), (-1, 0)], _RECORD)
-        self._wanted = wanted
+                self._group["slots"] = np.array([(-1, 0)] * SLOTS, _RECORD)
+                for slot in range(count):
+                    self._make(slot)
         self._record: Array = self._group["slots"]
-        names = [field.name for field in self._fields]
-        self._arrays = [{name: self._group[f"{slot}/{name}"] for name in names} for slot in (0, 1)]
+        self._arrays = [self._live(slot) for slot in range(count)]
 
     def arrays(self, epoch: int) -> dict[str, Array]:
-        """The slot of an epoch."""
-        return self._arrays[epoch % 2]
+        """The arrays of an epoch. Raises KeyError if no slot has them."""
+        slot = self._slot(epoch)
+        if slot is None:
+            raise KeyError(epoch)
+        return self._arrays[slot]
 
     def take(self, group: Mapping[str, Any]) -> None:
-        """Copy both slots from another store of this shard, if it has any, and they can be read."""
-        with contextlib.suppress(CorruptStoreError, StoreIOError, StaleSnapshotError), self.store.transaction():
-            if _fits(group, self._wanted):
+        """Copy all slots from another store of this shard, if it has any, and they can be read."""
+        with contextlib.suppress(CorruptStoreError, StoreIOError, StaleSnapshotError):
+            count = _count_slots(group, self._fields)
+            while len(self._arrays) < count:
+                self._grow()
+            with self.store.transaction():
                 self._record["epoch"] = -1
-                for name in self._wanted:
-                    self._group[name][...] = group[name]
-                self._record[...] = group["slots"]
+                for slot, arrays in enumerate(self._arrays[:count]):
+                    for name, array in arrays.items():
+                        array[...] = group[f"{slot}/{name}"]
+                if count:
+                    self._record[...] = group["slots"]
 
     def group(self) -> Mapping[str, Any]:
         group: Mapping[str, Any] = self._group
@@ -139,12 +160,13 @@ class Slots:
 
     def noted(self, epoch: int) -> bytes:
         """The hash that was computed when the state of an epoch was put into its slot."""
-        noted: bytes = self._record["hash"][epoch % 2].tobytes()
-        return noted
+        slot = self._slot(epoch)
+        return b"" if slot is None else self._record["hash"][slot].tobytes()
 
     def hash(self, epoch: int) -> bytes:
-        """The hash of the arrays in the slot of an epoch, if they are the state of that epoch."""
-        return bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), self.arrays(epoch)))
+        """The hash of the arrays in the slot of an epoch; empty if there is none."""
+        slot = self._slot(epoch)
+        return b"" if slot is None else self._hash_of(slot, epoch)
 
     def bring(
         self,
@@ -161,11 +183,11 @@ class Slots:
         ----------
         epoch : int
         wanted : bytes
-            The hash of the state. Not used for epoch 0, which begins anew.
+            The hash of the state. Not used for the first epoch of the run, which begins anew.
         log : dict
             What was broadcast in the epochs from any one to that before `epoch`.
         start : callable
-            Fills the state of epoch 0.
+            Fills the state of the run's first epoch.
         steps : callable
             ``steps(epoch, broadcast)`` is the step of that epoch.
         copies : Copies, optional
@@ -175,56 +197,96 @@ class Slots:
         int
             `epoch`; or the epoch from which the log must be there; or -1 if the state can't be computed again.
         """
-        if epoch == 0:
+        if epoch == self.marks.began:
             self._begin(start)
-            return 0
+            return epoch
         if self.hash(epoch) == wanted:
             return epoch
         for base in self._bases(epoch, copies):
             if base < min(log, default=epoch):
                 return base
-            if base == 0:
+            if base == self.marks.began:
                 self._begin(start)
             for one in range(base, epoch):
                 self.step(one, steps(one, log[one]))
             if self.hash(epoch) == wanted:
                 return epoch
-            self._discard()  # what it was replayed from is no state of this fit
+            self._discard(base)  # what it was replayed from is no state of this fit
         return -1
 
     def step(self, epoch: int, step: Step) -> Any:
         """Compute the next epoch's state from that of an epoch, in one commit. Returns the result of the step."""
-        after = epoch + 1
+        before, slot = self.arrays(epoch), self._place(epoch + 1, epoch)
         with self.store.transaction():
-            self._record["epoch"][after % 2] = -1
-            for name, array in self.arrays(epoch).items():
-                self.arrays(after)[name][...] = array
-            result = step(Local(dict(self.arrays(after))))
-            self._note(after)
+            self._record["epoch"][slot] = -1
+            for name, array in before.items():
+                self._arrays[slot][name][...] = array
+            result = step(Local(dict(self._arrays[slot])))
+            self._note(slot, epoch + 1)
         return result
 
     def _begin(self, start: Step) -> None:
-        """The state of epoch 0."""
+        """The state of the run's first epoch."""
+        slot = self._place(self.marks.began)
         with self.store.transaction():
-            self._record["epoch"][0] = -1
-            for array in self.arrays(0).values():
+            self._record["epoch"][slot] = -1
+            for array in self._arrays[slot].values():
                 array[...] = np.zeros((), array.dtype)
-            start(Local(dict(self.arrays(0))))
-            self._note(0)
+            start(Local(dict(self._arrays[slot])))
+            self._note(slot, self.marks.began)
 
-    def _note(self, epoch: int) -> None:
-        self._record["hash"][epoch % 2] = np.frombuffer(self.hash(epoch), np.uint8)
-        self._record["epoch"][epoch % 2] = epoch
+    # ---- slots
+
+    def _slot(self, epoch: int) -> int | None:
+        """The slot that has the state of an epoch."""
+        return next((slot for slot in range(len(self._arrays)) if self._record["epoch"][slot] == epoch), None)
+
+    def _place(self, epoch: int, *read: int) -> int:
+        """The slot to write the state of an epoch to: the one that has it, or one that has neither the decided state
+        nor those that are read."""
+        slot = self._slot(epoch)
+        if slot is not None:
+            return slot
+        needed = {self.marks.decided, *read}
+        for slot in range(len(self._arrays)):
+            if int(self._record["epoch"][slot]) not in needed:
+                return slot
+        self._grow()
+        return len(self._arrays) - 1
+
+    def _grow(self) -> None:
+        """One more slot, in a commit of its own: a map that fails must not take it back."""
+        slot = len(self._arrays)
+        with self.store.transaction():
+            self._record["epoch"][slot] = -1
+            self._make(slot)
+        self._arrays.append(self._live(slot))
+
+    def _make(self, slot: int) -> None:
+        for field in self._fields:
+            self._group[f"{slot}/{field.name}"] = _aligned(field)
+
+    def _live(self, slot: int) -> dict[str, Array]:
+        return {field.name: self._group[f"{slot}/{field.name}"] for field in self._fields}
+
+    def _hash_of(self, slot: int, epoch: int) -> bytes:
+        return bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), self._arrays[slot]))
+
+    def _note(self, slot: int, epoch: int) -> None:
+        self._record["hash"][slot] = np.frombuffer(self._hash_of(slot, epoch), np.uint8)
+        self._record["epoch"][slot] = epoch
 
     def _bases(self, epoch: int, copies: Copies | None) -> Iterator[int]:
-        """The epochs until this one whose states are in their slots now, and sound, the newest first; then 0."""
-        here = {int(found) for found in self._record["epoch"] if 0 < found < epoch}
+        """The epochs of the run until this one whose states are in slots now, and sound, the newest first; then the
+        run's first epoch."""
+        began = self.marks.began
+        here = {int(found) for found in self._record["epoch"] if began < found < epoch}
         elsewhere = set(copies.epochs(self.run).get(self._shard, [])) if copies is not None else set()
-        for found in sorted(here | {one for one in elsewhere if one <= epoch}, reverse=True):
-            sound = found in here and self.noted(found) == self.hash(found)
+        for found in sorted(here | {one for one in elsewhere if began < one <= epoch}, reverse=True):
+            sound = found in here and self.noted(found) == self.hash(found) != b""
             if sound or (found in elsewhere and copies is not None and self._take_copy(found, copies)):
                 yield found
-        yield 0
+        yield began
 
     def _take_copy(self, epoch: int, copies: Copies) -> bool:
         """Put the copy of a state into its slot. Returns whether it is sound."""
@@ -234,15 +296,18 @@ class Slots:
         given, arrays = found
         if bytes.fromhex(digest_of(self._shard, Tag(self.run, 0, epoch), arrays)) != given:
             return False
+        slot = self._place(epoch)
         with self.store.transaction():
+            self._record["epoch"][slot] = -1
             for name, array in arrays.items():
-                self.arrays(epoch)[name][...] = array
-            self._note(epoch)
+                self._arrays[slot][name][...] = array
+            self._note(slot, epoch)
         return True
 
-    def _discard(self) -> None:
+    def _discard(self, since: int) -> None:
+        """Forget the states of an epoch and of later ones."""
         with self.store.transaction():
-            self._record["epoch"] = -1
+            self._record["epoch"][self._record["epoch"] >= since] = -1
 
 
 class Disk:
@@ -380,17 +445,21 @@ def checked_fields(fields: Iterable[Field], shard: int) -> tuple[Field, ...]:
     return fields
 
 
-def _fits(group: Mapping[str, Any], wanted: Mapping[str, Field]) -> bool:
-    """Whether a group has two slots for these fields, and nothing else."""
-    layouts = {name: (field.shape, field.dtype) for name, field in wanted.items()}
-    layouts["slots"] = (2,), _RECORD
-    if set(group) != set(layouts):
-        return False
+def _count_slots(group: Mapping[str, Any], fields: Iterable[Field]) -> int:
+    """The number of slots for these fields that a group has; 0 if it has other contents."""
+    layouts: dict[str, Any] = {"slots": ((SLOTS,), _RECORD)}
+    names, count = set(group), 0
+    while count < SLOTS and (count < 2 or names != set(layouts)):
+        layouts |= {f"{count}/{field.name}": (field.shape, field.dtype) for field in fields}
+        count += 1
+    if names != set(layouts):
+        return 0
     found = {name: group[name] for name in layouts}
-    return all(
+    fits = all(
         isinstance(array, np.ndarray) and array.flags.c_contiguous and (array.shape, array.dtype) == layouts[name]
         for name, array in found.items()
     )
+    return count if fits else 0
 
 
 def _aligned(field: Field) -> Array:

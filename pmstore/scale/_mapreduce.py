@@ -39,7 +39,7 @@ from pmstore.scale._gather import sums
 from pmstore.scale._holder import Describe
 from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Local
-from pmstore.scale._messages import HASH, HASHES, Array, Result, Tag
+from pmstore.scale._messages import HASH, HASHES, MARKS, Array, Marks, Result, Tag
 from pmstore.scale._processes import Processes
 from pmstore.scale._shards import shards_of
 from pmstore.scale._work import Work
@@ -160,9 +160,11 @@ class MapReduce(Resumable):
         return ()
 
     def local_start(self, shard: Any, local: Local, rng: np.random.Generator) -> None:
-        """Fill the local state for epoch 0: all zeros until then. A function of its arguments, called as `map` is.
+        """Fill the local state for the run's first epoch: all zeros until then. A function of its arguments, called as
+        `map` is.
 
-        `rng` is made from ``SeedSequence(seed, spawn_key=(0, i, 0))``.
+        With several `runs`, each run begins with such states. `rng` is made from ``SeedSequence(seed, spawn_key=(e, i,
+        0))``, where e is the epoch with which the run begins.
         """
 
     def shared(self) -> Mapping[str, Any]:
@@ -201,7 +203,8 @@ class MapReduce(Resumable):
         Parameters
         ----------
         store, name, commit_every
-            As for `Resumable.run`.
+            As for `Resumable.run`. With local fields, a third state of each shard is kept if not every epoch is
+            committed.
         engine : int, dask.distributed.Client or Engine, default=1
             Where maps are computed: a number of processes on this machine, which end with this call; the workers of a
             dask cluster; or an engine of `pmstore.scale`.
@@ -240,14 +243,14 @@ class MapReduce(Resumable):
         TypeError
             The shards, or this object, can't be sent to workers.
         ValueError
-            With local fields: `commit_every` is not 1, `runs` is not 1, or `local` is needed.
+            With local fields: `local` is needed.
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is a number of seconds greater than 0, or None, not {timeout!r}")
         chosen = engine_of(engine)
-        directory = self._local_directory(store, chosen, local, commit_every)
+        directory = self._local_directory(store, chosen, local)
         copies = self._archive(archive, archive_every)
         with self._at_work(chosen, timeout, directory, copies):
             state = super().run(store, name, commit_every=commit_every)
@@ -255,10 +258,10 @@ class MapReduce(Resumable):
             return state
 
     def local_parts(self, name: str) -> LazyParts:
-        """The arrays of a local field at the end of the fit, one for each shard.
+        """The arrays of a local field at the end of the fit, one for each shard; of several `runs`, of the best one.
 
         An access copies the array out of the directory of the local states. If that is on another machine, or lost, or
-        damaged, the state is computed again, in this process.
+        damaged, or if a later run was worse than the best one, the state is computed again, in this process.
 
         Parameters
         ----------
@@ -308,9 +311,10 @@ class MapReduce(Resumable):
         if log is None:
             total = asking.epoch(self.shared(), state.attempt, state.epoch, self.combine)
         else:
-            self._cut(log)
+            marks = Marks(self._began, *self._commits)
+            self._cut(log, marks)
             shared = _sendable(self.shared())
-            sent = {**shared, HASHES: state.local_hashes}
+            sent = {**shared, HASHES: state.local_hashes, MARKS: marks}
             hashes, total = _apart(asking.epoch(sent, state.attempt, state.epoch, self._combine_with_hashes))
             state.local_hashes = hashes
             log.add(state.epoch, shared)
@@ -318,15 +322,43 @@ class MapReduce(Resumable):
         state.epoch += 1
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
-    def _cut(self, log: Log) -> None:
+    def _cut(self, log: Log, marks: Marks) -> None:
         """Forget the part of the log that no shard needs any more, because its states are copied."""
         state, copies, run = self.state, self._copies, self._asking.run
-        if copies is not None and state.epoch and state.epoch % copies.every == 0:
-            copies.forget(run, state.log_from)
+        if copies is not None and copies.is_due(0, state.epoch, marks):  # this state and the log are those of a commit
+            copies.forget(run, state.log_from, self._of_best_run(1))
             state.log_from = max(state.log_from, copies.log_from(run, len(self.described), state.epoch))
-        log.cut(state.log_from)
+        log.cut(state.log_from, best=self._of_best_run())
+
+    @property
+    def _began(self) -> int:
+        """The epoch with which the run began."""
+        return int(self.state.began) if self.runs > 1 else 0
+
+    def _of_best_run(self, more: int = 0) -> range:
+        """The epochs whose broadcasts, or so many more whose copies, the local states of the best run need."""
+        return range(self.state.best_log_from, self.state.best_epoch + more) if self.runs > 1 else range(0)
+
+    def _committed(self) -> None:
+        self._commits = self.state.epoch, self._commits[0]
+
+    def _run_ended(self, last: bool) -> None:
+        """Keep what the states of the best run need; the next run begins with this epoch."""
+        state, log = self.state, self._log
+        if log is None or self.runs == 1:
+            return
+        if state.best_run == state.run:
+            state.best_began, state.best_epoch, state.best_log_from = state.began, state.epoch, state.log_from
+            state.best_hashes = state.local_hashes
+        if last:
+            state.began, state.log_from = state.best_began, state.best_log_from
+            log.cut(state.log_from, state.best_epoch)
+        else:
+            state.began = state.log_from = state.epoch
+            log.cut(state.log_from, best=self._of_best_run())
 
     _asking: _Asking
+    _commits: tuple[int, int] = (0, -1)  # the epochs of the last commits, the newest first
     _copies: Copies | None = None
     _log: Log | None = None
     _parts: Recovery | None = None
@@ -340,14 +372,13 @@ class MapReduce(Resumable):
     def _has_local_state(self) -> bool:
         return type(self).local_fields is not MapReduce.local_fields
 
-    def _local_directory(self, store: Any, engine: Engine, given: Any, commit_every: float) -> str:
+    def _local_directory(self, store: Any, engine: Engine, given: Any) -> str:
         """The directory in which workers keep local states; "" if there are none."""
         if not self._has_local_state:
             if given is not None:
                 raise ValueError(f"{self.title} has no local_fields, and run() was given local={given!r:.200}")
             return ""
-        if self.runs != 1 or commit_every != 1 or isinstance(commit_every, float):
-            raise ValueError("an algorithm with local fields has one run, and commits every epoch")
+        directory: str
         here = isinstance(engine, Processes | Serial)
         if given is not None:
             directory = os.path.abspath(os.fspath(given))
@@ -381,8 +412,11 @@ class MapReduce(Resumable):
             log = functools.partial(stored_log, path, str(self.slot_name_))
         state, asking, shards = self.state, self._asking, shards_of(self.shards)
         keeps = vars(self).get("_temporary")
-        hashes, environment = np.array(state.local_hashes), asking.epochs.environment
-        return Recovery(asking.function, shards, asking.run, state.epoch, hashes, log, environment, keeps)
+        hashes, end = (state.best_hashes, state.best_epoch) if self.runs > 1 else (state.local_hashes, state.epoch)
+        environment = asking.epochs.environment
+        return Recovery(
+            asking.function, shards, asking.run, self._began, end, np.array(hashes), log, environment, keeps
+        )
 
     @contextlib.contextmanager
     def _at_work(
@@ -420,6 +454,10 @@ class MapReduce(Resumable):
         if self._log is not None:
             yield Field("log_from", dtype=np.int64)
             yield Field("local_hashes", (len(self.described), 16), np.uint8)
+            if self.runs > 1:
+                names = ("began", "best_began", "best_epoch", "best_log_from")
+                yield from (Field(name, dtype=np.int64) for name in names)
+                yield Field("best_hashes", (len(self.described), 16), np.uint8, role="best")
             yield Field("broadcasts", keeper=self._log)
         yield from super()._table()
 
@@ -435,6 +473,7 @@ class MapReduce(Resumable):
     def _finish_runs(self, fit_group: FitGroup | None, commits: Any, rows: Rows) -> None:
         with contextlib.nullcontext() if fit_group is None else fit_group.store.transaction():
             self.state.attempt += 1
+        self._commits = self.state.epoch, self.state.epoch - 1
         super()._finish_runs(fit_group, commits, rows)
 
 

@@ -33,6 +33,25 @@ class Tag(NamedTuple):
     epoch: int
 
 
+class Marks(NamedTuple):
+    """The epochs of a fit with local states that a question tells a worker of.
+
+    Attributes
+    ----------
+    began : int
+        The epoch with which the run began: its states are those that `local_start` makes.
+    decided : int
+        The epoch that the newest commit of the coordinator has: all earlier ones are decided, and a coordinator that
+        dies asks for it again.
+    before : int
+        The epoch that the commit before had.
+    """
+
+    began: int
+    decided: int
+    before: int
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a worker has no result.
@@ -115,6 +134,9 @@ needs the log of broadcasts. -1: with all of the log, the state had another hash
 
 HASH = "/hash"
 """The name, in a reply, of the hash of the local state that the map left; uint8 of shape (1, 16)."""
+
+MARKS = "/marks"
+"""The name, in what is broadcast to maps with local states, of the numbers of `Marks`; int64 of shape (3,)."""
 
 HASHES = "/hashes"
 """The name, in what is broadcast, of the hashes of the local states that the maps begin with; uint8 of shape (n, 16).

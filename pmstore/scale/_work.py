@@ -12,7 +12,7 @@ from pmstore._resume.fingerprint import digest
 from pmstore.scale._copies import Copies
 from pmstore.scale._holder import _checked, read_only
 from pmstore.scale._local import Disk, Local, Slots, Step, behind, checked_fields
-from pmstore.scale._messages import HASH, HASHES, Array, Result, Tag
+from pmstore.scale._messages import HASH, HASHES, MARKS, Array, Marks, Result, Tag
 
 
 class Work:
@@ -26,7 +26,18 @@ class Work:
 
     def __init__(self, algorithm: Any, directory: str, copies: Copies | None = None) -> None:
         # The state is in the store of the coordinator, and a shard comes to a worker by its loader.
-        stays = ("state", "shards", "history_", "described", "_asking", "_log", "_parts", "_temporary", "_copies")
+        stays = (
+            "state",
+            "shards",
+            "history_",
+            "described",
+            "_asking",
+            "_log",
+            "_parts",
+            "_temporary",
+            "_copies",
+            "_commits",
+        )
         travels = {name: value for name, value in vars(algorithm).items() if name not in stays}
         self._algorithm = object.__new__(type(algorithm))
         vars(self._algorithm).update(travels)
@@ -52,11 +63,12 @@ class Work:
             return result
         own, log = parted(shared)
         slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
+        slots.marks = marks = Marks(*map(int, shared[MARKS]))
         wanted = shared[HASHES][i].tobytes()
         found = self.bring(slots, i, held, tag.epoch, wanted, log)
         if found != tag.epoch:
             return behind(found)
-        if self._copies is not None and self._copies.is_due(i, tag.epoch):
+        if self._copies is not None and self._copies.is_due(i, tag.epoch, marks):
             self._copies.put(tag.run, i, tag.epoch, wanted, slots.arrays(tag.epoch).values())
         left = slots.step(tag.epoch, self._step(i, held, tag.epoch, own))
         return {**left, HASH: np.frombuffer(slots.noted(tag.epoch + 1), np.uint8)[None]}
@@ -76,7 +88,7 @@ class Work:
         """`Slots.bring`, with the methods of the algorithm."""
 
         def start(local: Local) -> None:
-            self._algorithm.local_start(held, local, self._random(0, i, 0))
+            self._algorithm.local_start(held, local, self._random(slots.marks.began, i, 0))
 
         def steps(one: int, shared: Mapping[str, Array]) -> Step:
             return self._step(i, held, one, shared)
@@ -104,7 +116,7 @@ def parted(shared: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, dic
     for name, array in shared.items():
         if not name.startswith("/"):
             own[name] = array
-        elif name != HASHES:
+        elif name not in (HASHES, MARKS):
             _, epoch, rest = name.split("/", 2)
             log.setdefault(int(epoch), {}).update({rest: array} if rest else {})
     return own, log

@@ -298,7 +298,7 @@ def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def require_found(
-    plant: Callable[[pytest.MonkeyPatch], None], message: str, make: Any, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], message: str, make: Any, monkeypatch: pytest.MonkeyPatch, **given: Any
 ) -> None:
     """The explorer finds a mutant, and finds it again by the schedule that it names."""
     learn = _Case.learn
@@ -314,7 +314,7 @@ def require_found(
 
             patch.setattr(_Case, "learn", and_plant)
             with pytest.raises(CrashFailure, match=message) as caught:
-                explore_mapreduce(make, **options)
+                explore_mapreduce(make, **given, **options)
         assert isinstance(caught.value.report, MapReduceReport)
         return str(caught.value)
 

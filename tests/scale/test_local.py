@@ -16,9 +16,8 @@ import pytest
 
 import pmstore
 from pmstore.scale import Engine, Holder, Processes, Serial, Tag, _local, shards_of
-from pmstore.scale._messages import BEHIND, HASHES
+from pmstore.scale._messages import BEHIND, HASHES, MARKS, Marks
 from pmstore.scale._work import Work
-from tests.conftest import LONGER
 from tests.support.sharded import EPOCHS, At, Factors, Once, killed, several
 
 
@@ -245,7 +244,7 @@ def test_a_shard_that_moves_takes_its_store_along(path: Path) -> None:
     for epoch, which in enumerate([0, 1, 0, 0, 0, 0]):
         for holder in holders:  # another shard, so that each is asked in each epoch
             holder.disk._release(Tag("run", 1, epoch))
-        shared = {"H": H, HASHES: hashes, **log}
+        shared = {"H": H, HASHES: hashes, MARKS: np.array(Marks(0, epoch, epoch - 1)), **log}
         reply = holders[which].answer(0, shard, function, shared, Tag("run", 1, epoch))
         assert reply.result is not None and BEHIND not in reply.result, reply.failure
         (slots,) = holders[which].disk._slots.values()
@@ -456,11 +455,6 @@ def test_arguments_that_make_no_sense(path: Path) -> None:
 
     with pytest.raises(ValueError, match="Other may be on other machines.*local="):
         Factors(several(2)).run(engine=Other())
-    for every in (2, 1.0):
-        with pytest.raises(ValueError, match="commits every epoch"):
-            Factors(several(2)).run(engine=Serial(), commit_every=every)
-    with pytest.raises(ValueError, match="one run"):
-        type("Two", (Factors,), {"runs": 2})(several(2)).run(engine=Serial())
     with pytest.raises(ValueError, match="call run"):
         Factors(several(2)).local_parts("W")
     path.write_text("a file")
@@ -502,19 +496,3 @@ def test_nan_and_shards_without_rows(path: Path) -> None:
     assert ran(again, path, "f") == first
     assert np.isnan(again.local_parts("W")[1]).any()
     assert again.local_parts("W")[0].shape == (0, 2)
-
-
-def test_I35_a_crash_anywhere_in_a_commit_of_the_coordinator(
-    crash_explorer: Any, monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
-) -> None:
-    monkeypatch.setattr(_local.Disk, "open", lambda self, path: None)  # the explorer allows one store
-    monkeypatch.setattr(_local.Disk, "look", lambda self, path: contextlib.nullcontext({}))
-
-    def check(store: Any, crash: Any) -> None:
-        """The fit goes on, with nothing but the log."""
-        factors = Factors(several())
-        factors.run(store, "f", engine=Serial())
-        assert factors.state.H.tobytes() == undisturbed[: factors.state.H.nbytes]
-
-    with crash_explorer.recording(check, budget=40 * LONGER) as path:
-        Factors(several()).run(path, "f", engine=Serial())

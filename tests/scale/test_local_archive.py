@@ -12,6 +12,7 @@ import pytest
 import pmstore
 from pmstore.scale import Serial
 from tests.scale.test_local import counted, folder
+from tests.scale.test_local_runs import Runs
 from tests.support.sharded import EPOCHS, At, Factors, Once, Walk, several
 
 EVERY = 1
@@ -80,6 +81,34 @@ def test_states_without_a_copy_are_lost(path: Path, stopped: Path) -> None:
     shutil.rmtree(stopped)
     with pytest.raises(pmstore.ShardError, match=r"before epoch 5 is lost"):
         counted(path)  # and without an archive
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_I35_copies_are_of_decided_states(every: int, path: Path, tmp_path: Path, undisturbed: bytes) -> None:
+    archive = tmp_path / "archive"
+    in_update = At(5, Once(tmp_path / "once", "raise"))
+    options = {"archive": archive, "archive_every": EVERY, "commit_every": every}
+    with pytest.raises(ConnectionError):
+        Factors(several(), in_update=in_update).run(path, "f", engine=Serial(), **options)
+    assert [copies(archive, i) for i in range(5)] == [list(range(every, 6, every))] * 5
+    shutil.rmtree(folder(path))
+    decided = 5 // every * every
+    assert counted(path, **options) == (undisturbed, 5 * (EPOCHS - decided))
+
+
+def test_the_copies_of_the_best_run_stay(path: Path, tmp_path: Path) -> None:
+    class Long(Runs):
+        max_iter = 5
+
+    undisturbed = Long(several(3), 0)
+    undisturbed.run(engine=Serial())
+    runs = Long(several(3), 0)
+    runs.run(path, "f", engine=Serial(), archive=tmp_path / "archive", archive_every=1)
+    first, epochs = log(path)
+    assert first > 0 and epochs == {str(epoch) for epoch in range(first, 5)}
+    assert all({3, 4} <= set(copies(tmp_path / "archive", i)) for i in range(3))
+    shutil.rmtree(folder(path))
+    assert runs.result() == undisturbed.result()
 
 
 def test_parts_that_were_lost_begin_with_a_copy(path: Path, tmp_path: Path, undisturbed: bytes) -> None:

@@ -25,8 +25,35 @@ class Short(Factors):
     max_iter = 4
 
 
-def make(count: int = 4) -> Short:
-    return Short([part[:6] for part in several(count)])
+class Runs(Factors):
+    """Three runs of two epochs. The second run is the best one, or the third, as `best` says."""
+
+    max_iter = 2
+    runs = 3
+    best = 1
+
+    def start(self) -> None:
+        super().start()
+        self.state.H = self.state.H + self.state.run
+
+    def better(self) -> bool:
+        return bool(self.state.run == self.best)
+
+
+class LastOfRuns(Runs):
+    best = 2
+
+
+class Long(Runs):
+    """Two runs that are long enough for the log of the first one, which is the best, to be cut off."""
+
+    max_iter = 5
+    runs = 2
+    best = 0
+
+
+def make(count: int = 4, kind: type[Factors] = Short) -> Factors:
+    return kind([part[:6] for part in several(count)])
 
 
 @pytest.mark.longer
@@ -38,6 +65,14 @@ def test_I35_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, work
     if count == 4:
         assert set(report.accidents) >= {*KINDS, *LOCAL, *COMMIT} - {"another shard's", *RARE}
     assert report.outcomes["same bits"] > 0.85 * schedules
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("kind, every", [(Short, 2), (Short, 3), (Runs, 1), (LastOfRuns, 2)])
+def test_I35_every_schedule_with_runs_and_fewer_commits(kind: type[Factors], every: int) -> None:
+    report = explore_mapreduce(lambda: make(3, kind), schedules=60 * LONGER, commit_every=every, seed=every)
+    assert set(report.accidents) >= {"machine lost", "bits rot", *COMMIT, "coordinator killed"}
+    assert report.outcomes["same bits"] > 0.8 * 60 * LONGER
 
 
 @pytest.mark.long
@@ -53,21 +88,22 @@ def bring(accepts: Callable[[Slots, int, bytes], bool], skipped: int = 0) -> Cal
     """`Slots.bring` with another test of a state, or a replay that leaves out epochs."""
 
     def brought(self: Slots, epoch: int, wanted: bytes, log: Any, start: Any, steps: Any, copies: Any) -> int:
-        if epoch == 0:
+        if epoch == self.marks.began:
             self._begin(start)
-            return 0
+            return epoch
         if accepts(self, epoch, wanted):
             return epoch
         for base in self._bases(epoch, copies):
             if base < min(log, default=epoch):
                 return base
-            if base == 0:
+            if base == self.marks.began:
                 self._begin(start)
+            self._record["epoch"][self._slot(base)] += skipped
             for one in range(base + skipped, epoch):
                 self.step(one, steps(one, log[one]))
             if accepts(self, epoch, wanted):
                 return epoch
-            self._discard()
+            self._discard(base)
         return -1
 
     return brought
@@ -78,14 +114,15 @@ def right(slots: Slots, epoch: int, wanted: bytes) -> bool:
 
 
 def its_epoch(slots: Slots, epoch: int, wanted: bytes) -> bool:
-    return bool(slots._record["epoch"][epoch % 2] == epoch)
+    return bool(slots.noted(epoch))
 
 
 def of_any_run(slots: Slots, epoch: int, wanted: bytes) -> bool:
     """Sound, as the record of the slot tells, but perhaps of another run."""
+    if not its_epoch(slots, epoch, wanted):
+        return False
     hashes = (digest_of(slots._shard, Tag(run, 0, epoch), slots.arrays(epoch)) for run in (slots.run, "another run"))
-    record = slots._record["hash"][epoch % 2].tobytes().hex()
-    return right(slots, epoch, wanted) or (its_epoch(slots, epoch, wanted) and record in hashes)
+    return right(slots, epoch, wanted) or slots.noted(epoch).hex() in hashes
 
 
 def plant_replay_with_present(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,20 +182,17 @@ def plant_hash_of_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_work.Work, "__call__", call)
 
 
-def plant_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Slots, "arrays", lambda self, epoch: self._arrays[0])
+def place(slot: Callable[[Slots, int], int]) -> Callable[[pytest.MonkeyPatch], None]:
+    """The state of an epoch is written to another slot."""
+    return lambda monkeypatch: monkeypatch.setattr(Slots, "_place", lambda self, epoch, *read: slot(self, epoch))
 
 
-def plant_parity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs 2 and 3 have the same slot."""
-    monkeypatch.setattr(Slots, "arrays", lambda self, epoch: self._arrays[epoch // 2 % 2])
-
-
+OVERWRITTEN = "has overwritten the local state"
 WRONG = "other bits|NondeterminismError|AssertionError"
 
 MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
-    "a state is overwritten before its epoch is decided": (plant_one_slot, "has overwritten the local state"),
-    "the wrong parity": (plant_parity, "has overwritten the local state"),
+    "a state is overwritten before its epoch is decided": (place(lambda slots, epoch: 0), OVERWRITTEN),
+    "the wrong parity": (place(lambda slots, epoch: epoch // 2 % 2), OVERWRITTEN),
     "the hash is not compared": (lambda m: m.setattr(Slots, "bring", bring(its_epoch)), WRONG),
     "a state of another run counts": (lambda m: m.setattr(Slots, "bring", bring(of_any_run)), WRONG),
     "a replay leaves out an epoch": (lambda m: m.setattr(Slots, "bring", bring(right, 1)), "NondeterminismError"),
@@ -173,6 +207,50 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require_found(*MUTANTS[mutant], make, monkeypatch)
+
+
+def plant_end_of_the_run_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run begins with the states that the run before has left, where they are."""
+    true = Slots._begin
+
+    def begin(self: Slots, start: Any) -> None:
+        if not self.noted(self.marks.began):
+            true(self, start)
+
+    monkeypatch.setattr(Slots, "_begin", begin)
+
+
+def plant_log_of_the_best_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has nothing of the best run."""
+    true = Log.cut
+    monkeypatch.setattr(Log, "cut", lambda self, first, end=None, best=None: true(self, first, end))
+
+
+def plant_copies_of_the_best_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of the best run are deleted with those of others."""
+    true = SimulatedCopies.forget
+    monkeypatch.setattr(SimulatedCopies, "forget", lambda self, run, before, spared: true(self, run, before, range(0)))
+
+
+def without_decided(slots: Slots, epoch: int) -> int:
+    """The slot for an epoch, if only the epoch before it counts."""
+    slot = slots._slot(epoch)
+    others = [one for one in range(len(slots._arrays)) if slots._record["epoch"][one] != max(epoch - 1, 0)]
+    return others[0] if slot is None else slot
+
+
+MORE_MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, type[Factors], int]] = {
+    "the decided state is overwritten": (place(without_decided), OVERWRITTEN, Short, 2),
+    "the run before goes on": (plant_end_of_the_run_before, WRONG, Runs, 1),
+    "the log of the best run is lost": (plant_log_of_the_best_run, "commit .* other bits", Runs, 2),
+    "the copies of the best run are lost": (plant_copies_of_the_best_run, "has no copy that is as new", Long, 1),
+}
+
+
+@pytest.mark.parametrize("mutant", MORE_MUTANTS)
+def test_it_finds_a_mutant_with_runs_or_fewer_commits(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, message, kind, every = MORE_MUTANTS[mutant]
+    require_found(plant, message, lambda: make(3, kind), monkeypatch, commit_every=every)
 
 
 # ---- users' own mistakes

@@ -173,7 +173,7 @@ class Factors(pmstore.MapReduce):
     def update(self, total: Mapping[str, Any]) -> Mapping[str, float]:
         if self.in_update is not None:
             self.in_update(self.state.epoch)
-        assert total["epochs"][0] == len(self.described) * (self.state.epoch + 1)
+        assert total["epochs"][0] == len(self.described) * (self.state.iteration + 1)
         self.state.H *= total["WX"] / (total["WW"] @ self.state.H + 1e-9)
         self.state.error = float(total["error"])
         return {"objective": self.state.error}

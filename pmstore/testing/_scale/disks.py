@@ -11,7 +11,7 @@ import numpy as np
 
 from pmstore._resume.state import Field
 from pmstore.scale._copies import Copies
-from pmstore.scale._local import GROUP, Disk
+from pmstore.scale._local import GROUP, SLOTS, Disk
 from pmstore.scale._messages import Tag, digest_of
 from pmstore.testing._scale.memory import MemoryStore
 
@@ -39,7 +39,7 @@ class Machine:
     def rot(self, chance: random.Random) -> None:
         """Another bit in a slot of each store, at rest and in the memory of the worker that has it open."""
         for store in self.stores.values():
-            slot = f"{GROUP}/{chance.randrange(2)}/"
+            slot = f"{GROUP}/{chance.randrange(_count(store.live))}/"
             place = chance.random()
             for values in (store.live, store.committed):
                 for name, value in values.items():
@@ -47,9 +47,9 @@ class Machine:
                         value.reshape(-1).view(np.uint8)[int(place * value.nbytes)] ^= 1
 
     def has(self, shard: int, tag: Tag, wanted: bytes) -> bool:
-        """Whether the state of a shard before an epoch, with this hash, is at rest in one of its slots."""
+        """Whether the state of a shard before the epoch of a tag, with this hash, is at rest in one of its slots."""
         values = next((one.committed for path, one in self.stores.items() if path.endswith(f"/shard-{shard}.pm")), {})
-        slots = (_slot(values, 0), _slot(values, 1))
+        slots = [_slot(values, slot) for slot in range(_count(values))]
         return any(digest_of(shard, tag._replace(attempt=0), arrays) == wanted.hex() for arrays in slots)
 
     def contents(self) -> Contents:
@@ -62,7 +62,7 @@ class Machine:
             shard = int(path.rpartition("-")[2].removesuffix(".pm"))
             store = self.stores[path] = DiskStore()
             store.committed = values = _copy(values)
-            for slot in (0, 1):
+            for slot in range(_count(values)):
                 arrays = _slot(values, slot)
                 for array in arrays.values():
                     array[...] = np.roll(array, 1) + array.dtype.type(chance.randrange(2))
@@ -136,8 +136,13 @@ class SimulatedCopies(Copies):
         found, arrays = self._kept[shard, epoch]
         return found, {field.name: array for field, array in zip(fields, arrays.values(), strict=True)}
 
-    def forget(self, run: str, before: int) -> None:
-        self._kept = {key: kept for key, kept in self._kept.items() if key[1] >= before}
+    def forget(self, run: str, before: int, spared: range) -> None:
+        self._kept = {key: kept for key, kept in self._kept.items() if key[1] >= before or key[1] in spared}
+
+
+def _count(values: Mapping[str, Any]) -> int:
+    """The number of slots in a store: two, or three if one of the third's names is there."""
+    return SLOTS if _slot(values, SLOTS - 1) else SLOTS - 1
 
 
 def _slot(values: Mapping[str, Any], slot: int) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def explore_mapreduce(
     workers: int = 3,
     faults: int = 8,
     jobs: int = 1,
+    commit_every: int = 1,
     only: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MapReduceReport:
@@ -67,8 +68,8 @@ def explore_mapreduce(
     - each commit has the bits of one epoch of the undisturbed fit, and the next commit those of the next;
     - each coordinator commits a larger attempt before it asks;
     - only undamaged replies to questions of this attempt and epoch are combined, each shard's once, in order;
-    - no worker overwrites the local state that an undecided epoch begins with, and the log of broadcasts is cut off
-      where each shard has a copy that is as new;
+    - no worker overwrites the local state that the first undecided epoch begins with, and the log of broadcasts is cut
+      off where each shard has a copy that is as new;
     - the fit ends, and at its end all fields but `attempt`, and the history but for its attempts and what was asked
       again, have the bits of the undisturbed fit;
     - an error is justified: by two different replies to one question, which must be noticed; by a shard that changed;
@@ -92,6 +93,8 @@ def explore_mapreduce(
     jobs : int
         The number of processes that run schedules, for instance ``os.cpu_count()``. They are forked. The result is the
         same, but for the time.
+    commit_every : int
+        As for `MapReduce.run`: the number of epochs between two commits.
     only : str, optional
         Run this one schedule, as a failure names it.
     progress : callable, optional
@@ -110,12 +113,13 @@ def explore_mapreduce(
         The fit fails without any accident, or an argument makes no sense.
     """
     __tracebackhide__ = True
-    for name, value in {"schedules": schedules, "workers": workers, "faults": faults, "jobs": jobs}.items():
+    counts = {"schedules": schedules, "workers": workers, "faults": faults, "jobs": jobs, "commit_every": commit_every}
+    for name, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise CrashTestError(f"{name} is a number from 1, not {value!r}")
     if not 0 <= seed < 1 << 31:
         raise CrashTestError(f"seed is a number from 0 to 2**31 - 1, not {seed}")
-    case = _Case(make, workers)
+    case = _Case(make, workers, commit_every)
     length = case.learn()
     if only is not None:
         chosen = [parse(only, length, faults, case.local)]
@@ -162,8 +166,8 @@ def _explore(
 class _Case:
     """A fit, its undisturbed run, and the counts of its schedules."""
 
-    def __init__(self, make: Callable[[], MapReduce], workers: int) -> None:
-        self.make, self.workers = make, workers
+    def __init__(self, make: Callable[[], MapReduce], workers: int, commit_every: int = 1) -> None:
+        self.make, self.workers, self.commit_every = make, workers, commit_every
         self._known: dict[Any, Mapping[str, Any]] = {}
         self._loaded: dict[tuple[int, bool], Any] = {}
         self._accidents: Counter[str] = Counter()
@@ -227,13 +231,14 @@ class _Case:
         if what is None:
             what = "it passes when it is run again: the algorithm depends on something that it is not given"
         log = self._last.world.log
+        every = "" if self.commit_every == 1 else f"commit_every={self.commit_every}, "
         more = [f"  … {len(log) - SHOWN} more before"] if len(log) > SHOWN else []
         message = [
             what,
             f"  after {len(points)} of {count} accidents that happened in the schedule of seed {one.seed}:",
             *more,
             *(f"  {line}" for line in log[-SHOWN:]),
-            f'  again: pmstore.testing.explore_mapreduce(…, workers={self.workers}, only="{smallest}")',
+            f'  again: pmstore.testing.explore_mapreduce(…, workers={self.workers}, {every}only="{smallest}")',
             *(f"  {line}" for line in str(report).splitlines()),
         ]
         raise CrashFailure("\n".join(message), report=report) from self._last.error
@@ -268,7 +273,7 @@ class _Run:
             chance = random.Random(one.seed)
             for worker in self.world.workers:
                 worker.machine.put(chance.choice(case.left), chance)
-        self.world.undecided = self._undecided
+        self.world.needed = self._needed
         self.store = MemoryStore()
         self.store.step = self.world.step
         self.store.on_commit = self._committed
@@ -329,17 +334,18 @@ class _Run:
             fingerprint = algorithm._whole_fingerprint()
             algorithm._asking = Watched(algorithm._asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
             group = FitGroup(self.store, GROUP)  # type: ignore[arg-type]
-            algorithm._run_in(group, fingerprint, _Commits(1))
+            algorithm._run_in(group, fingerprint, _Commits(self._case.commit_every))
 
-    def _undecided(self, i: int, tag: Tag) -> bytes:
-        """The hash of the local state that a question of the newest coordinator is about; empty if it is another's."""
+    def _needed(self, i: int, tag: Tag) -> tuple[Tag, bytes] | None:
+        """The local state that the first undecided epoch begins with, and its hash, while a worker has a question of
+        the newest coordinator. None for the questions of others, and if that epoch is the first one of its run."""
         progress = self.store.committed.get(f"{GROUP}/{PROGRESS}")
-        if not self._case.local or progress is None or tag.epoch < 1:
-            return b""
-        if (tag.attempt, tag.epoch) != (progress["attempt"], progress["epoch"]):
-            return b""
-        hashes: bytes = self.store.committed[f"{GROUP}/local_hashes"][i].tobytes()
-        return hashes
+        if not self._case.local or progress is None or tag.attempt != progress["attempt"]:
+            return None
+        decided = int(progress["epoch"])
+        if not _of(progress, "began") < decided <= tag.epoch:
+            return None
+        return tag._replace(epoch=decided), self.store.committed[f"{GROUP}/local_hashes"][i].tobytes()
 
     def _committed(self) -> None:
         """A commit has the bits of the undisturbed run's last or next one."""
@@ -360,26 +366,33 @@ class _Run:
                     )
             self._place = place
 
-    def _log_from(self) -> int:
-        """The first epoch that must be in the log of broadcasts."""
+    def _logs(self) -> list[tuple[int, int, int]]:
+        """The parts of the log of broadcasts: the first epoch of the run, that of the log, and the one after the last.
+        They are of this run, and of the best one."""
         progress = self.store.committed.get(f"{GROUP}/{PROGRESS}")
-        return int(progress["log_from"]) if self._copies is not None and progress is not None else 0
+        if self._copies is None or progress is None:
+            return []
+        parts = [("began", "log_from", "epoch"), ("best_began", "best_log_from", "best_epoch")]
+        return [(_of(progress, began), _of(progress, first), _of(progress, end)) for began, first, end in parts]
 
     def _same(self, found: Any, wanted: Any) -> bool:
         """Whether two commits have the same bits, except for the part that was cut off the log."""
         if self._copies is None:
             return bool(found == wanted)
-        first = self._log_from()
-        needed = [one for one in wanted if not one[0].startswith(LOG) or int(one[0].split("/")[2]) >= first]
-        return needed == list(found)
+        logs = [range(first, end) for _, first, end in self._logs()]
+
+        def is_needed(name: str) -> bool:
+            return not name.startswith(LOG) or any(int(name.split("/")[2]) in log for log in logs)
+
+        return [one for one in wanted if is_needed(one[0])] == list(found)
 
     def _require_recoverable(self) -> None:
         """Each shard has a copy that is as new as the log. Raises Broken if not."""
-        first = self._log_from()
-        found = self._copies.epochs("") if first and self._copies is not None else {}
-        for i in range(len(self._case.shards) if first else 0):
-            if max(found.get(i, [0])) < first:
-                raise Broken(f"the log is cut off below epoch {first}, and shard {i} has no copy that is as new")
+        for began, first, end in self._logs():
+            found = self._copies.epochs("") if first > began and self._copies is not None else {}
+            for i in range(len(self._case.shards) if first > began else 0):
+                if not any(first <= epoch <= end for epoch in found.get(i, [])):
+                    raise Broken(f"the log is cut off below epoch {first}, and shard {i} has no copy that is as new")
 
     def _compare(self) -> str | None:
         """How the results of the last coordinator differ from those of the undisturbed run; None if they do not."""
@@ -459,6 +472,11 @@ class _Twice(Work):
             return result
 
         return twice
+
+
+def _of(progress: Any, name: str) -> int:
+    """A number of the record of the progress; 0 if it has none, as those of a fit with one run."""
+    return int(progress[name]) if name in progress.dtype.names else 0
 
 
 def _first_line(error: Exception) -> str:

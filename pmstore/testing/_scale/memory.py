@@ -114,6 +114,6 @@ def _bits(name: str, value: Any) -> Any:
     if name.endswith(f"/{PROGRESS}"):
         value = value.copy()
         value["attempt"] = 0
-        if "log_from" in value.dtype.names:
-            value["log_from"] = 0  # which copies there are depends on the accidents
+        for one in {"log_from", "best_log_from"} & set(value.dtype.names):
+            value[one] = 0  # which copies there are depends on the accidents
     return value.dtype.str, value.shape, value.tobytes()

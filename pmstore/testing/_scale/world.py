@@ -113,7 +113,7 @@ class World:
         self.log: list[str] = []
         self.coordinator = 0  # its number, from 1
         self.notice: Callable[[Worker, str], None] = lambda worker, reason: None
-        self.undecided: Callable[[int, Tag], bytes] = lambda i, tag: b""  # the hash of a local state that must stay
+        self.needed: Callable[[int, Tag], tuple[Tag, bytes] | None] = lambda i, tag: None  # the state that must stay
         self.changed: int | None = None  # the shard with other contents
         self.impure = False  # a reply was altered as a worker would have computed it
         self.may_change = False  # not before the fit has begun
@@ -316,8 +316,8 @@ class World:
             return
         i, function, shared, tag = question
         self._load_fails = fails
-        wanted = self.undecided(i, tag)
-        kept = bool(wanted) and worker.machine.has(i, tag, wanted)
+        needed = self.needed(i, tag)
+        kept = needed is not None and worker.machine.has(i, *needed)
         try:
             reply = worker.holder.answer(i, _Loader(self, i), function, shared, tag)  # type: ignore[arg-type]
         except WorkerKilled:
@@ -325,8 +325,10 @@ class World:
             return
         finally:
             self._load_fails = False
-            if kept and not worker.machine.has(i, tag, wanted):
-                raise Broken(f"{worker.name} has overwritten the local state before epoch {tag.epoch}, which is open")
+            if kept and needed is not None and not worker.machine.has(i, *needed):
+                raise Broken(
+                    f"{worker.name} has overwritten the local state before epoch {needed[0].epoch}, which is open"
+                )
         kind = self.accident(ANSWERED, lambda: f"{worker.name} has computed {_named(question)}")
         if kind == "killed":
             self.kill(worker)

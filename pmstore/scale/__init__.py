@@ -8,6 +8,7 @@ from pmstore.scale._local import Local
 from pmstore.scale._mapreduce import MapReduce
 from pmstore.scale._messages import Failure, Lost, Reply, Tag
 from pmstore.scale._processes import Processes
+from pmstore.scale._prune import prune_local
 from pmstore.scale._shards import Shard, shards_of
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Serial",
     "Holder",
     "LazyParts",
+    "prune_local",
     "Local",
     "Tag",
     "Reply",

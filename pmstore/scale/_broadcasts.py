@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, MutableMapping
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from pmstore._errors import NondeterminismError, ShardError
+from pmstore._resume.fingerprint import digest
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.state import PROGRESS
 from pmstore._store.entrance import open as open_store
@@ -148,13 +150,28 @@ class Recovery:
             self._replay(slots, i, wanted)
         return slots.arrays(epoch)[name]
 
+    @contextlib.contextmanager
+    def _opened_log(self, i: int) -> Iterator[Log]:
+        with contextlib.ExitStack() as until_closed:
+            try:
+                log = until_closed.enter_context(self._log())
+            except _ForgottenError as error:
+                folder = os.path.dirname(self._function.path(self._run, i))
+                raise ShardError(
+                    f"the local state of shard {i} is lost: {folder} does not have it any more, and it can't be "
+                    f"computed again from the log of broadcasts, as {error}. Copy the parts that you need before a fit "
+                    "is forgotten or its store is deleted; run() computes the fit anew",
+                    i,
+                ) from None
+            yield log
+
     def _replay(self, slots: Slots, i: int, wanted: bytes) -> None:
         """Compute the state again, as a worker does."""
         function, epoch = self._function, self._epoch
         loaded = read_only(self._shards[i]())
         if contents_of(loaded) != function.expected(i):
             raise ShardError(f"shard {i}, {self._shards[i]}, is not what it was when the fit began", i)
-        with limited_threads(json.loads(self._environment)["BLAS threads"]), self._log() as log:
+        with limited_threads(json.loads(self._environment)["BLAS threads"]), self._opened_log(i) as log:
             held, first = function.prepare(loaded), epoch
             while True:
                 since = log.since(first, epoch)
@@ -173,11 +190,26 @@ class Recovery:
                 first = found
 
 
+class _ForgottenError(Exception):
+    """The store does not have the log of a fit any more. The text tells why."""
+
+
 @contextlib.contextmanager
-def stored_log(path: str, name: str) -> Any:
-    """The log in the store of a fit with this name."""
-    with contextlib.closing(open_store(path, "r")) as store:
-        group = store.group(name)
+def stored_log(path: str, name: str, run: str) -> Iterator[Log]:
+    """The log in the store of a finished fit. Raises _ForgottenError."""
+    try:
+        opened = open_store(path, "r")
+    except FileNotFoundError:
+        raise _ForgottenError(f"the store {path} does not exist any more") from None
+    with contextlib.closing(opened) as store:
+        fit_group = FitGroup(store, name)
+        fingerprint, group = fit_group.fingerprint, fit_group.group
+        if fingerprint is None:
+            raise _ForgottenError(f"the store {path} has no fit {name!r} any more")
+        if digest(fingerprint) != run:
+            raise _ForgottenError(f"the fit {name!r} in {path} is another one now")
+        if not fit_group.finished:
+            raise _ForgottenError(f"the fit {name!r} in {path} was begun again, and has not ended")
         log = Log(int(group[PROGRESS]["log_from"]))
         log.resume(group.group("broadcasts"))
         yield log

@@ -41,6 +41,7 @@ from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Local
 from pmstore.scale._messages import HASH, HASHES, MARKS, Array, Marks, Result, Tag
 from pmstore.scale._processes import Processes
+from pmstore.scale._prune import local_directory, prune_local
 from pmstore.scale._shards import shards_of
 from pmstore.scale._work import Work
 
@@ -271,8 +272,8 @@ class MapReduce(Resumable):
         -------
         LazyParts
             ``parts[i]`` is the array of shard i. An access raises NondeterminismError if the state that is computed
-            here has other bits than on the workers, ShardError if the shard can't be loaded or has changed, KeyError if
-            it has no such field.
+            here has other bits than on the workers, ShardError if the shard can't be loaded or has changed, or if the
+            state is lost because the fit was forgotten or its store deleted, KeyError if it has no such field.
 
         Raises
         ------
@@ -285,6 +286,9 @@ class MapReduce(Resumable):
 
     def reset(self, store: StoreOrPath, name: str | None = None) -> None:
         """Forget the fit in the store, so that the next `run` starts anew.
+
+        With local fields, this also calls `pmstore.scale.prune_local(store)`: it deletes the local states next to the
+        store of all fits that the store does not have. States in other directories stay.
 
         Parameters
         ----------
@@ -304,6 +308,8 @@ class MapReduce(Resumable):
         if name is None:
             raise ValueError("with name=None, reset() forgets the fit that this object worked on last: call run first")
         super().reset(store, name)
+        if self._has_local_state and (isinstance(store, Store) or os.path.exists(store)):
+            prune_local(store)
 
     def step(self) -> Mapping[str, float]:
         """One epoch: ask, combine, update."""
@@ -388,7 +394,7 @@ class MapReduce(Resumable):
                 "which each worker can keep the local states of its shards"
             )
         elif store is not None:
-            directory = os.path.abspath(store.path if isinstance(store, Store) else os.fspath(store)) + ".local"
+            directory = local_directory(store)
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
             directory = self._temporary.name
@@ -409,7 +415,7 @@ class MapReduce(Resumable):
         log: Any = functools.partial(contextlib.nullcontext, self._log)
         if store is not None:
             path = store.path if isinstance(store, Store) else os.path.abspath(os.fspath(store))
-            log = functools.partial(stored_log, path, str(self.slot_name_))
+            log = functools.partial(stored_log, path, str(self.slot_name_), self._asking.run)
         state, asking, shards = self.state, self._asking, shards_of(self.shards)
         keeps = vars(self).get("_temporary")
         hashes, end = (state.best_hashes, state.best_epoch) if self.runs > 1 else (state.local_hashes, state.epoch)

@@ -172,7 +172,7 @@ PYTHON_ORDER = {
         "_holder",
         "_engine _worker _work",
         "_broadcasts",
-        "_epochs _processes _dask",
+        "_epochs _processes _prune _dask",
         "_engines",
         "_mapreduce",
         "_fit",

@@ -31,6 +31,11 @@ class Engine(ABC):
     def start(self, shards: Sequence[Shard]) -> None:
         """Take the shards, and begin to start workers."""
 
+    def has_begun(self) -> bool:
+        """Whether a worker takes questions, or has done so since `start`. `completed` returns, perhaps with no message,
+        when this becomes true. The `timeout` of a fit does not count the time before."""
+        return True
+
     @abstractmethod
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         """Ask a worker for ``holder.answer(i, shards[i], function, shared, tag)``. Does not wait.

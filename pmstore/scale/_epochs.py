@@ -67,7 +67,8 @@ class Epochs:
         Started.
     shards : sequence of Shard
     timeout : float, optional
-        Seconds that a shard may take in an epoch, with waiting for a free worker. None: no limit.
+        Seconds that a shard may take in an epoch, with waiting for a free worker, but not for the first worker to
+        begin. None: no limit.
     clock : callable, default=time.monotonic
 
     Attributes
@@ -124,15 +125,19 @@ class Epochs:
         self._missing = len(self._shards)
         self._slowest = 0.0
         self.late = self.lost = 0
-        self._began = self._clock()
+        self._began = self._counted = self._clock()  # the second: since when `timeout` counts
         self._questions = [_Question(self._usually_late(i), shared, tag.epoch) for i in range(self._missing)]
         self._next_late = min(question.late_after for question in self._questions)
         for i in range(self._missing):
             self._ask(i)
         while self._missing:
-            until = self._began + min(self._next_late, self._timeout) - self._clock()
+            has_begun = self._engine.has_begun()
+            timeout = self._counted + self._timeout if has_begun else math.inf
+            until = min(self._began + self._next_late, timeout) - self._clock()
             for message in self._engine.completed(max(0.0, until) if until < math.inf else None):
                 self._take(message)
+            if not has_begun:
+                self._counted = self._clock()
             if self._missing:
                 self._ask_late_ones(self._clock() - self._began)
         self._earlier = tag, self._questions
@@ -260,10 +265,11 @@ class Epochs:
 
     def _ask_late_ones(self, waited: float) -> None:
         """Ask again for replies that are late. Raises ShardTimeoutError for one that took too long."""
-        if waited >= self._timeout:
+        counted = self._clock() - self._counted
+        if counted >= self._timeout:
             i = next(i for i, question in enumerate(self._questions) if not question.digest)
             raise ShardTimeoutError(
-                f"{self._name(i)} has no result after {waited:.3g} s in epoch {self._tag.epoch}, and timeout is "
+                f"{self._name(i)} has no result after {counted:.3g} s in epoch {self._tag.epoch}, and timeout is "
                 f"{self._timeout:g} s: its map does not end, or a loader waits for something",
                 i,
             )

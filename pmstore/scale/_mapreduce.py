@@ -210,8 +210,9 @@ class MapReduce(Resumable):
             Where maps are computed: a number of processes on this machine, which end with this call; the workers of a
             dask cluster; or an engine of `pmstore.scale`.
         timeout : float, optional
-            The seconds that a shard may take in an epoch, with a replay of its local state. None: no limit; a late
-            shard is asked for elsewhere, but a map that never ends anywhere is waited for.
+            The seconds that a shard may take in an epoch, with a replay of its local state. They count from when the
+            first process of the engine takes questions. None: no limit; a late shard is asked for elsewhere, but a map
+            that never ends anywhere is waited for.
         local : path, optional
             For algorithms with local fields: a directory, on a disk of its own for each machine, that workers can
             write. They keep the local states there, below a name that follows from the fit. By default, workers on this

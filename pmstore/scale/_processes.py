@@ -78,6 +78,9 @@ class Processes(Engine):
             self._places.append(_Place(number, self._process))
         self._routes = Routes(self._places, len(shards), _Place.load)
 
+    def has_begun(self) -> bool:
+        return any(place.has_begun for place in self._places)
+
     def submit(self, i: int, function: Function, shared: Mapping[str, Array], tag: Tag) -> None:
         question = i, tag
         place, times = self._routes.choose(question)
@@ -162,6 +165,7 @@ class _Place:
         self._number, self._start = number, start
         self._generation = -1
         self._deaths = 0
+        self.has_begun = False  # whether a process of this place ever took questions
         self.waiting: deque[_Asked] = deque()
         self._has: dict[Question, _Asked] = {}  # what the process was asked, the oldest first
         self._begin()
@@ -218,7 +222,7 @@ class _Place:
         replies = []
         for reply in self._incoming.messages():
             if reply is None:
-                self._is_there, self._deaths = True, 0
+                self._is_there, self._deaths, self.has_begun = True, 0, True
                 continue
             replies.append(reply)
             self._ahead = max(AHEAD, self._ahead - 1, min(2 * len(reply.shards), MOST))

@@ -32,7 +32,7 @@ from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target, about_of, tags_of
+from pmstore.archive._target import Target, about_of, tags_of, untag
 from pmstore.archive._verifying import VerifyReport, verify
 from pmstore.archive._versions import Entries, Library, Version
 
@@ -280,11 +280,13 @@ class Archive(Mapping[int, Version]):
             raise
 
     def untag(self, name: str) -> None:
-        """Take a tag away. Raises KeyError if there is none."""
+        """Take a tag away, in the places of this archive that have it. Raises KeyError if there is none.
+
+        A drain takes it away in its further places, together with the next version.
+        """
         if name not in self._tags:
             raise KeyError(name)
-        for place in self._sources.places:
-            place.delete([f"tags/{name}"])
+        untag(self._sources.places, name, self._tags[name])
         del self._tags[name]
 
     # ---- to a store

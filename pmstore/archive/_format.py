@@ -23,6 +23,7 @@ __all__ = [
     "FORMAT",
     "SEGMENT",
     "TAG",
+    "UNTAG",
     "WRITER",
     "Directory",
     "Frame",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 FORMAT = 1
-ARCHIVE, SEGMENT, TAG, WRITER = b"A", b"I", b"T", b"W"  # kinds of objects
+ARCHIVE, SEGMENT, TAG, UNTAG, WRITER = b"A", b"I", b"T", b"U", b"W"  # kinds of objects
 
 _ENVELOPE = struct.Struct("<5scHQ")  # magic, kind, format, length
 _HASH = struct.Struct("<Q")  # of the payload, of what is before it, and of the object's name

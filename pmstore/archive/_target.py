@@ -1,27 +1,40 @@
-"""A place that a drain writes to: its archive object, its index and its token.
+"""A place that a drain writes to: its archive object, its index, its token and its tags.
 
 I24  A row is appended after all parts that it names are durable in the place, and after the rows of the versions that
      it needs. So each version that an index lists can be read.
+
+Tags are copied from place to place, and so is their removal. A tag that is missing in the place before proves nothing:
+that place may be new. So `Archive.untag` leaves an object in the place, before it deletes the tag::
+
+    the place before      untagged/5-<token>-best  ▶  delete tags/best
+    a further place                                        delete tags/best  ▶  untagged/5-<token>-best
+
+A removal counts once in each place: the further place deletes the tag if it names the same version, and then has the
+removal, too. As long as the place before has the tag, its removal does not count: `untag` did not come to its end, or
+the version was tagged again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError
-from pmstore.archive._format import ARCHIVE, TAG, Row, is_part, opened, wrapped
+from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, forget, retain
 from pmstore.archive._sources import Sources
 from pmstore.archive._writing import Flush
 
-__all__ = ["Target", "about_of", "tags_of"]
+__all__ = ["Target", "about_of", "removals_of", "tags_of", "untag"]
+
+_REMOVAL = re.compile(r"([0-9]{1,19})-[0-9a-f]{16}-(.+)")
 
 _TOGETHER = 1000  # versions that are copied in one step, at most
 
@@ -68,6 +81,36 @@ def tags_of(sources: Sources) -> dict[str, int]:
     return found
 
 
+def untag(places: Sequence[Place], name: str, version: int) -> None:
+    """Take the tag of a version away, in each place that has it, so that further places learn of it."""
+    token = secrets.token_hex(8)
+    for place in places:
+        try:
+            found = _tag(Sources([place]), name)
+        except MissingObjectError:
+            continue
+        except ArchiveDamagedError:
+            found = version
+        _put_removal(place, f"{found}-{token}-{name}")
+        place.delete([f"tags/{name}"])
+
+
+def removals_of(sources: Sources) -> list[str]:
+    """The removals of tags in a place, as names of objects. Raises ArchiveDamagedError."""
+
+    def check(data: bytes) -> None:
+        opened(UNTAG, f"untagged/{name}", data)
+
+    names = sources.list("untagged")
+    for name in names:
+        sources.read(f"untagged/{name}", check)
+    return names
+
+
+def _put_removal(place: Place, removal: str) -> None:
+    place.put(f"untagged/{removal}", wrapped(UNTAG, f"untagged/{removal}", None))
+
+
 class Target:
     """An archive in one place, to be written. Only one thread uses it; others may read `index`."""
 
@@ -95,6 +138,7 @@ class Target:
         self._writer = IndexWriter(place, Index.read(place), token)  # read when the token has ended other writers
         self._parts: set[str] | None = None  # that are here, if it is known
         self._tags: set[str] = set()  # names of tags that need not be copied any more
+        self._removals: set[str] = set()  # of tags, that count here no more
         self._swept = False
 
     @property
@@ -150,8 +194,9 @@ class Target:
         return bool(rows)
 
     def copy_tags(self, source: Place) -> None:
-        """Copies tags of versions that are here from another place, but for damaged ones. A tag that names another
-        version here stays."""
+        """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag
+        that names another version here stays."""
+        self._copy_removals(source)  # before it looks for tags: one may take the place of another
         for name in source.list("tags"):
             if name in self._tags:
                 continue
@@ -162,6 +207,30 @@ class Target:
                 with contextlib.suppress(ObjectExistsError):
                     self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
                 self._tags.add(name)
+
+    def _copy_removals(self, source: Place) -> None:
+        """Takes away the tags that were taken away in another place."""
+        new = [removal for removal in source.list("untagged") if removal not in self._removals]
+        if new:
+            self._removals.update(self.place.list("untagged"))
+        for removal in new:
+            match = _REMOVAL.fullmatch(removal)
+            if match is None or removal in self._removals:
+                continue
+            version, name = int(match[1]), match[2]
+            try:
+                if _tag(Sources([source]), name) == version:
+                    continue  # tagged again, or not taken away yet
+            except ArchiveDamagedError:
+                continue
+            except MissingObjectError:
+                pass
+            with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
+                if _tag(Sources([self.place]), name) == version:
+                    self.place.delete([f"tags/{name}"])
+            self._tags.discard(name)
+            _put_removal(self.place, removal)
+            self._removals.add(removal)
 
     def _refuse_other_past(self, near: Index, rows: Sequence[Row]) -> None:
         """Raises ArchiveConflictError if a differential is to a version that is another one here."""

@@ -11,7 +11,7 @@ from pmstore.archive._format import Piece, Row
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import about_of, tags_of
+from pmstore.archive._target import about_of, removals_of, tags_of
 from pmstore.archive._versions import Library
 
 __all__ = ["Problem", "VerifyReport", "verify"]
@@ -92,6 +92,7 @@ class _Checked:
             about_of(alone)
             index = Index.read(self._place)
             tags_of(alone)
+            removals_of(alone)
         except (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError) as error:
             self._problems.append(Problem(self._place.url, (), str(error)))
             return

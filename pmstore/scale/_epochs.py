@@ -39,7 +39,7 @@ long."""
 
 SLACK = 0.1  # seconds that no reply is late by
 UNKNOWN = 3.0  # the factor for the first epochs: of the slowest reply so far, when half of the replies are there
-FIRST = 60.0  # seconds after which a reply is late while nothing is known: without it, silent workers are waited for
+FIRST = 60.0  # seconds after which a reply is late while there is none: without it, silent workers are waited for
 MEMORY = 5  # epochs whose times a median is taken over
 LOSSES = 5  # times that a shard may be lost or damaged in one epoch
 LOADS = 2  # times that a loader may fail before that counts as its answer
@@ -123,7 +123,7 @@ class Epochs:
         self._logs: dict[int, Mapping[str, Array]] = {}  # what is shared, with the log from an epoch on
         self._tree = Tree(len(self._shards), combine)
         self._missing = len(self._shards)
-        self._slowest = 0.0
+        self._slowest, self._early = 0.0, math.inf
         self.late = self.lost = 0
         self._began = self._counted = self._clock()  # the second: since when `timeout` counts
         self._questions = [_Question(self._usually_late(i), shared, tag.epoch) for i in range(self._missing)]
@@ -239,7 +239,10 @@ class Epochs:
                 self._usual[i].append(waited)
         before, self._missing = self._missing, self._missing - len(missing)
         self._tree.put(reply.shard, reply.result, len(reply.shards))
-        if self._missing <= len(self._shards) // 2 < before:  # what is late at first follows from the first half
+        if self._missing > len(self._shards) // 2:  # as if all workers together gave replies at this rate
+            self._early = UNKNOWN * self._slowest * len(self._shards) / (len(self._shards) - self._missing) + 1
+            self._next_late = min(self._next_late, self._early)
+        elif self._missing <= len(self._shards) // 2 < before:  # what is late at first follows from the first half
             for other in self._questions:
                 other.late_after = min(other.late_after, UNKNOWN * self._slowest + 1)
             self._next_late = min(self._next_late, UNKNOWN * self._slowest + 1)
@@ -263,6 +266,10 @@ class Epochs:
         median = statistics.median(usual)
         return max(LATE * median, median + SLACK)
 
+    def _late_after(self, question: _Question) -> float:
+        """The seconds after which a reply is late, as the first replies of the epoch tell if nothing else does."""
+        return min(FIRST, self._early) if question.late_after == FIRST else question.late_after
+
     def _ask_late_ones(self, waited: float) -> None:
         """Ask again for replies that are late. Raises ShardTimeoutError for one that took too long."""
         counted = self._clock() - self._counted
@@ -276,11 +283,11 @@ class Epochs:
         if waited < self._next_late:
             return
         for i, question in enumerate(self._questions):
-            if not question.digest and waited >= question.late_after:
-                question.late_after *= 2
+            if not question.digest and waited >= (late_after := self._late_after(question)):
+                question.late_after = 2 * late_after
                 self.late += 1
                 self._ask(i)
-        open_ones = (question.late_after for question in self._questions if not question.digest)
+        open_ones = (self._late_after(question) for question in self._questions if not question.digest)
         self._next_late = min(open_ones, default=math.inf)
 
     # ---- what ends a fit

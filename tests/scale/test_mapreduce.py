@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import socket
@@ -309,47 +308,6 @@ def test_a_map_that_never_ends() -> None:
         epochs.run(Describe(), {}, Tag("run", 1, 0), lambda left, right: {**left, **right})
     assert isinstance(caught.value, TimeoutError)
     assert epochs.late > 0  # it was asked again before
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-def test_a_timeout_does_not_count_the_start_of_workers(hangs: bool) -> None:
-    now = [0.0]
-
-    class Starts(Serial):
-        """Begins after 100 s, and then answers, or hangs."""
-
-        def has_begun(self) -> bool:
-            return now[0] >= 100
-
-        def completed(self, timeout: float | None) -> Any:
-            if not self.has_begun() or hangs:
-                now[0] += min(40.0, math.inf if timeout is None else timeout)
-                return []
-            return super().completed(timeout)
-
-    engine, shards = Starts(), shards_of(several(3))
-    engine.start(shards)
-    epochs = Epochs(engine, shards, timeout=30.0, clock=lambda: now[0])
-    if hangs:
-        with pytest.raises(pmstore.ShardTimeoutError, match="no result after 30 s"):
-            epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
-    else:
-        epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
-    assert now[0] == (130 if hangs else 100)
-
-
-def test_processes_tell_when_they_have_begun() -> None:
-    engine, shards = Processes(2), shards_of(several(2))
-    engine.start(shards)
-    try:
-        assert not engine.has_begun()
-        while not engine.has_begun():  # without a question
-            assert engine.completed(None) == []
-        for place in engine._places:
-            place.replace()
-        assert engine.has_begun()
-    finally:
-        engine.close()
 
 
 def test_a_shard_that_can_not_be_prepared_is_named() -> None:

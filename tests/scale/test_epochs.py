@@ -1,0 +1,97 @@
+"""The times of the protocol: what a coordinator takes for late, and what `timeout` counts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import pmstore
+from pmstore.scale import Processes, Serial, Tag, shards_of
+from pmstore.scale._epochs import FIRST, Epochs
+from pmstore.scale._holder import Describe
+from tests.support.sharded import several
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_timeout_does_not_count_the_start_of_workers(hangs: bool) -> None:
+    now = [0.0]
+
+    class Starts(Serial):
+        """Begins after 100 s, and then answers, or hangs."""
+
+        def has_begun(self) -> bool:
+            return now[0] >= 100
+
+        def completed(self, timeout: float | None) -> Any:
+            if not self.has_begun() or hangs:
+                now[0] += min(40.0, math.inf if timeout is None else timeout)
+                return []
+            return super().completed(timeout)
+
+    engine, shards = Starts(), shards_of(several(3))
+    engine.start(shards)
+    epochs = Epochs(engine, shards, timeout=30.0, clock=lambda: now[0])
+    if hangs:
+        with pytest.raises(pmstore.ShardTimeoutError, match="no result after 30 s"):
+            epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
+    else:
+        epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
+    assert now[0] == (130 if hangs else 100)
+
+
+def test_processes_tell_when_they_have_begun() -> None:
+    engine, shards = Processes(2), shards_of(several(2))
+    engine.start(shards)
+    try:
+        assert not engine.has_begun()
+        while not engine.has_begun():  # without a question
+            assert engine.completed(None) == []
+        for place in engine._places:
+            place.replace()
+        assert engine.has_begun()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("silent", "limit"), [((1, 2, 3, 4), 16.0), ((2, 3, 4), 16.0), ((0, 1, 2, 3, 4), FIRST + 10)])
+def test_a_silent_worker_in_the_first_epoch(silent: tuple[int, ...], limit: float) -> None:
+    """It is noticed by the time that the others took, although it has more than half of the shards."""
+    now, asked = [0.0], [0] * 5
+
+    class Silent(Serial):
+        def submit(self, i: int, *question: Any) -> None:
+            asked[i] += 1
+            if i not in silent or asked[i] > 1:
+                super().submit(i, *question)
+
+        def completed(self, timeout: float | None) -> Any:
+            replies = super().completed(timeout)
+            now[0] += 1 if replies else math.inf if timeout is None else timeout
+            return replies
+
+    engine, shards = Silent(), shards_of(several(5))
+    engine.start(shards)
+    epochs = Epochs(engine, shards, clock=lambda: now[0])
+    epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
+    assert asked == [1 + (i in silent) for i in range(5)]
+    assert epochs.late == len(silent)
+    assert now[0] <= limit + len(silent)
+
+
+def test_shards_that_take_turns_are_not_late_in_the_first_epoch() -> None:
+    """Two workers with eight shards each, which take a second."""
+    now = [0.0]
+
+    class Turns(Serial):
+        def completed(self, timeout: float | None) -> Any:
+            replies = [*super().completed(timeout), *super().completed(timeout)]
+            now[0] += 1
+            return replies
+
+    engine, shards = Turns(), shards_of(several(16))
+    engine.start(shards)
+    epochs = Epochs(engine, shards, clock=lambda: now[0])
+    epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
+    assert (now[0], epochs.late) == (8.0, 0)

@@ -12,8 +12,7 @@ import pytest
 import pmstore
 from pmstore.scale import Serial
 from tests.scale.test_local import counted, folder
-from tests.scale.test_local_runs import Runs
-from tests.support.sharded import EPOCHS, At, Factors, Once, Walk, several
+from tests.support.sharded import EPOCHS, At, Factors, Once, Runs, Walk, several
 
 EVERY = 1
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pmstore
 from pmstore.scale import Serial, _local
 from tests.conftest import LONGER
 from tests.scale.test_local import counted, folder
-from tests.support.sharded import EPOCHS, At, Factors, Once, several
+from tests.support.sharded import EPOCHS, At, Factors, Once, Runs, killed, several
 
 
 @pytest.fixture(scope="module")
@@ -23,36 +23,6 @@ def undisturbed() -> bytes:
     factors = Factors(several())
     factors.run(engine=Serial())
     return factors.bits()
-
-
-class Runs(Factors):
-    """Two runs, of which the best one is the first or the second."""
-
-    max_iter = 3
-    runs = 2
-
-    def __init__(self, shards: Any, best: int, in_update: Any = None) -> None:
-        super().__init__(shards, in_update=in_update)
-        self.best = best
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {"best": self.best}
-
-    def fields(self) -> list[pmstore.Field]:
-        return [*super().fields(), pmstore.Field("best_H", (2, 4), role="best")]
-
-    def start(self) -> None:
-        super().start()
-        self.state.H = self.state.H + self.state.run
-
-    def better(self) -> bool:
-        return bool(self.state.run == self.best)
-
-    def keep(self) -> None:
-        self.state.best_H = self.state.H
-
-    def result(self) -> bytes:
-        return b"".join(np.asarray(one).tobytes() for one in (self.state.best_H, *self.local_parts("W")))
 
 
 class OneRun(Runs):
@@ -111,6 +81,20 @@ def test_I35_an_attempt_goes_on_with_the_states_of_the_last_commit(
         factors.run(path, "f", engine=Serial(), commit_every=every)
     committed = {1: 4, 2: 4, 3: 3, 5: 0, 1e9: 0}[every]
     assert counted(path, commit_every=every) == (undisturbed, 5 * (EPOCHS - committed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("every", [1, 2])
+def test_I35_a_program_of_several_runs_that_was_killed_goes_on(every: int, path: Path, tmp_path: Path) -> None:
+    undisturbed = Runs(several(), 0)
+    undisturbed.run(engine=Serial())
+    for epoch in (1, 4):
+        in_update = At(epoch, Once(tmp_path / f"once {epoch}", "kill"))
+        runs = Runs(several(), 0, in_update)
+        killed(functools.partial(runs.run, path, "f", engine=2, commit_every=every))
+    runs = Runs(several(), 0)
+    runs.run(path, "f", engine=2, commit_every=every)
+    assert runs.result() == undisturbed.result()
 
 
 def test_I35_the_decided_state_survives_a_map_that_raises(path: Path, undisturbed: bytes) -> None:

@@ -183,3 +183,33 @@ class Factors(pmstore.MapReduce):
         states = [self.state.H, self.state.error, self.state.epoch]
         parts = [part for name in ("W", "epochs") for part in self.local_parts(name)]
         return b"".join(np.asarray(one).tobytes() for one in (*states, *parts))
+
+
+class Runs(Factors):
+    """Two runs, of which the best one is the first or the second."""
+
+    max_iter = 3
+    runs = 2
+
+    def __init__(self, shards: Any, best: int, in_update: Any = None) -> None:
+        super().__init__(shards, in_update=in_update)
+        self.best = best
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"best": self.best}
+
+    def fields(self) -> list[pmstore.Field]:
+        return [*super().fields(), pmstore.Field("best_H", (2, 4), role="best")]
+
+    def start(self) -> None:
+        super().start()
+        self.state.H = self.state.H + self.state.run
+
+    def better(self) -> bool:
+        return bool(self.state.run == self.best)
+
+    def keep(self) -> None:
+        self.state.best_H = self.state.H
+
+    def result(self) -> bytes:
+        return b"".join(np.asarray(one).tobytes() for one in (self.state.best_H, *self.local_parts("W")))

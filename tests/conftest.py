@@ -86,6 +86,18 @@ def medium(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Medium]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """No test leaves a setting of pmstore behind, which those after it would run with."""
+
+    def found() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith("PMSTORE_")}
+
+    before = found()
+    yield
+    assert found() == before
+
+
 @pytest.fixture
 def open_store(medium: Medium) -> Iterator[Callable[..., pmstore.Store]]:
     """open_store(name="store.pm", mode="a", **options): a store on the medium, closed when the test ends."""

@@ -23,6 +23,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     """Their modules can be imported, and compile into a directory of the test's own."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("PMSTORE_DOMAIN", "memory")  # as _common does, for good
     import _common
 
     monkeypatch.setattr(_common, "BUILD", tmp_path / "build")

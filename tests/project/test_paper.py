@@ -32,10 +32,12 @@ def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Their modules can be imported, and compile into a directory of the tests' own."""
     before, path = set(sys.modules), list(sys.path)
     sys.path[:0] = [str(PLACES[0]), str(ROOT)]
-    import _common
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("PMSTORE_DOMAIN", "memory")  # as _common does, for good
+        import _common
 
-    _common.BUILD = tmp_path_factory.mktemp("build")
-    yield
+        _common.BUILD = tmp_path_factory.mktemp("build")
+        yield
     sys.path[:] = path
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(tuple(map(str, PLACES))):

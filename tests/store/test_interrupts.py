@@ -38,6 +38,7 @@ def interrupted_at(event_number, function):
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
+    gc.disable()  # the end of another test's store is no moment of this function
     sys.setprofile(profile)
     try:
         function()
@@ -47,6 +48,7 @@ def interrupted_at(event_number, function):
         assert not raised  # it was swallowed: pytest says where
     finally:
         sys.setprofile(None)
+        gc.enable()
     return raised
 
 

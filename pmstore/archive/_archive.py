@@ -97,7 +97,7 @@ class Archive(Mapping[int, Version]):
         self._library = Library(sources)
         self._indexes = sources.index([])
         self._index = Index.merged([one for one in self._indexes if one is not None])
-        self._tags = tags_of(sources)
+        self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
         self._known: OrderedDict[int, Entries] = OrderedDict()  # entries of versions
 
@@ -126,7 +126,7 @@ class Archive(Mapping[int, Version]):
         """Show versions that were added since. Returns the newest, or -1 if there is none."""
         self._indexes = self._sources.index(self._indexes)
         self._index = Index.merged([one for one in self._indexes if one is not None])
-        self._tags = tags_of(self._sources)
+        self._read_tags(stacklevel=3)
         self._known.clear()  # another place may have a version in another way
         return self.latest
 
@@ -254,6 +254,14 @@ class Archive(Mapping[int, Version]):
 
     # ---- tags
 
+    def _read_tags(self, stacklevel: int) -> None:
+        """A damaged tag hides no version: an ArchiveWarning tells of it."""
+        self._damaged_tags: set[str] = set()
+        self._tags = tags_of(self._sources, self._damaged_tags)
+        for name in sorted(self._damaged_tags):
+            text = f"{self.url}: the tag {name!r} is damaged, so that its version is not known: take it away with untag"
+            warnings.warn(text, ArchiveWarning, stacklevel=stacklevel)
+
     def tag(self, name: str, version: int | None = None) -> None:
         """Name a version, by default the newest. A tagged version stays, even if a drain would remove it.
 
@@ -282,12 +290,13 @@ class Archive(Mapping[int, Version]):
     def untag(self, name: str) -> None:
         """Take a tag away, in the places of this archive that have it. Raises KeyError if there is none.
 
-        A drain takes it away in its further places, together with the next version.
+        A drain takes it away in its further places, together with the next version. A tag that is damaged in all
+        places of this archive stays in the further ones.
         """
-        if name not in self._tags:
+        if name not in self._tags and name not in self._damaged_tags:
             raise KeyError(name)
-        untag(self._sources.places, name, self._tags[name])
-        del self._tags[name]
+        untag(self._sources.places, name, self._tags.pop(name, None))
+        self._damaged_tags.discard(name)
 
     # ---- to a store
 
@@ -419,6 +428,9 @@ class Archive(Mapping[int, Version]):
             The versions that are gone.
         """
         self.refresh()
+        if self._damaged_tags:
+            names = ", ".join(sorted(self._damaged_tags))
+            raise ArchiveError(f"no version can go, as damaged tags may name it: take them away with untag: {names}")
         going = set(map(_number, versions))
         for version in going:
             archive, _ = self._find(version)

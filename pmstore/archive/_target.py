@@ -72,26 +72,39 @@ def _tag(sources: Sources, name: str) -> int:
     return sources.read(f"tags/{name}", check)
 
 
-def tags_of(sources: Sources) -> dict[str, int]:
-    """The tags of an archive: names and versions."""
+def tags_of(sources: Sources, damaged: set[str] | None = None) -> dict[str, int]:
+    """The tags of an archive: names and versions. The names of damaged ones are added to a set, if there is one.
+
+    Raises ArchiveDamagedError otherwise.
+    """
     found = {}
     for name in sources.list("tags"):
-        with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
+        try:
             found[name] = _tag(sources, name)
+        except MissingObjectError:  # it was taken away meanwhile
+            pass
+        except ArchiveDamagedError:
+            if damaged is None:
+                raise
+            damaged.add(name)
     return found
 
 
-def untag(places: Sequence[Place], name: str, version: int) -> None:
-    """Take the tag of a version away, in each place that has it, so that further places learn of it."""
+def untag(places: Sequence[Place], name: str, version: int | None) -> None:
+    """Take the tag of a version away, in each place that has it, so that further places learn of it.
+
+    version: None if it is not known, as the tag is damaged; nobody learns of it then.
+    """
     token = secrets.token_hex(8)
     for place in places:
         try:
-            found = _tag(Sources([place]), name)
+            found: int | None = _tag(Sources([place]), name)
         except MissingObjectError:
             continue
         except ArchiveDamagedError:
             found = version
-        _put_removal(place, f"{found}-{token}-{name}")
+        if found is not None:
+            _put_removal(place, f"{found}-{token}-{name}")
         place.delete([f"tags/{name}"])
 
 

@@ -189,3 +189,27 @@ def _copied(store: pmstore.Store, near: Memory, far: Memory) -> bool:
     except Crash:
         return False
     return True
+
+
+def test_a_damaged_tag_hides_no_version(store: pmstore.Store, tmp_path: Path) -> None:
+    near, far = Memory(), Memory()
+    with stepping(store, near, far) as steps:
+        next_version(store, steps)
+        at(near).tag("best")
+        at(near).tag("second")
+        for _ in range(2):
+            next_version(store, steps)
+    for place in (near, far):
+        place.objects["tags/best"] = place.objects["tags/best"][:-1]
+    with pytest.warns(pmstore.ArchiveWarning, match="the tag 'best' is damaged.*untag"):
+        found = at(near)
+    assert found.tags == {"second": 1} and found.versions() == [1, 2, 3]
+    with pytest.warns(pmstore.ArchiveWarning):
+        found.restore(tmp_path / "old.pm", 1)
+    assert not found.verify().ok
+    with pytest.warns(pmstore.ArchiveWarning), pytest.raises(pmstore.ArchiveError, match="untag: best"):
+        found.forget([2])
+    found.untag("best")
+    with pytest.raises(KeyError):
+        found.untag("best")
+    assert found.forget([2]) == [2] and found.verify().ok

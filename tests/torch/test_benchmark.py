@@ -11,6 +11,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
 def test_every_way_takes_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("PMSTORE_DOMAIN", "memory")  # as benchmarks/_common.py does, for good
     import bench_torch
 
     cell = {"medium": "disk", "steps": bench_torch.steps(tmp_path, True), "single": bench_torch.single(tmp_path, True)}

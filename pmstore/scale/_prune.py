@@ -55,7 +55,8 @@ def prune_local(
     Returns
     -------
     list of str
-        The names of the folders that were deleted. Files that are no local states are left there.
+        The names of the folders that were deleted. Files that are no local states are left there, and folders with
+        nothing else.
 
     Raises
     ------
@@ -76,7 +77,8 @@ def prune_local(
             raise ReadOnlyStoreError(f"{own.path} is open for reading: open it for writing, so that no fit is at work")
         with own.transaction():
             needed = set(_needed(own, finished))
-            found = [name for name in _folders(path) if _FOLDER.fullmatch(name) and name not in needed]
+            names = [name for name in _folders(path) if _FOLDER.fullmatch(name) and name not in needed]
+            found = [name for name in names if _has_states(os.path.join(path, name))]
             for name in found:
                 os.rename(os.path.join(path, name), os.path.join(path, _unused(path, name)))
     for name in _folders(path):
@@ -117,6 +119,12 @@ def _folders(path: str) -> list[str]:
     return []
 
 
+def _has_states(folder: str) -> bool:
+    """Whether there are local states in a folder, or nothing: a worker died before it made one."""
+    names = os.listdir(folder)
+    return not names or any(_STATE.fullmatch(name) for name in names)
+
+
 def _unused(path: str, name: str) -> str:
     """A name for a folder that is to be deleted."""
     number = 0
@@ -126,9 +134,11 @@ def _unused(path: str, name: str) -> str:
 
 
 def _delete(folder: str) -> None:
-    """Delete the local states in a folder, and the folder if nothing else is in it."""
-    for name in os.listdir(folder):
-        if _STATE.fullmatch(name):
-            os.unlink(os.path.join(folder, name))
-    if not os.listdir(folder):
-        os.rmdir(folder)
+    """Delete the local states in a folder, and the folder if nothing else is in it. Another call may do so, too."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if _STATE.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
+        if not os.listdir(folder):
+            os.rmdir(folder)

@@ -110,10 +110,31 @@ def test_what_is_no_local_state_stays(path: Path, three: tuple[str, str, str]) -
     (place / forgotten / "notes.txt").write_text("mine")
     (place / "0123456789abcdef").write_text("a file")
     (place / "more").mkdir()
+    (place / "00112233aabbccdd").mkdir()
+    (place / "00112233aabbccdd" / "cached").write_text("by another program")
     (place / "fedcba9876543210").symlink_to(place / "more")
     assert prune_local(path) == [forgotten]
     assert [one.name for one in (place / f"{forgotten}.deleted-0").iterdir()] == ["notes.txt"]
-    assert {"0123456789abcdef", "more", "fedcba9876543210"} < set(folders(path))
+    assert {"0123456789abcdef", "more", "fedcba9876543210", "00112233aabbccdd"} < set(folders(path))
+
+
+@pytest.mark.parametrize("moment", ["listdir", "unlink", "rmdir"])
+def test_two_calls_at_once(
+    moment: str, path: Path, three: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one deletes everything in the middle of the first one, which has left the lock of the store."""
+    finished, killed, forgotten = three
+    true = getattr(os, moment)
+
+    def second(place: Any) -> Any:
+        if ".deleted-" in os.fspath(place):
+            monkeypatch.setattr(_prune.os, moment, true)
+            assert prune_local(path) == []
+        return true(place)
+
+    monkeypatch.setattr(_prune.os, moment, second)
+    assert prune_local(path) == [forgotten]
+    assert folders(path) == sorted([finished, killed])
 
 
 class Crash(BaseException):

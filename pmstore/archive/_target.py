@@ -224,13 +224,16 @@ class Target:
     def _copy_removals(self, source: Place) -> None:
         """Takes away the tags that were taken away in another place."""
         new = [removal for removal in source.list("untagged") if removal not in self._removals]
-        if new:
-            self._removals.update(self.place.list("untagged"))
+        here = self.place.list("untagged") if new else []
         for removal in new:
             match = _REMOVAL.fullmatch(removal)
-            if match is None or removal in self._removals:
+            if match is None:
                 continue
             version, name = int(match[1]), match[2]
+            if removal in here:
+                self._removals.add(removal)
+                self._tags.discard(name)  # the place before may have the name for another version now
+                continue
             try:
                 if _tag(Sources([source]), name) == version:
                     continue  # tagged again, or not taken away yet

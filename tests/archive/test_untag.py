@@ -90,6 +90,18 @@ def test_a_name_that_goes_to_another_version(store: pmstore.Store) -> None:
     assert at(near).tags == at(far).tags == {}
 
 
+def test_a_name_that_goes_to_another_version_after_it_was_taken_away_in_all_places(store: pmstore.Store) -> None:
+    near, far = Memory(), Memory()
+    with stepping(store, near, far) as steps:
+        next_version(store, steps)
+        at(near).tag("best")
+        next_version(store, steps)
+        at(near, far).untag("best")
+        at(near).tag("best", 2)
+        next_version(store, steps)
+        assert at(near).tags == at(far).tags == {"best": 2}
+
+
 def test_tags_that_stay(store: pmstore.Store) -> None:
     near, far = Memory(), Memory()
     with stepping(store, near, far) as steps:

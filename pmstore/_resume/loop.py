@@ -283,6 +283,7 @@ class Resumable(ABC):
             fields = tuple(self._table())
             if found:
                 check_fit_group(fit_group, fields, self.runs, self.max_iter)
+                self._found(fit_group)
                 self._tell_where(fit_group)
             if not fit_group.finished:
                 fit_group.check_writable()
@@ -386,6 +387,9 @@ class Resumable(ABC):
             rows.committed = rows.count
             if last:
                 return
+
+    def _found(self, fit_group: FitGroup) -> None:  # noqa: B027
+        """Called before a fit that the store has is continued or loaded."""
 
     def _committed(self) -> None:  # noqa: B027
         """Called after each commit of iterations."""

@@ -477,6 +477,10 @@ class MapReduce(Resumable):
         self._asking.run = digest(whole)
         return whole
 
+    def _found(self, fit_group: FitGroup) -> None:
+        # Equal fingerprints may have other hashes, as 1 == 1.0. Local states have the one of that which the store has.
+        self._asking.run = digest(fit_group.fingerprint or {})
+
     def _finish_runs(self, fit_group: FitGroup | None, commits: Any, rows: Rows) -> None:
         with contextlib.nullcontext() if fit_group is None else fit_group.store.transaction():
             self.state.attempt += 1

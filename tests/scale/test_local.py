@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scale import Engine, Holder, Processes, Serial, Tag, _local, shards_of
+from pmstore.scale import Engine, Holder, Processes, Serial, Tag, _local, prune_local, shards_of
 from pmstore.scale._messages import BEHIND, HASHES, MARKS, Marks
 from pmstore.scale._work import Work
 from tests.support.sharded import EPOCHS, At, Factors, Once, killed, several
@@ -485,6 +485,27 @@ def test_a_full_disk_of_a_worker(path: Path, monkeypatch: pytest.MonkeyPatch, un
         patch.setattr(_local.Disk, "_opened", staticmethod(lambda path: pmstore.open(path, max_size=1 << 20)))
         with pytest.raises(pmstore.ShardError, match=r"shard 0 .*has no result in epoch 0.*OutOfSpaceError"):
             Factors([np.ones((40_000, 4)), *several(2)]).run(path, "f", engine=Serial())
+
+
+class Rated(Factors):
+    """A parameter that equals others of another type."""
+
+    def __init__(self, shards: Any, rate: float, in_update: Any = None) -> None:
+        super().__init__(shards, in_update=in_update)
+        self.rate = rate
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"rate": self.rate}
+
+
+def test_a_fingerprint_that_is_equal_and_looks_different(path: Path, tmp_path: Path, undisturbed: bytes) -> None:
+    with pytest.raises(ConnectionError):
+        Rated(several(), 1, At(3, Once(tmp_path / "once", "raise"))).run(path, "f", engine=Serial())
+    assert ran(Rated(several(), 1.0), path, "f") == undisturbed
+    (states,) = Path(f"{path}.local").iterdir()
+    assert prune_local(path) == []
+    shutil.rmtree(states)
+    assert ran(Rated(several(), True), path, "f") == undisturbed  # from the log
 
 
 def test_nan_and_shards_without_rows(path: Path) -> None:

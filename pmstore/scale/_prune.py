@@ -75,6 +75,7 @@ def prune_local(
     with opened(store, "prune_local() commits", "r+") as own:
         if own.mode == "r":
             raise ReadOnlyStoreError(f"{own.path} is open for reading: open it for writing, so that no fit is at work")
+        own.commit()  # what is pending: a rollback would bring back a fit whose folder was renamed
         with own.transaction():
             needed = set(_needed(own, finished))
             names = [name for name in _folders(path) if _FOLDER.fullmatch(name) and name not in needed]
@@ -113,8 +114,8 @@ def _has_whole_log(fit_group: FitGroup) -> bool:
 
 
 def _folders(path: str) -> list[str]:
-    """The names of the folders in a directory, which may not be there."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+    """The names of the folders in a directory, which may not be there, or be something else."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return []
 

@@ -102,6 +102,8 @@ def test_another_directory(path: Path, tmp_path: Path) -> None:
     assert prune_local(path, local=tmp_path / "states") == [name]
     assert os.listdir(tmp_path / "states") == []
     assert prune_local(path, local=tmp_path / "nowhere") == []
+    directory(path).write_text("a file")
+    Factors(several(2)).reset(path, "f")
 
 
 def test_what_is_no_local_state_stays(path: Path, three: tuple[str, str, str]) -> None:
@@ -182,6 +184,28 @@ def test_I35_a_crash_at_any_change(
         shutil.copytree(tmp_path / "states", directory(path))
     assert crashes == 1 + 3 + 1
     assert counted(path) == (expected, 5 * (EPOCHS - 3))
+
+
+def test_I35_what_was_pending_is_committed_first(
+    path: Path, three: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit that is only forgotten in memory comes back with a rollback, and would lack its states then."""
+    with pmstore.open(path) as store:
+        for name in ("finished", "f"):
+            store.group(name).clear()
+        store["mine"] = 1
+        true, renamed = os.rename, []
+
+        def rename(*names: Any) -> None:
+            if renamed:
+                raise PermissionError(*names)
+            renamed.append(names)
+            true(*names)
+
+        monkeypatch.setattr(_prune.os, "rename", rename)
+        with pytest.raises(PermissionError):
+            prune_local(store)
+        assert renamed and dict(store) == {"mine": 1}
 
 
 def test_I35_a_worker_that_outlives_its_coordinator(path: Path, three: tuple[str, str, str]) -> None:

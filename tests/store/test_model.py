@@ -206,11 +206,13 @@ class Model(RuleBasedStateMachine):
             return
         change(old, new)
         for name in moved:
-            value = copy.copy(self.names[name])
-            if move:
-                self.took(name, None)
-                del self.names[name]
-            self.took(new + name[len(old) :], value)
+            other = new + name[len(old) :]
+            if not move:
+                self.took(other, copy.copy(self.names[name]))
+                continue
+            self.names[other] = self.names.pop(name)
+            if name in self.ids:  # what the user holds stays live
+                self.ids[other] = self.ids.pop(name)
         for one in [one for one in self.about if f"{one}/".startswith(f"{old}/")]:
             self.about[new + one[len(old) :]] = self.about.pop(one) if move else self.about[one]
 

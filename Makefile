@@ -57,7 +57,7 @@ help:
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests that make test leaves out'
-	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), all faults and damage, random tests for longer, 2000 kills'
+	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), faults, damage, random tests, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
 	@echo 'make mutants   changes of a copy, which the crash explorer and the other tests have to notice'
@@ -227,8 +227,9 @@ torture: build
 	@PMSTORE_FAULTS=all PMSTORE_DAMAGE=all $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal \
 		$(call tests,testing,testing_faults testing_damage) $(ARGS)
 	@echo "Random operations and races, for longer"
-	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} \
-		PMSTORE_KILLS=$${PMSTORE_KILLS:-250} $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m longer $(ARGS)
+	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} \
+		PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} PMSTORE_KILLS=$${PMSTORE_KILLS:-250} \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m longer $(ARGS)
 	@echo "Kills"
 	@$(BIN)/python -m tests.support.kills $${PMSTORE_KILLS:-2000}
 

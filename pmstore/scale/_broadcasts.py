@@ -34,13 +34,15 @@ class Log:
     """The broadcasts of the epochs. A Keeper of `pmstore._resume.state`."""
 
     def __init__(self, first: int = 0) -> None:
-        self.first = first  # earlier epochs of the run are not in the log any more
         self._new: dict[int, dict[str, Array]] = {}  # not in the store yet; without a store, all
         self._group: Any = None
-        self._needed = self._captured = (
-            range(0),
-            range(first, _ENDLESS),
-        )  # the epochs that are in the log, and in the store's
+        # The epochs of the best run and of this one that are in the log, and those that the log in the store has.
+        self._needed = self._captured = range(0), range(first, _ENDLESS)
+
+    @property
+    def first(self) -> int:
+        """Earlier epochs of the run are not in the log any more."""
+        return self._needed[1].start
 
     def add(self, epoch: int, shared: Mapping[str, Array]) -> None:
         """Add the broadcast of an epoch. The next commit of the store contains it."""
@@ -51,7 +53,7 @@ class Log:
         next commit of the store has no more of them."""
         needed = best, range(first, _ENDLESS if end is None else end)
         if needed != self._needed:
-            self.first, self._needed = first, needed
+            self._needed = needed
             self._new = {epoch: arrays for epoch, arrays in self._new.items() if self._needs(epoch)}
 
     def _needs(self, epoch: int) -> bool:

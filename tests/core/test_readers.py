@@ -349,6 +349,9 @@ def test_which_stores_tell_readers_that_they_are_recovered(medium: Medium, read_
 
 
 def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: Any) -> None:
+    """A pause is short, and the next ones come ever more rarely: on a loaded machine, a reader can miss them all."""
+    if medium.name == "dax":
+        pytest.skip("pauses are the same on every medium, and in the emulated guest Python is slower than one")
     path = medium.directory / "store.pm"
     with pmstore.open(path, "x") as store:
         store.create_array("a", 1000, "i8")
@@ -363,7 +366,12 @@ def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: A
             if not is_locked(look.fileno(), PAUSING_BYTES, 1 << 59):
                 raise pmstore.StaleSnapshotError
 
-        reader.patiently(attempt)
+        for again in range(10):
+            asked.clear()
+            with contextlib.suppress(pmstore.StaleSnapshotError):
+                reader.patiently(attempt)
+                break
+            assert again < 9, "no snapshot was covered by a pause"
         assert not asked[0] and len(asked) > 2 and all(asked[2:])
         assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 

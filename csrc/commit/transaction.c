@@ -207,6 +207,7 @@ pm_status pm_transaction_commit(pm_store *store, bool only)
 {
     pm_candidate *list = NULL;
     size_t count = 0;
+    PM_TRY(pm_writer_prepare(&store->writer));
     PM_TRY(free_unowned(store));
     pm_region_begin(&store->region, !only);
     PM_TRY(pm_failed_if_io(store, pm_write_slots(store, only)));

@@ -35,13 +35,21 @@ static size_t stage_bytes(const pm_writer *writer)
     return PM_PAGE + writer->stage_size + 4 * PM_PAGE;
 }
 
-pm_status pm_writer_init(pm_writer *writer, pm_media *media)
+void pm_writer_init(pm_writer *writer, pm_media *media)
 {
     *writer = (pm_writer){.media = media};
     writer->stage_size = media->stage;
     writer->early = media->byte_addressable;
-    if (posix_memalign((void **)&writer->stage, media->part ? HUGE_PAGE : PM_PAGE, stage_bytes(writer)))
+}
+
+pm_status pm_writer_prepare(pm_writer *writer)
+{
+    if (writer->stage) return PM_OK;
+    size_t alignment = writer->media->part ? HUGE_PAGE : PM_PAGE;
+    if (posix_memalign((void **)&writer->stage, alignment, stage_bytes(writer))) {
+        writer->stage = NULL;
         return pm_fail(PM_NO_MEMORY, "no memory to gather commits in");
+    }
     return PM_OK;
 }
 

@@ -13,7 +13,8 @@ uint64_t pm_writer_body_hash(const uint8_t *body, uint64_t length, uint64_t plac
 
 typedef struct {
     pm_media *media;
-    uint8_t *stage; /* PM_LINE bytes for the record's header, then bytes of the body */
+    /* PM_LINE bytes for the record's header, then bytes of the body. NULL: nothing was committed yet */
+    uint8_t *stage;
     size_t stage_size, stage_room; /* allocated bytes, and bytes that this body uses */
     bool huge;      /* the kernel was asked for huge pages */
     bool early;     /* write each whole piece at once, while it is in the cache */
@@ -36,8 +37,10 @@ typedef struct {
     pm_status status;  /* the first failure; later calls do nothing */
 } pm_writer;
 
-pm_status pm_writer_init(pm_writer *writer, pm_media *media);
+void pm_writer_init(pm_writer *writer, pm_media *media);
 void pm_writer_free(pm_writer *writer);
+/* Gets the memory of the stage, if it is not there. Before the first body begins. */
+pm_status pm_writer_prepare(pm_writer *writer);
 
 typedef enum {
     PM_BODY_WHOLE, /* the body is in the stage before any of it is written */

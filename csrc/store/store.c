@@ -61,7 +61,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     const pm_header *header = &store->log.header;
     if (!store->media.read_only) PM_TRY(pm_media_own_space(&store->media, header->log_offset + header->log_size));
     PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
-    if (!store->media.read_only) PM_TRY(pm_writer_init(&store->writer, &store->media));
+    pm_writer_init(&store->writer, &store->media);
     store->region.snapshot = flags & PM_OPEN_SNAPSHOT;
     PM_TRY(pm_recovery_run(store));
     /* A reader that takes its lock from here on knows of all that recovery has freed. */

@@ -171,6 +171,7 @@ def test_every_marked_place_of_the_documents_has_a_section(benchmarks: None) -> 
         assert set(marked) <= known
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_cells_measure_and_read_back(
@@ -193,6 +194,7 @@ def test_cells_measure_and_read_back(
                 assert cell["verified"] and len(cell["times"]) == len(cell["baselines"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_as_many_baselines_as_commits(
@@ -212,6 +214,7 @@ def test_as_many_baselines_as_commits(
             assert cell.get("sent for", 6 * size) == 6 * size  # the first half has growth
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_what_does_not_store_is_noticed(benchmarks: None, tmp_path: Path) -> None:
@@ -230,6 +233,7 @@ def test_what_does_not_store_is_noticed(benchmarks: None, tmp_path: Path) -> Non
         bench_commit.whole(Forgets, tmp_path, "disk", 4096, {"seconds": 0.0, "least": 2, "warm_up": 1})
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 def test_readers_read_what_the_blocks_commit(benchmarks: None, tmpfs: Path) -> None:
     import bench_readers
@@ -245,6 +249,7 @@ def test_readers_read_what_the_blocks_commit(benchmarks: None, tmpfs: Path) -> N
         opened.close()
 
 
+@pytest.mark.long
 @pytest.mark.no_sanitizer
 def test_aggregates_take_turns_with_files(benchmarks: None, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import bench_aggregate

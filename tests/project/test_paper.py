@@ -21,6 +21,7 @@ PLACES = (ROOT / "benchmarks", ROOT / "paper")
 pytestmark = [
     pytest.mark.skipif(not all(place.is_dir() for place in PLACES), reason="the experiment isn't here"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
+    pytest.mark.long,
     pytest.mark.no_sanitizer,
 ]
 

@@ -68,7 +68,7 @@ def make(count: int = 4) -> Short:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("count, workers", [(4, 3), (1, 1), (3, 2)])
+@pytest.mark.parametrize("count, workers", [pytest.param(4, 3, marks=pytest.mark.long), (1, 1), (3, 2)])
 def test_I31_I32_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, workers: int) -> None:
     schedules = SCHEDULES * LONGER if count == 4 else SCHEDULES // 2 * LONGER
     report = explore_mapreduce(lambda: make(count), schedules=schedules, workers=workers, seed=count)
@@ -292,6 +292,7 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require_found(*MUTANTS[mutant], make, monkeypatch)

@@ -57,7 +57,7 @@ def make(count: int = 4, kind: type[Factors] = Short) -> Factors:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("count, workers", [(4, 3), (1, 1), (3, 2)])
+@pytest.mark.parametrize("count, workers", [pytest.param(4, 3, marks=pytest.mark.long), (1, 1), (3, 2)])
 def test_I35_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, workers: int) -> None:
     schedules = (250 if count == 4 else 50) * LONGER
     report = explore_mapreduce(lambda: make(count), schedules=schedules, workers=workers, seed=count)
@@ -204,6 +204,7 @@ MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_it_finds_a_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require_found(*MUTANTS[mutant], make, monkeypatch)
@@ -247,6 +248,7 @@ MORE_MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, type[Fa
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MORE_MUTANTS)
 def test_it_finds_a_mutant_with_runs_or_fewer_commits(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, message, kind, every = MORE_MUTANTS[mutant]

@@ -10,6 +10,8 @@
 #define PAGES_PER_LIST ((uint64_t)PM_MAP_LIST_SLOTS * PM_MAP_PAGES)
 #define LOW_BITS UINT64_C(0x5555555555555555)
 
+_Static_assert(PM_REGION_LIMIT / PM_PAGE <= PM_ROOT_LISTS * PAGES_PER_LIST, "the lists describe the largest region");
+
 /* The map page that describes `page` in an image of the region; NULL: all of its pages are free, or the reference is
  * impossible. The committed image was checked page by page when it was first read into the live state. */
 static const pm_map *map_in(const pm_region *region, const uint8_t *image, uint64_t page)
@@ -31,7 +33,6 @@ static unsigned kind_in(const pm_map *map, uint64_t page)
 
 unsigned pm_heap_kind(const pm_region *region, const uint8_t *image, uint64_t page)
 {
-    if (page / PAGES_PER_LIST >= PM_ROOT_LISTS) return PM_PAGE_FREE;
     return kind_in(map_in(region, image, page), page);
 }
 
@@ -54,7 +55,6 @@ static pm_map *map_read(pm_region *region, uint64_t page, pm_status *status)
 unsigned pm_heap_live_kind(pm_region *region, uint64_t page, pm_status *status)
 {
     *status = PM_OK;
-    if (page / PAGES_PER_LIST >= PM_ROOT_LISTS) return PM_PAGE_FREE;
     /* A damaged map may still say what the page is: only what it frees or gives away has to be right. */
     if (!map_read(region, page, status) && *status == PM_UNREADABLE) return PM_PAGE_FREE;
     *status = PM_OK;
@@ -236,8 +236,6 @@ pm_status pm_heap_pages(pm_region *region, uint64_t pages, unsigned kind, uint64
 {
     uint64_t first;
     PM_TRY(find(region, pages, &first));
-    if ((first + pages) / PAGES_PER_LIST >= PM_ROOT_LISTS)
-        return pm_fail(PM_NO_SPACE, "the store is as large as its format allows");
     for (uint64_t page = first; page < first + pages; page = page - page % PM_MAP_PAGES + PM_MAP_PAGES) {
         pm_status status;
         const pm_map *map = map_read(region, page, &status);
@@ -396,7 +394,7 @@ static pm_status slab_of(pm_region *region, uint64_t offset, uint64_t length, pm
     *slab = slab_read(region, page, &status);
     PM_TRY(status);
     *block = (unsigned)(inside / class_size[class]);
-    if ((*slab)->head.level != class || inside % class_size[class] || *block >= 63 || !((*slab)->used >> *block & 1))
+    if ((*slab)->head.level != class || inside % class_size[class] || !((*slab)->used >> *block & 1))
         return pm_fail(PM_CORRUPT, "an extent is damaged: no such block at region offset %llu",
                        (unsigned long long)offset);
     return PM_OK;
@@ -445,8 +443,7 @@ pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t leng
         return slab_of(region, offset, length, &slab, &block);
     }
     uint64_t end = offset / PM_PAGE + pm_extent_pages(length);
-    if (offset % PM_PAGE || end > region->size / PM_PAGE)
-        return pm_fail(PM_CORRUPT, "an extent is damaged: it is not on whole pages");
+    if (offset % PM_PAGE) return pm_fail(PM_CORRUPT, "an extent is damaged: it is not on whole pages");
     for (uint64_t page = offset / PM_PAGE; page < end;) {
         pm_status status;
         const pm_map *map = map_read(region, page, &status);
@@ -455,7 +452,7 @@ pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t leng
         if (part > end) part = end;
         for (; page < part; page++) {
             uint64_t i = page % PM_MAP_PAGES;
-            if (map && i % 32 == 0 && part - page >= 32 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;
+            if (map && i % 32 == 0 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;
             else if (kind_in(map, page) != PM_PAGE_DATA)
                 return pm_fail(PM_CORRUPT, "an extent is damaged: the space map disagrees at region offset %llu",
                                (unsigned long long)(page * PM_PAGE));

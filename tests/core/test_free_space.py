@@ -154,6 +154,45 @@ def test_free_pages_of_one_map_are_not_those_of_the_next(open_store):
     assert alloc(150) == behind + MAP // 2
 
 
+@pytest.mark.parametrize("maps", [1, 3])
+def test_pages_in_use_are_counted_in_every_map(open_store, maps):
+    store = open_store()
+    core, length = store._catalog.core, maps * MAP * (PAGE - 8)
+    core.free(core.alloc(length), length)  # the pages of the map stay
+    before = store.stats().region_used
+    offset = core.alloc(length)
+    assert store.stats().region_used == before + maps * MAP * PAGE
+    core.free(offset, length)
+    assert store.stats().region_used == before
+    store["a"] = 1
+    store.commit()
+    assert store.check().ok, store.check()
+
+
+def test_pages_of_a_map_that_a_rollback_takes_back_are_found_again(open_store):
+    core = open_store()._catalog.core
+    first = [core.alloc(PAGE - 8) for _ in range(10)]
+    core.rollback()
+    core.alloc(3 * MAP * (PAGE - 8))
+    core.rollback()
+    assert [core.alloc(PAGE - 8) for _ in range(10)] == first
+
+
+def test_I9_a_page_behind_those_under_an_array_may_be_in_use(open_store):
+    """A search that goes on behind an array that lives examines the next page, too."""
+    store = open_store()
+    core = store._catalog.core
+    arrays = [store.create_array(name, 511 * pages) for name, pages in (("x", 2), ("used", 1), ("hole", 1), ("end", 1))]
+    places = [core.get(b"n" + name.encode()).offset // PAGE for name in ("x", "used", "hole", "end")]
+    assert np.diff(places).tolist() == [2, 1, 1], "in a row"
+    store.commit()
+    held = arrays[0]
+    del arrays, store["x"], store["hole"]
+    store.commit()
+    assert core.alloc(2 * (PAGE - 8)) // PAGE > places[-1] and core.alloc(PAGE - 8) // PAGE == places[2]
+    held[:] = 1
+
+
 def test_I13_what_is_new_goes_past_pages_that_wait_for_a_sync(tmp_path):
     """They are found again after the sync, and nothing waits for it before."""
     with pmstore.open(tmp_path / "s.pm", media="file", durability="async", sync_interval=3600) as store:

@@ -111,9 +111,14 @@ def contents(file: File) -> list[Place]:
 
 
 def no_block(file: File) -> list[Place]:
-    file.move("small", file.at["small"] + 8)
+    file.move("small", file.at["other"] + 8)  # in a block that another array has
     file.seal()
     return [file.entry("small", 0, range(9))] * 2  # nor are they its contents
+
+
+def block_in_contents(file: File) -> list[Place]:
+    file.move("small", file.at["a"] + LINE)
+    return [Place("small", file.at["a"], PAGE, 0, range(9)), file.entry("small", 0, range(9))]
 
 
 def block_used_twice(file: File) -> list[Place]:
@@ -189,6 +194,7 @@ def several(file: File) -> list[Place]:
 
 CASES: list[Callable[[File], list[Place]]] = [
     *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents, no_block),
+    block_in_contents,
     *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, space_map, root),
     place_of_the_catalog,
     *(another_page, another_slab, other_contents, deleted_contents, several),

@@ -401,20 +401,22 @@ def test_the_trackers_test_touches_no_bad_block(disk: BadDisk) -> None:
     in_child(use)
 
 
-def test_free_space_on_a_bad_block_is_written_before_it_is_used(disk: BadDisk) -> None:
-    make(disk.behind / "store.pm")
-    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
-        size = store.stats().region_size
-        store.close()
-    free = list(range(2 + 5, 2 + size // PAGE))
-    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
+def free_pages(path: Path) -> list[int]:
+    """Pages of the file that nothing of `make` uses."""
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        free = list(range(2 + 5, 2 + store.stats().region_size // PAGE))
         for name in store:
             entry = store._catalog.core.get(b"n" + name.encode())
             assert entry is not None
             first = (REGION + entry.offset) // PAGE
             used = set(range(first, 1 + (REGION + entry.offset + entry.length + entry.length // 512 + 16) // PAGE))
             free = [page for page in free if not entry.offset or page not in used]
-    disk.spoil("store.pm", *free)
+    return free
+
+
+def test_free_space_on_a_bad_block_is_written_before_it_is_used(disk: BadDisk) -> None:
+    make(disk.behind / "store.pm")
+    disk.spoil("store.pm", *free_pages(disk.behind / "store.pm"))
     path = disk.mount / "store.pm"
 
     def use() -> None:
@@ -424,6 +426,21 @@ def test_free_space_on_a_bad_block_is_written_before_it_is_used(disk: BadDisk) -
                 store[f"small/{i}"] = np.arange(20)
             store.commit()
             assert store.check().ok and store["small/99"][-1] == 19
+
+    in_child(use)
+
+
+def test_free_space_that_can_not_be_written_either_is_an_error(disk: BadDisk) -> None:
+    make(disk.behind / "store.pm")
+    disk.wear_out("store.pm", *free_pages(disk.behind / "store.pm"))
+    path = disk.mount / "store.pm"
+
+    def use() -> None:
+        with pmstore.open(path, "r+", media="file") as store:
+            refused(lambda: store.update(small=np.arange(20)))
+            refused(lambda: store.update({f"names/{i}": "x" * 100 for i in range(100)}))
+            store.rollback()
+            assert len(store) == 6 and store.check().ok
 
     in_child(use)
 

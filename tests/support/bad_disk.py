@@ -27,7 +27,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 class BadDisk:
     """Mounted at `mount`, it shows the files of `behind`. Pages given to `spoil` can't be read until they are
-    written."""
+    written; those given to `wear_out` can't be written either."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError if there is no FUSE here, or no right to mount it."""
@@ -55,6 +55,10 @@ class BadDisk:
     def spoil(self, name: str, *pages: int) -> None:
         """Make these pages of 4096 bytes of a file unreadable. None of them may be in the page cache yet."""
         (self.behind / f"{name}.bad").write_text(" ".join(map(str, pages)))
+
+    def wear_out(self, name: str, *pages: int) -> None:
+        (self.behind / f"{name}.worn").write_text(" ".join(map(str, pages)))
+        self.spoil(name, *pages)
 
     def _serve(self, device: int) -> None:
         try:
@@ -121,8 +125,8 @@ class Served:
             "<6Q10I", node, at.st_size, -(-at.st_size // 512), 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0
         )
 
-    def _bad(self, node: int) -> set[int]:
-        path = self._file(node).with_name(f"{self._file(node).name}.bad")
+    def _bad(self, node: int, kind: str = "bad") -> set[int]:
+        path = self._file(node).with_name(f"{self._file(node).name}.{kind}")
         return set(map(int, path.read_text().split())) if path.exists() else set()
 
     def _read(self, node: int, offset: int, size: int) -> bytes:
@@ -132,6 +136,8 @@ class Served:
             return os.pread(file.fileno(), size, offset)
 
     def _write(self, node: int, offset: int, size: int, data: bytes) -> bytes:
+        if self._bad(node, "worn") & set(range(offset // 4096, -(-(offset + size) // 4096))):
+            raise OSError(errno.EIO, "a block that is worn out")
         left = self._bad(node) - set(
             range(-(-offset // 4096), (offset + size) // 4096)
         )  # a page that is written as a whole can be read again

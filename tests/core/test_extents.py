@@ -1,0 +1,147 @@
+"""The space map, or a slab, contradicts the place of an extent. A reader of its contents gets an error, and the other
+extents can be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.support.images import DATA, FREE, META, PAGE, SLAB_PAGE, Image
+
+PAGES = 1100  # of the large array
+
+
+def image_of(path: Path) -> Image:
+    with pmstore.open(path, "x", media="file") as store:
+        store["large"] = np.full(511 * PAGES, 0x5555555555555555)  # as the space map says of pages of contents
+        store["small"] = np.arange(9.0)
+        store["next"] = np.arange(9.0) + 1
+        store["larger"] = np.arange(20.0)
+    return Image(path)
+
+
+def place(image: Image, name: str) -> int:
+    return next(cell.offset for cell in image.cells(image.tree) if cell.key == b"n" + name.encode())
+
+
+def refused(image: Image, name: str, match: str) -> None:
+    """Its contents are neither read nor freed, and the others can be used."""
+    image.save()
+    with pmstore.open(image.path, "r", media="file", exclusive=True) as store:
+        with pytest.raises(pmstore.CorruptStoreError, match=match):
+            store[name]
+        for other in {"large", "small", "next", "larger"} - {name}:
+            store[other]
+
+
+def test_every_page_of_an_extent_belongs_to_contents(tmp_path: Path) -> None:
+    """The map has 32 pages in a word."""
+    image = image_of(tmp_path / "store.pm")
+    first = place(image, "large") // PAGE
+    pages = range(first, first + PAGES)
+    for page in {*pages[:3], *pages[-2:], *(page for page in pages if page % 32 in (0, 31) and page % 992 < 70)}:
+        image.map_kind(page * PAGE, (FREE, META, SLAB_PAGE)[page % 3])
+        image.save()
+        with (
+            pmstore.open(image.path, "r", media="file", exclusive=True) as store,
+            pytest.raises(pmstore.CorruptStoreError, match=f"the space map disagrees at region offset {page * PAGE}$"),
+        ):
+            store["large"]
+        image.map_kind(page * PAGE, DATA)
+    image.save()
+    with pmstore.open(image.path, "r", media="file", exclusive=True) as store:
+        assert store.check().ok and (store["large"] == 0x5555555555555555).all()
+
+
+def test_a_large_extent_is_on_whole_pages(tmp_path: Path) -> None:
+    image = image_of(tmp_path / "store.pm")
+    image.change_cell(b"nlarge", offset=place(image, "large") + 64)
+    refused(image, "large", "it is not on whole pages")
+
+
+def test_an_extent_is_a_block_in_use_of_a_slab_of_its_class(tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    image = image_of(path)
+    small, larger = place(image, "small"), place(image, "larger")
+    slab = small // PAGE * PAGE
+    block = (small - slab - 64) // 128
+    image.put(slab, 24, image.get(slab, 24) & ~(1 << block))
+    refused(image, "small", f"no such block at region offset {small}$")
+    for offset, length in (
+        (small + 8, 72),  # between two blocks
+        (slab + 64 + 128 * 25, 72),  # a block that is free
+        (slab, 72),
+        (slab + 8, 72),
+        (slab + 64 - 128, 72),  # in the page before
+        (larger // PAGE * PAGE + 64, 72),  # in a slab of another class, where both have a block
+    ):
+        image = image_of(path.with_name(f"{offset}.pm"))
+        image.change_cell(b"nsmall", offset=offset, length=length)
+        refused(image, "small", f"(no such block|no slab) at region offset {offset}$")
+
+
+NEXT, PREVIOUS, SLABS = 32, 40, 40  # fields of a slab; the lists of slabs in the root
+NOWHERE = 60 * PAGE
+
+
+def with_lists(path: Path) -> tuple[Image, list[int], dict[int, str]]:
+    """A store with a list of three slabs, each with a free block and one in use, and a full slab. The slabs in the
+    list's order, and a name of each; the full one is the last."""
+    with pmstore.open(path, "x", media="file") as store:
+        for i in range(8):
+            store[f"a{i}"] = np.full(251, i)  # two fill a slab
+        store.commit()
+        for i in (0, 2, 4):
+            del store[f"a{i}"]
+    image = Image(path)
+    slabs = [image.get(0, SLABS + 8 * 8)]
+    while following := image.get(slabs[-1], NEXT):
+        slabs.append(following)
+    names = {place(image, f"a{i}") // PAGE * PAGE: f"a{i}" for i in (1, 3, 5, 6)}
+    return image, [*slabs, place(image, "a6") // PAGE * PAGE], names
+
+
+@pytest.mark.parametrize("field", [NEXT, PREVIOUS])
+@pytest.mark.parametrize("which", range(3))
+def test_an_array_is_deleted_whose_slab_can_not_leave_its_list(tmp_path: Path, which: int, field: int) -> None:
+    image, slabs, names = with_lists(tmp_path / "store.pm")
+    image.put(slabs[which], field, NOWHERE)
+    image.save()
+    with pmstore.open(image.path, media="file") as store:
+        del store[names.pop(slabs[which])]
+        store.commit()
+        store["new"] = np.zeros(251)
+        assert sorted(store) == sorted([*names.values(), "a7", "new"])
+
+
+@pytest.mark.parametrize("field", [NEXT, PREVIOUS])
+def test_a_full_slab_that_can_not_leave_its_list_is_an_error(tmp_path: Path, field: int) -> None:
+    image, slabs, names = with_lists(tmp_path / "store.pm")
+    image.put(slabs[0], field, NOWHERE)
+    image.save()
+    with pmstore.open(image.path, media="file") as store:
+        with pytest.raises(pmstore.CorruptStoreError):
+            store["new"] = np.zeros(251)
+        store.rollback()
+        assert sorted(store) == sorted([*names.values(), "a7"])
+
+
+@pytest.mark.parametrize("there", ["nothing", "another size"])
+def test_the_first_of_a_list_is_no_such_slab(tmp_path: Path, there: str) -> None:
+    image, slabs, names = with_lists(tmp_path / "store.pm")
+    if there == "nothing":
+        image.put(0, SLABS + 8 * 8, NOWHERE)
+    else:
+        image.put(slabs[0], 20, 7, "I")
+    image.save()
+    with pmstore.open(image.path, media="file") as store:
+        with pytest.raises(pmstore.CorruptStoreError):
+            store["new"] = np.zeros(251)
+        store.rollback()
+        del store["a7"]  # its slab, which was full, would enter the list
+        store.commit()
+        assert sorted(store) == sorted(names.values())

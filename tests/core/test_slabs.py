@@ -1,0 +1,114 @@
+"""Small extents: blocks of slabs, pages that are divided into blocks of one size. None is given away twice, and all are
+given back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore._core import Core
+
+PAGE, LINE = 4096, 64
+CLASSES = [64, 128, 192, 256, 384, 512, 768, 1344, 2016]  # bytes of blocks
+HASH = 8  # bytes of an extent besides its contents
+
+
+def blocks_of(size: int) -> int:
+    return (PAGE - LINE) // size
+
+
+@pytest.mark.parametrize("size", CLASSES)
+def test_a_slab_has_as_many_blocks_as_fit(open_store: Callable[..., pmstore.Store], size: int) -> None:
+    store = open_store()
+    core: Core = store._catalog.core
+    smaller = max((one for one in CLASSES if one < size), default=HASH)
+    for length in (size - HASH, smaller - HASH + 1):
+        before = store.stats().region_used
+        taken = [core.alloc(length) for _ in range(3 * blocks_of(size))]
+        assert store.stats().region_used == before + 3 * PAGE
+        slabs = {offset // PAGE * PAGE for offset in taken}
+        assert sorted(taken) == sorted(slab + LINE + i * size for slab in slabs for i in range(blocks_of(size)))
+        core.free(taken[0], length)
+        assert core.alloc(length) == taken[0]
+        random.Random(size).shuffle(taken)
+        for offset in taken:
+            core.free(offset, length)
+        assert store.stats().region_used == before
+    store["n"] = 1
+    store.commit()
+    assert store.check().ok, store.check()
+
+
+def place(store: pmstore.Store, name: str) -> int:
+    entry = store._catalog.core.get(b"n" + name.encode())
+    assert entry is not None
+    return entry.offset
+
+
+def test_blocks_are_free_again_after_the_commit(open_store: Callable[..., pmstore.Store]) -> None:
+    """Those of the first slab, of one between others, and of the last one."""
+    store = open_store()
+    names = [f"{i:03}" for i in range(5 * blocks_of(512))]
+    for i, name in enumerate(names):
+        store[name] = np.full(63, i)
+    store.commit()
+    used, places = store.stats().region_used, {name: place(store, name) for name in names}
+    gone = names[:: blocks_of(512)]
+    for name in gone:
+        del store[name]
+    store["while they are there"] = np.zeros(63)
+    assert place(store, "while they are there") not in places.values()
+    del store["while they are there"]
+    store.commit()
+    assert store.stats().region_used == used
+    for name in gone:
+        store[name] = np.full(63, -1)
+    assert {place(store, name) for name in gone} == {places[name] for name in gone}
+    store.commit()
+    assert store.stats().region_used == used and store.check().ok
+
+
+def test_blocks_that_come_and_go_at_random(open_store: Callable[..., pmstore.Store]) -> None:
+    store = open_store()
+    store["n"] = 0
+    store.commit()
+    used, chance = store.stats().region_used, random.Random(11)
+    here: dict[str, int] = {}
+    for step in range(1200):
+        if here and chance.random() < (0.35 if step < 600 else 0.7):
+            name = chance.choice(sorted(here))
+            del store[name], here[name]
+        else:
+            name, here[f"a{step}"] = f"a{step}", step
+            store[name] = np.full(chance.choice((100, 240)), step)
+        if chance.random() < 0.02:
+            store.commit()
+    store.commit()
+    assert store.check().ok, store.check()
+    assert all((store[name] == value).all() for name, value in here.items())
+    for name in here:
+        del store[name]
+    store.commit()
+    assert store.stats().region_used == used and store.check().ok
+
+
+def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callable[..., pmstore.Store]) -> None:
+    with open_store() as store:
+        store.update({name: np.zeros(10) for name in "abcd"})
+    store = open_store()
+    places = {name: place(store, name) for name in "abcd"}
+    held = store["b"]
+    del store["b"]
+    store.commit()
+    store["e"], store["f"] = np.ones(10), np.ones(10)
+    assert not {place(store, "e"), place(store, "f")} & set(places.values())
+    held[:] = 5
+    del held
+    store.commit()
+    store["g"] = np.ones(10)
+    assert place(store, "g") == places["b"] and store.check().ok

@@ -29,10 +29,10 @@ from pmstore.archive._begin import places_of
 from pmstore.archive._differences import Difference, difference
 from pmstore.archive._format import TAG, Loss, Row, tell_losses, wrapped
 from pmstore.archive._index import Index
-from pmstore.archive._objects import MissingObjectError, ObjectExistsError
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target, about_of, tags_of, untag
+from pmstore.archive._target import Target, about_of, tag_of, tags_of, untag
 from pmstore.archive._verifying import VerifyReport, verify
 from pmstore.archive._versions import Entries, Library, Version
 
@@ -266,7 +266,8 @@ class Archive(Mapping[int, Version]):
         """Name a version, by default the newest. A tagged version stays, even if a drain would remove it.
 
         Raises ValueError for a name that isn't letters, digits and ``._-``, ArchiveConflictError if the name is taken
-        by another version, UnknownVersionError.
+        by another version, ArchiveDamagedError if the tag of this name is damaged (`untag` removes it),
+        UnknownVersionError.
         """
         if not isinstance(name, str) or not _TAG.fullmatch(name):
             raise ValueError(f"a tag has letters, digits and ._-, at most 100, and no dot in front, not {name!r:.120}")
@@ -278,7 +279,7 @@ class Archive(Mapping[int, Version]):
             try:
                 place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
             except ObjectExistsError:
-                if tags_of(Sources([place])).get(name) != row.version:
+                if self._tagged(place, name) != row.version:
                     raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None
         self.refresh()
         try:
@@ -286,6 +287,14 @@ class Archive(Mapping[int, Version]):
         except UnknownVersionError:  # a drain has removed it meanwhile
             self.untag(name)
             raise
+
+    @staticmethod
+    def _tagged(place: Place, name: str) -> int | None:
+        """The version that has a tag in a place; None if it was taken away meanwhile."""
+        try:
+            return tag_of(Sources([place]), name)
+        except MissingObjectError:
+            return None
 
     def untag(self, name: str) -> None:
         """Take a tag away, in the places of this archive that have it. Raises KeyError if there is none.

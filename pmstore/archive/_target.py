@@ -60,7 +60,7 @@ def about_of(sources: Sources) -> dict[str, Any]:
     return sources.read("archive", check)
 
 
-def _tag(sources: Sources, name: str) -> int:
+def tag_of(sources: Sources, name: str) -> int:
     """The version that a tag names. Raises MissingObjectError, ArchiveDamagedError."""
 
     def check(data: bytes) -> int:
@@ -80,7 +80,7 @@ def tags_of(sources: Sources, damaged: set[str] | None = None) -> dict[str, int]
     found = {}
     for name in sources.list("tags"):
         try:
-            found[name] = _tag(sources, name)
+            found[name] = tag_of(sources, name)
         except MissingObjectError:  # it was taken away meanwhile
             pass
         except ArchiveDamagedError:
@@ -98,7 +98,7 @@ def untag(places: Sequence[Place], name: str, version: int | None) -> None:
     token = secrets.token_hex(8)
     for place in places:
         try:
-            found: int | None = _tag(Sources([place]), name)
+            found: int | None = tag_of(Sources([place]), name)
         except MissingObjectError:
             continue
         except ArchiveDamagedError:
@@ -214,7 +214,7 @@ class Target:
             if name in self._tags:
                 continue
             with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
-                row = self.index.find(_tag(Sources([source]), name))
+                row = self.index.find(tag_of(Sources([source]), name))
                 if row is None or not row.kept:
                     continue
                 with contextlib.suppress(ObjectExistsError):
@@ -235,14 +235,14 @@ class Target:
                 self._tags.discard(name)  # the place before may have the name for another version now
                 continue
             try:
-                if _tag(Sources([source]), name) == version:
+                if tag_of(Sources([source]), name) == version:
                     continue  # tagged again, or not taken away yet
             except ArchiveDamagedError:
                 continue
             except MissingObjectError:
                 pass
             with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
-                if _tag(Sources([self.place]), name) == version:
+                if tag_of(Sources([self.place]), name) == version:
                     self.place.delete([f"tags/{name}"])
             self._tags.discard(name)
             _put_removal(self.place, removal)

@@ -122,8 +122,13 @@ def _folders(path: str) -> list[str]:
 
 def _has_states(folder: str) -> bool:
     """Whether there are local states in a folder, or nothing: a worker died before it made one."""
-    names = os.listdir(folder)
-    return not names or any(_STATE.fullmatch(name) for name in names)
+    return not os.listdir(folder) or bool(_states(folder))
+
+
+def _states(folder: str) -> list[str]:
+    """The names of the local states in a folder, which are files."""
+    with os.scandir(folder) as entries:
+        return [e.name for e in entries if _STATE.fullmatch(e.name) and not e.is_dir(follow_symlinks=False)]
 
 
 def _unused(path: str, name: str) -> str:
@@ -137,9 +142,8 @@ def _unused(path: str, name: str) -> str:
 def _delete(folder: str) -> None:
     """Delete the local states in a folder, and the folder if nothing else is in it. Another call may do so, too."""
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            if _STATE.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(folder, name))
+        for name in _states(folder):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
         if not os.listdir(folder):
             os.rmdir(folder)

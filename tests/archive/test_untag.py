@@ -218,6 +218,10 @@ def test_a_damaged_tag_hides_no_version(store: pmstore.Store, tmp_path: Path) ->
     assert found.tags == {"second": 1} and found.versions() == [1, 2, 3]
     with pytest.warns(pmstore.ArchiveWarning):
         found.restore(tmp_path / "old.pm", 1)
+    with pytest.warns(pmstore.ArchiveWarning):
+        found.tag("second", 1)  # that is its version already
+    with pytest.warns(pmstore.ArchiveWarning), pytest.raises(pmstore.ArchiveDamagedError, match="best"):
+        found.tag("best", 2)
     assert not found.verify().ok
     with pytest.warns(pmstore.ArchiveWarning), pytest.raises(pmstore.ArchiveError, match="untag: best"):
         found.forget([2])

@@ -35,6 +35,9 @@ def to_json(value: Any) -> Any:
     if type(value) not in (np.ndarray, dict) and (found := parts_of(value)) is not None:
         return {"type": found[0], "parts": to_json(found[1])}
     if isinstance(value, np.ndarray):
+        kind, size = value.dtype.kind, value.dtype.itemsize
+        if kind in "biuU" or (kind == "f" and size <= 8 and np.isfinite(value).all()):
+            return value.tolist()
         return [to_json(item) for item in value] if value.ndim else to_json(value[()])
     if isinstance(value, np.void) and value.dtype.names:
         return {name: to_json(value[name]) for name in value.dtype.names}

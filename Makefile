@@ -1,5 +1,5 @@
 # make demo   a fit that is killed, again and again, and still gives the same result
-# make test   lint and the test-suite
+# make test   lint and the tests of the core, of values and of estimators
 # Both set up all that they need in .venv and build/. `make help` lists the rest.
 
 PYTHON ?= python3
@@ -21,6 +21,8 @@ RACES := build/tsan
 # $(call tests,FOLDER,NAMES): paths of test files.
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
+# Folders with targets of their own, which run all their tests.
+APART := tests/aarch64 tests/archive tests/interchange tests/scale
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
 	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build versions) \
@@ -51,7 +53,7 @@ help:
 	@echo 'make test-archive  the tests of the archive with an S3 server, and those of export and import with their formats'
 	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
-	@echo 'make test-scale  fits over shards, also on dask clusters of two processes; it installs dask'
+	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
@@ -81,29 +83,29 @@ demo: build
 # What lint needs is installed, and lint runs, beside the tests.
 test: build
 	@mkdir -p build; $(MAKE) -s --no-print-directory lint strict >build/lint.log 2>&1 & lint=$$!; \
-		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' --ignore=tests/aarch64 \
+		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(APART:%=--ignore=%) \
 			--durations=10 $(ARGS) || status=$$?; \
 		wait $$lint || status=1; cat build/lint.log; exit $$status
 
-# Beside what make test has: moto's server, which speaks S3, s3fs, zarr, h5py and safetensors.
+# Beside what .venv has: moto's server, which speaks S3, s3fs, zarr, h5py and safetensors.
 test-archive: build
 	@set -e; $(call beside,build/archive,test-archive,)
 	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive tests/interchange $(ARGS)
 
-# Beside what make test has: pandas, polars and pyarrow, which also reads shards of .parquet files.
+# Beside what .venv has: pandas, polars and pyarrow, which also reads shards of .parquet files.
 test-frames: build
 	@set -e; $(call beside,build/frames,test-frames,)
 	@build/frames/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/store/test_known_types.py \
 		tests/store/test_tables.py tests/scale/test_shards.py $(ARGS)
 
-# Beside what make test has: torch, built for CPUs.
+# Beside what .venv has: torch, built for CPUs.
 test-torch: build
 	@set -e; $(call beside,build/torch,test-torch,$(TORCH))
 	@build/torch/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/torch \
 		'tests/project/test_docs.py::test_python_blocks_run[training.md]' \
 		'tests/project/test_tidy.py::test_public_names_have_docstrings[pmstore.torch]' $(ARGS)
 
-# Beside what make test has: dask and distributed. The clusters are processes on this machine.
+# Beside what .venv has: dask and distributed. The clusters are processes on this machine.
 test-scale: SCALE ?= tests/scale
 test-scale: build
 	@set -e; $(call beside,build/scale,test-scale,)
@@ -207,7 +209,7 @@ sanitize: build
 
 # The tests that make test leaves out.
 long: build
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m long $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m long $(APART:%=--ignore=%) $(ARGS)
 
 # The background sync beside commits, checkpoints and growth, and all that several threads do with a store.
 tsan: build
@@ -292,7 +294,7 @@ pythons:
 		echo "$$python"; copy=build/python/$${python##*/}; mkdir -p $$copy; \
 		find $$copy -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +; \
 		git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $$copy; \
-		$(MAKE) -C $$copy test PYTHON=$$python; \
+		$(MAKE) -C $$copy test PYTHON=$$python APART=tests/aarch64; \
 	done
 
 oldest: build

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import hypothesis
 import pytest
@@ -54,6 +54,15 @@ def pytest_runtest_setup() -> None:
     """Hide what pytest keeps of the tests before, too: after a thousand tests a collection would take 30 ms."""
     if next(_tests) % 50 == 0:
         pytest_collection_finish()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``long_on(medium)`` are marked ``long`` where they have that medium."""
+    for item in items:
+        mark = item.get_closest_marker("long_on")
+        if mark is not None and cast(pytest.Function, item).callspec.params["medium"] in mark.args:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_sessionfinish() -> None:

@@ -350,6 +350,7 @@ def mapped_at(start: int, size: int) -> ctypes.Array[ctypes.c_char] | None:
     return (ctypes.c_char * size).from_address(start) if at == start else None
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.parametrize("durability", ["sync", "async"])
 def test_memory_may_be_locked(medium: Medium, durability) -> None:
     def child() -> str:

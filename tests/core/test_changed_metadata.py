@@ -85,6 +85,6 @@ def fuzz(directory: str, seed: int, rounds: int) -> None:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_changed_metadata_give_errors_and_no_more(tmp_path: Path, part: int) -> None:
     run_in_fork(fuzz, str(tmp_path), part * 100_000, FUZZED // 2)

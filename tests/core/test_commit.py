@@ -159,6 +159,7 @@ def test_dense_extents_are_taken_whole_and_become_sparse_again(medium: Medium, o
         np.testing.assert_array_equal(store["x"], expected)
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["close", "crash"])
 def test_a_commit_larger_than_any_log(medium: Medium, how: str) -> None:

@@ -54,6 +54,7 @@ def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload
     assert_survives(recording, **limits(workload, BUDGET, depth))
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", LARGE, ids=lambda workload: workload.__name__)
 def test_I1_with_many_megabytes(medium: Medium, workload: Workload) -> None:

@@ -125,6 +125,7 @@ def evaluate(path: Path, medium: str, mode: str, state: Snapshot) -> str:
         return "error"
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.longer
 @pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
 def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crashed: bool) -> None:
@@ -337,6 +338,7 @@ class RandomRun:
             self.rng.choice((*often, *seldom, *rarely))()
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_thousands_of_operations_leave_a_sound_store(medium: Medium, seed: int) -> None:

@@ -129,6 +129,7 @@ def assert_snapshots_are_commits(recording: Recording, path: Path, seed: int, mo
     return taken, compared
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.longer
 @pytest.mark.parametrize("workload", [bulky, *WORKLOADS], ids=lambda workload: workload.__name__)
 def test_I19_a_snapshot_is_a_commit_whatever_happens_meanwhile(medium: Medium, workload: Workload) -> None:

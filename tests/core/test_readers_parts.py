@@ -28,6 +28,7 @@ def written(path: str, medium: Medium, array: np.ndarray) -> None:
         store["array"] = array
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.parametrize("pages", [SHARED_FROM - 1, SHARED_FROM, 1000, 2500])
 @pytest.mark.parametrize("less", [0, 8])
 def test_I20_every_part_of_a_large_array(path: str, medium: Medium, pages: int, less: int) -> None:
@@ -127,6 +128,7 @@ def test_readers_of_many_arrays_leave_no_memory(path: str, medium: Medium) -> No
     assert allocated() - before < 100_000
 
 
+@pytest.mark.long_on("file")
 def test_a_fork_while_a_large_array_is_read(path: str, medium: Medium) -> None:
     """The child has no second thread, and reads like any process."""
     array = np.random.default_rng(1).integers(0, 256, 2000 * PAGE, np.uint8)

@@ -185,6 +185,7 @@ def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: s
         assert_committed(store)
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.longer
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:
     """Every word that a writer wrote before it stopped is in the commit after that, at the latest."""

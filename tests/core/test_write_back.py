@@ -70,6 +70,7 @@ def test_I2_whatever_comes_next_finds_the_last_commit(open_store: Opener) -> Non
     assert store.check().ok
 
 
+@pytest.mark.long_on("memory")
 def test_a_store_that_is_closed_at_once_has_it_all(open_store: Opener) -> None:
     for value in range(1, 25):
         store = open_store(mode="a", verify=True)
@@ -107,6 +108,7 @@ def test_its_threads_take_no_signals_and_most_stores_have_none(open_store: Opene
     assert set(os.listdir("/proc/self/task")) <= before
 
 
+@pytest.mark.long_on("memory")
 def test_I1_killed_while_the_image_is_behind(medium: Medium) -> None:
     path = medium.directory / "store.pm"
     with pmstore.open(path, "x", media=medium.name) as store:

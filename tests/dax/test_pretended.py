@@ -41,6 +41,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.long
 def test_what_the_guest_is_asked(disk: Path, fault_library: Path) -> None:
     chosen = " and ".join(["dax", *(f"not {name}" for name in LEFT_OUT)])
     done = subprocess.run(

@@ -270,6 +270,7 @@ def test_aggregates_take_turns_with_files(benchmarks: None, tmpfs: Path, monkeyp
     assert f"| disk | {what}: whole files ÷ aggregate | ≥ 30 | 30.0 | yes |" in told["aggregate-targets"]
 
 
+@pytest.mark.long
 def test_the_archive_takes_turns_with_none(benchmarks: None, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import bench_archive
     import report

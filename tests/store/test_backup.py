@@ -98,6 +98,7 @@ def assert_backups_are_commits(recording: Recording, path: Path, seed: int) -> i
     return compared
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.parametrize("workload", [bulky, *WORKLOADS], ids=lambda workload: workload.__name__)
 def test_I22_a_backup_is_a_commit_whatever_happens_meanwhile(medium: Medium, workload: Workload) -> None:
     recording = record(medium.directory / "store.pm", medium.name, workload, readers=False, **OPTIONS.get(workload, {}))

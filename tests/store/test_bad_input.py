@@ -299,6 +299,7 @@ def damages(data, rng, count):
         yield kind, at, bytes(bad[: len(data)])
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_a_damaged_file_is_an_error_and_never_a_crash(sample, open_store, mode):
     path, data, good = sample
@@ -331,6 +332,7 @@ def test_a_damaged_file_is_an_error_and_never_a_crash(sample, open_store, mode):
     assert all(outcomes.values()), outcomes
 
 
+@pytest.mark.long_on("memory")
 def test_a_damaged_file_can_be_written_to_without_a_crash(sample, open_store):
     path, data, _ = sample
     rng = random.Random(6)

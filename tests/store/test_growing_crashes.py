@@ -27,6 +27,7 @@ def limits(workload: Workload, budget: int, depth: int = 2) -> dict[str, int]:
     return {"budget": budget // 4, "depth": min(depth, 1)} if costly else {"budget": budget, "depth": depth}
 
 
+@pytest.mark.long_on("memory")
 @pytest.mark.parametrize("workload", GROWING, ids=lambda workload: workload.__name__)
 def test_I36_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload) -> None:
     recording = record(medium.directory / "store.pm", medium.name, workload, again)

@@ -416,6 +416,7 @@ def test_I36_an_interrupt_anywhere_loses_no_writes_to_rows_that_move(store, resi
     assert x[0] == event_number - 1 - moves and moves > 1 and not x.flags.writeable and store.check().ok
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.parametrize("change", ["del", "pop", "rename", "rename a group", "import"])
 def test_I38_an_interrupt_anywhere_leaves_no_attributes_behind(store, tmp_path, change):
     with pmstore.open(":memory:") as other:

@@ -356,7 +356,7 @@ unusual = (
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(unusual)
 def test_what_is_encoded_can_be_decoded(value):
     try:

@@ -37,6 +37,7 @@ def command() -> str:
     return re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: inputs[found[1]], line)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("test", "status"), [(CAREFUL, 0), (CARELESS, 1)], ids=["careful", "careless"])
 def test_the_action_runs_crash_tests_and_keeps_failures(tmp_path: Path, test: str, status: int) -> None:
     (tmp_path / "tests").mkdir()

@@ -405,7 +405,9 @@ def test_the_command_passes(command: Command, capsys: pytest.CaptureFixture[str]
     assert "no failure: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("sync, status", [("pass", 1), ("file.flush(); os.fsync(file.fileno())", 0)])
+@pytest.mark.parametrize(
+    "sync, status", [("pass", 1), pytest.param("file.flush(); os.fsync(file.fileno())", 0, marks=pytest.mark.long)]
+)
 def test_the_server_of_a_python_check_changes_no_result(
     command: Command, capsys: pytest.CaptureFixture[str], sync: str, status: int
 ) -> None:

@@ -96,6 +96,7 @@ def test_run_and_replay(here: Path, capsys: pytest.CaptureFixture[str], check: s
     assert note == "  the recorded run was evaluated: only a new run shows what a changed workload does"
 
 
+@pytest.mark.long
 def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "check.py").write_text(
         "import pmstore, sys\nfrom bank import conserved\n"

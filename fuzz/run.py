@@ -130,7 +130,7 @@ def build(compiler: Compiler, core: Path, out: Path, jobs: int, extra: list[str]
         own = [*flags, "-Werror"]
         if core in source.parents:
             own = [*flags, *([COVERAGE] if compiler.guided and source.name != "hash.c" else [])]
-            own += STAGE if source.name == "log.c" else []
+            own += STAGE if source.name == "writer.c" else []
         key = hashlib.sha256(headers + source.read_bytes() + repr((compiler, own)).encode()).hexdigest()[:16]
         target = objects / f"{source.stem}-{key}.o"
         if not target.exists():

@@ -1,6 +1,6 @@
 /*
- * The memory in which a store gathers its commits: some MiB for every opening. Under ASan a fresh block of that size
- * costs more than all else that an execution does, so log/log.c is compiled to take it from here, where it is kept.
+ * The memory in which a store gathers its commits: some MiB for every store that commits. Under ASan a fresh block of
+ * that size costs much, so log/writer.c is compiled to take it from here, where it is kept.
  */
 #include <sanitizer/asan_interface.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.support.images import DATA, FREE, META, PAGE, SLAB_PAGE, Image
+from tests.support.images import DATA, FREE, MAP, MAP_LIST, META, PAGE, ROOT, SLAB_PAGE, Image
 
 PAGES = 1100  # of the large array
 
@@ -61,6 +61,14 @@ def test_a_large_extent_is_on_whole_pages(tmp_path: Path) -> None:
     image = image_of(tmp_path / "store.pm")
     image.change_cell(b"nlarge", offset=place(image, "large") + 64)
     refused(image, "large", "it is not on whole pages")
+
+
+@pytest.mark.parametrize("offset", [1 << 45, 1 << 60, (1 << 63) + 5 * PAGE])
+def test_a_large_extent_lies_in_the_store(tmp_path: Path, offset: int) -> None:
+    """Nothing else asks that before the lists of the space map are read, as an array of 256."""
+    image = image_of(tmp_path / "store.pm")
+    image.change_cell(b"nlarge", offset=offset)
+    refused(image, "large", "it lies outside the store$")
 
 
 def test_an_extent_is_a_block_in_use_of_a_slab_of_its_class(tmp_path: Path) -> None:
@@ -145,3 +153,69 @@ def test_the_first_of_a_list_is_no_such_slab(tmp_path: Path, there: str) -> None
         del store["a7"]  # its slab, which was full, would enter the list
         store.commit()
         assert sorted(store) == sorted(names.values())
+
+
+def test_a_list_of_slabs_that_ends_nowhere(tmp_path: Path) -> None:
+    """Few slabs are looked at, so that a list in a circle is left."""
+    image, slabs, names = with_lists(tmp_path / "store.pm")
+    image.put(slabs[0], NEXT, slabs[0])
+    image.put(slabs[0], 24, 0b11)  # both of its blocks are in use
+    image.save()
+    with pmstore.open(image.path, media="file") as store:
+        store["new"] = np.zeros(251)
+        store.commit()
+        assert sorted(store) == sorted([*names.values(), "a7", "new"])
+
+
+MAP_PAGES = 16128  # that one page of the map describes
+
+
+def given_away(path: Path, *types: int) -> Image:
+    """The space map says that the first page of these types is free: it is given away."""
+    image = image_of(path)
+    image.map_kind(next(image.pages(*types)), FREE)
+    image.save()
+    return image
+
+
+@pytest.mark.parametrize("kind", [MAP, MAP_LIST])
+def test_contents_over_the_space_map_are_not_committed(tmp_path: Path, kind: int) -> None:
+    """It said when they were written that the place is free, and now it says nothing of the kind."""
+    image = given_away(tmp_path / "store.pm", kind)
+    with pmstore.open(image.path, media="file") as store:
+        store["x"] = np.full(511, 0x5555555555555555 if kind == MAP else 5 * PAGE)
+        with pytest.raises(pmstore.CorruptStoreError, match="it has given away pages at region offset"):
+            store.commit()
+        store.rollback()
+
+
+def test_a_map_in_the_place_of_its_list(tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store._catalog.core.alloc(3 * MAP_PAGES * (PAGE - 8))
+        store.rollback()  # the store is larger than its map describes
+    image = Image(path)
+    image.map_kind(next(image.pages(MAP_LIST)), FREE)
+    image.save()
+    with pmstore.open(path, media="file") as store:
+        with pytest.raises(pmstore.CorruptStoreError, match="of another kind than its reference says"):
+            store._catalog.core.alloc(MAP_PAGES * 3 // 2 * (PAGE - 8))
+        store.rollback()
+        store["value"] = 1
+        store.commit()
+
+
+@pytest.mark.parametrize("kind", [ROOT, MAP])
+def test_a_slab_over_other_metadata_is_not_freed(tmp_path: Path, kind: int) -> None:
+    image = given_away(tmp_path / "store.pm", kind)
+    page = next(image.pages(kind))
+    with pmstore.open(image.path, media="file") as store:
+        core = store._catalog.core
+        offset = core.alloc(500)
+        assert offset == page + 64
+        with pytest.raises(
+            pmstore.CorruptStoreError, match=f"page at region offset {page} is of another kind than its reference says"
+        ):
+            core.free(offset, 500)
+        store.rollback()
+        assert (store["small"] == np.arange(9.0)).all()

@@ -169,6 +169,20 @@ def test_pages_in_use_are_counted_in_every_map(open_store, maps):
     assert store.check().ok, store.check()
 
 
+def test_the_last_map_describes_one_page_of_the_store(open_store):
+    """It is that page itself."""
+    store = open_store()
+    log_size = store.stats().log_size
+    store.close()
+    store = open_store(max_size=(2 + MAP + 1) * PAGE + log_size)
+    core = store._catalog.core
+    core.alloc((MAP - 66) * (PAGE - 8))
+    with pytest.raises(pmstore.OutOfSpaceError):
+        for _ in range(63):
+            core.alloc(PAGE - 8)
+    assert store.stats().region_used == store.stats().region_size == (MAP + 1) * PAGE
+
+
 def test_pages_of_a_map_that_a_rollback_takes_back_are_found_again(open_store):
     core = open_store()._catalog.core
     first = [core.alloc(PAGE - 8) for _ in range(10)]

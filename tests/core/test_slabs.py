@@ -112,3 +112,19 @@ def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callabl
     store.commit()
     store["g"] = np.ones(10)
     assert place(store, "g") == places["b"] and store.check().ok
+
+
+def test_few_slabs_are_looked_at_before_a_page_is_taken(open_store: Callable[..., pmstore.Store]) -> None:
+    """The free blocks of eleven wait for the commit; the twelfth has one that is free."""
+    store = open_store()
+    store.update({f"a{i:02}": np.full(251, i) for i in range(24)})  # two fill a slab
+    store.commit()
+    del store["a00"]
+    store.commit()
+    for i in range(2, 24, 2):
+        del store[f"a{i:02}"]
+    before = store.stats().region_used
+    store["new"] = np.zeros(251)
+    assert store.stats().region_used == before + PAGE
+    store.commit()
+    assert store.check().ok

@@ -35,12 +35,6 @@ EQUIVALENT = [
         "(0 + 1)",
     ),
     Equivalent(
-        "csrc/space/heap.c",
-        'return pm_fail(PM_CORRUPT, "an extent is damaged: it lies outside the store");',
-        "What follows finds no slab at such a place, or no whole pages, and says so with other words.",
-        "(void)0;",
-    ),
-    Equivalent(
         "csrc/recovery/verify.c",
         "if (!cell->length || cell->length > PM_REGION_LIMIT",
         "An extent as large as the limit does not fit into a region, which holds the root as well.",
@@ -374,12 +368,6 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/heap.c",
-        "if (pm_heap_kind(region, region->committed, page) != PM_PAGE_FREE) return false;",
-        "What is asked once more before bytes go past the log: the search has asked the same maps.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
         "if (durable != region->committed && pm_heap_kind(region, durable, page) != PM_PAGE_FREE) return false;",
         "What is asked once more before bytes go past the log: the search has asked the same maps.",
         "durable == region->committed",
@@ -392,43 +380,10 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/heap.c",
-        "if (is_new(region, offset / PM_PAGE, (offset + length + PM_PAGE - 1) / PM_PAGE)) return PM_OK;",
-        "What is asked once more before bytes go past the log: the search has asked the same maps.",
-        "length - PM_PAGE",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "The caller has read the root, and the list of maps if there is one: they stay checked until a rollback.",
-        "",
-        "ensure_map",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "The caller has read the root, which stays checked until a rollback.",
-        "",
-        "slab_free",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "What follows says that the page has no map; one that can't be read was asked for before.",
-        "",
-        "set_kind",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
         "PM_TRY(status);",
         "The search has read the same maps.",
         "",
         "pm_heap_pages",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "for (uint64_t page = 0; page < count; page += PM_MAP_PAGES) {",
-        "Each map is found by its second page: that matters only where a region ends behind the first page of one.",
-        "(0 + 1)",
     ),
     Equivalent(
         "csrc/space/heap.c",
@@ -441,12 +396,6 @@ EQUIVALENT = [
         "pm_page_new(region, page * PM_PAGE, type, 0);",
         "Nothing reads the level of a map or of a list of maps.",
         "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "for (int i = 0; at && i < LOOK_AT_MOST && block < 0; i++, at = slab->next) {",
-        "More slabs are looked at, before a page is taken for a new one.",
-        "i--",
     ),
     Equivalent(
         "csrc/recovery/verify.c",

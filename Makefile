@@ -22,7 +22,7 @@ RACES := build/tsan
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 # Folders with targets of their own, which run all their tests.
-APART := tests/aarch64 tests/archive tests/interchange tests/scale
+APART := tests/aarch64 tests/archive tests/codecs tests/interchange tests/scale
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
 	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build versions) \
@@ -50,7 +50,7 @@ help:
 	@echo 'make docs      the documentation as a site in build/site, with tests of it and of the gallery'
 	@echo 'make test-gallery  the notebooks of docs/gallery, executed; it installs a kernel and pandas'
 	@echo 'make test-aarch64  the core for aarch64, under emulation: stores that are killed there are recovered here'
-	@echo 'make test-archive  the tests of the archive with an S3 server, and those of export and import with their formats'
+	@echo 'make test-archive  the tests of the archive and its codecs with an S3 server, of export and import with their formats'
 	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask'
@@ -90,7 +90,7 @@ test: build
 # Beside what .venv has: moto's server, which speaks S3, s3fs, zarr, h5py and safetensors.
 test-archive: build
 	@set -e; $(call beside,build/archive,test-archive,)
-	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive tests/interchange $(ARGS)
+	@build/archive/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/archive tests/codecs tests/interchange $(ARGS)
 
 # Beside what .venv has: pandas, polars and pyarrow, which also reads shards of .parquet files.
 test-frames: build

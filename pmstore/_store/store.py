@@ -176,7 +176,8 @@ class Store(Following):
         it. If an exception leaves the inner one, the outer one is doomed: it rolls back, and raises TransactionError if
         it ends without an exception.
 
-        If the commit fails with OutOfSpaceError, the changes stay pending: make space and `commit`, or `rollback`.
+        If the commit fails with OutOfSpaceError or OutOfMemoryError, the changes stay pending: make space and `commit`,
+        or `rollback`. What ``only`` declared stays declared: the next commit has it, too, whatever that declares.
 
         Parameters
         ----------
@@ -217,8 +218,8 @@ class Store(Following):
         """Make every change of arrays and names since the last commit durable, all together.
 
         Raises TransactionError inside a transaction; waits for a transaction of another thread. After OutOfSpaceError
-        the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the store shows which
-        commits are durable.
+        or OutOfMemoryError the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the
+        store shows which commits are durable.
         """
         if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
             self._refuse_inside("commit")

@@ -38,6 +38,7 @@ def mappings(of: str = "") -> int:
     return sum(of in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("medium", ["memory"], indirect=True)
 def test_thousands_of_stores_are_open_for_reading(medium: Medium) -> None:
     path = medium.directory / "s"

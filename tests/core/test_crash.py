@@ -54,7 +54,7 @@ def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload
     assert_survives(recording, **limits(workload, BUDGET, depth))
 
 
-@pytest.mark.long_on("file")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", LARGE, ids=lambda workload: workload.__name__)
 def test_I1_with_many_megabytes(medium: Medium, workload: Workload) -> None:
@@ -119,6 +119,7 @@ def test_a_crash_while_a_store_is_made_leaves_no_half_of_one(medium: Medium) -> 
     assert tally.evaluated >= 100
 
 
+@pytest.mark.long_on("memory")
 def test_I3_a_crash_while_a_new_number_is_written_leaves_one_of_the_two(medium: Medium) -> None:
     tally, found = explored_renumbering(medium.directory / "store.pm", medium.name, budget=BUDGET // 2)
     assert found is None, found

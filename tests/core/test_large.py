@@ -370,7 +370,7 @@ def test_arrays_edited_names_and_new_values_in_one_commit(open_store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("medium", ["memory", pytest.param("file", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
 def test_many_names(open_store):
     store = open_store()
     names = [f"{i % 97}/{i}" for i in range(40_000)]

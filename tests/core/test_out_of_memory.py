@@ -306,6 +306,36 @@ def test_I9_what_readers_map_stays_when_memory_to_note_it_is_refused(fault_libra
     shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_beside_a_reader; {call}")
 
 
+def refused_with_a_declaration(folder: str) -> None:
+    for at in range(1, MOST):
+        path = Path(folder) / f"{at}.pm"
+        with pmstore.open(path, "x", media="file") as store:
+            store.update(a=np.zeros(9000), b=np.zeros(9000))
+        with pmstore.open(path, "r+", media="file") as store:
+            a, b = store["a"], store["b"]
+            begin_memory(ONCE, at)
+            try:
+                with store.transaction(only=[a]):
+                    a[:] = 1
+            except pmstore.OutOfMemoryError:
+                pass
+            refused = hits()
+            shims.end()
+            with store.transaction(only=[b]):
+                b[:] = 2
+            store._drop(discard=True)
+        with pmstore.open(path, "r") as store:
+            assert (store["a"] == 1).all() and (store["b"] == 2).all(), at
+        if not refused:
+            break
+    assert 1 < at < MOST - 1
+
+
+def test_what_a_refused_commit_declared_is_in_the_next(fault_library: Path, directory: Path) -> None:
+    call = f"refused_with_a_declaration({str(directory)!r})"
+    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_with_a_declaration; {call}")
+
+
 def killed(path: Path, medium: str) -> dict[str, Any]:
     """A store with a log to replay, in which contents were written directly between changes of the same pages. Returns
     its contents."""

@@ -30,6 +30,7 @@ def nothing_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMSTORE_TRACKER", "compare")
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.longer
 @settings(max_examples=12 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

@@ -368,18 +368,6 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/heap.c",
-        "if (durable != region->committed && pm_heap_kind(region, durable, page) != PM_PAGE_FREE) return false;",
-        "What is asked once more before bytes go past the log: the search has asked the same maps.",
-        "durable == region->committed",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "if (is_new(region, offset / PM_PAGE, (offset + length + PM_PAGE - 1) / PM_PAGE)) return PM_OK;",
-        "What is asked once more before bytes go past the log: the search has asked the same maps.",
-        "PM_PAGE - (1 + 1)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
         "PM_TRY(status);",
         "The search has read the same maps.",
         "",

@@ -418,6 +418,7 @@ def test_a_write_that_races_with_a_commit_is_in_the_next(open_store, medium, qui
         del a
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.longer
 def test_a_fork_while_another_thread_commits(open_store):
     store = open_store()

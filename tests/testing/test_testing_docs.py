@@ -76,6 +76,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     assert "failed" not in done, done
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((TUTORIAL.parent.parent / "examples").glob("crash_test_*.py")), ids=str)
 def test_the_examples(path: Path, tmp_path: Path) -> None:

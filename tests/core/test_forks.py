@@ -210,7 +210,7 @@ def test_space_is_used_again_when_the_children_are_gone(open_store, child) -> No
     store.create_array("data", 5000, fill_value=0.0, writeable=False)
     store.commit()
     sizes, workers = [], []
-    for i in range(20):
+    for i in range(50):
         data = store["data"]
         workers.append(child(lambda data=data: data[0]))
         del store["data"]

@@ -24,6 +24,7 @@ from tests.support.shim import variable
 
 PAGE = 4096
 PAGEMAP_SCAN = 0xC0606610
+LEAST = 64  # pages: of fewer, all are compared
 WATCHED_MOST = 1024  # arrays
 Array = np.ndarray[Any, Any]
 
@@ -35,9 +36,13 @@ def can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the kernel watches no memory, or does not let this process use it")
 
 
+def address_of(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
 def is_watched(array: Array) -> bool:
     """Whether the kernel tells writes to the pages of an array (PAGE_IS_WPALLOWED)."""
-    address = array.__array_interface__["data"][0]
+    address = address_of(array)
     start, end = address // PAGE * PAGE, -(-(address + array.nbytes) // PAGE) * PAGE
     room = ctypes.create_string_buffer(24)  # for one range of pages
     argument = struct.pack("=12Q", 96, 0, start, end, 0, ctypes.addressof(room), 1, 0, 0, 1, 0, 1)
@@ -106,22 +111,73 @@ def test_an_array_whose_changes_are_declared_is_watched_no_longer(open_store: Op
         assert not is_watched(w)
 
 
+def test_an_array_in_which_nothing_changes_stays_watched(open_store: Open) -> None:
+    store = open_store()
+    w = written_whole(store, 300)
+    assert commits(store, w, 20, 10)[-1]
+    assert all(commits(store, w, 0, 3))
+
+
+def test_a_rollback_of_an_array_that_is_not_watched(open_store: Open) -> None:
+    """It lets others be watched as before."""
+    store = open_store()
+    w = written_whole(store, 300)
+    other = store.create_array("other", (100, PAGE // 8))
+    store.commit()
+    other[:3] = 1
+    store.commit()
+    other[:3] = -1
+    store.rollback()
+    assert not is_watched(other) and (other[:3] == 1).all()
+    assert commits(store, w, 20, 10)[-1]
+
+
+def test_an_array_before_another_one_does_not_end_its_notes(open_store: Open) -> None:
+    """The space of the other one is watched no longer when it is used again (I9)."""
+    store = open_store()
+    store.create_array("before", (100, PAGE // 8))
+    store.create_array("large", (300, PAGE // 8))
+    store.close()
+    store = open_store()
+    large = store["large"]
+    large += 1
+    assert commits(store, large, 20, 20)[-1]
+    assert address_of(store["before"]) < address_of(large)
+    store["before"][0] = 1
+    store.commit()
+    assert is_watched(large)
+    address = address_of(large)
+    del large, store["large"]
+    store.commit()
+    again = store.create_array("again", (300, PAGE // 8))
+    assert address_of(again) == address and not is_watched(again)
+
+
 def test_small_arrays_are_not_watched(open_store: Open) -> None:
     """Nor are those that take the place of one that was (I9)."""
     store = open_store()
-    w = written_whole(store, 60)
+    w = written_whole(store, LEAST - 1)
     assert not any(commits(store, w, 1, 40))
     large = store.create_array("large", (300, PAGE // 8))
     store.commit()
     large += 1
     assert commits(store, large, 20, 12)[-1]
-    address = large.__array_interface__["data"][0]
+    address = address_of(large)
     del large, store["large"]
     store.commit()
-    small = [store.create_array(f"small{i}", (30, PAGE // 8)) for i in range(9)]
+    small = []
+    for i in range(9):
+        small.append(store.create_array(f"small{i}", (30, PAGE // 8)))
+        assert not any(map(is_watched, small))
     store.commit()
-    assert any(one.__array_interface__["data"][0] == address for one in small)
+    assert address in map(address_of, small)
     assert not any(map(is_watched, small))
+
+
+def test_the_smallest_array_that_is_watched(open_store: Open) -> None:
+    store = open_store()
+    w = written_whole(store, LEAST)
+    assert commits(store, w, 1, 40)[-1]
 
 
 @pytest.fixture
@@ -137,7 +193,7 @@ def test_an_array_that_can_not_be_watched_is_not_tried_again(forced: pmstore.Sto
     store.commit()
     assert commits(store, w, 1, 2)[-1]
     (offset,) = (row.entry.offset for row in store._catalog.core.scan(b"") if row.entry.length == w.nbytes)
-    address = w.__array_interface__["data"][0]
+    address = address_of(w)
     mmap = ctypes.CDLL(None, use_errno=True).mmap
     mmap.restype = ctypes.c_void_p
     mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -150,7 +206,22 @@ def test_an_array_that_can_not_be_watched_is_not_tried_again(forced: pmstore.Sto
     store.commit()
     w = store.create_array("w", (100, PAGE // 8))
     store.commit()
-    assert w.__array_interface__["data"][0] == address and commits(store, w, 1, 2)[-1], "another array may be"
+    assert address_of(w) == address and commits(store, w, 1, 2)[-1], "another array may be"
+
+
+def test_an_array_that_is_not_in_memory_is_watched(open_store: Open, forced: pmstore.Store) -> None:
+    """Its space is watched no longer when another one takes it (I9)."""
+    forced.create_array("w", (100, PAGE // 8))
+    forced.close()
+    store = open_store()
+    w = store["w"]
+    store.commit()
+    assert is_watched(w)
+    address = address_of(w)
+    del w, store["w"]
+    store.commit()
+    w = store.create_array("w", (100, PAGE // 8))
+    assert address_of(w) == address and not is_watched(w)
 
 
 def test_so_many_arrays_are_watched_and_no_more(forced: pmstore.Store) -> None:

@@ -166,6 +166,42 @@ EQUIVALENT = [
         "(void)0;",
     ),
     Equivalent(
+        "csrc/dirty/policy.c",
+        "size_t room = policy->room ? 2 * policy->room : 16;",
+        "How much memory is taken at first.",
+        "(16 + 1)",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "size_t room = policy->room ? 2 * policy->room : 16;",
+        "How much more memory is taken each time: the list has room for one more.",
+        "(2 + 1)",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "return policy->tracker.forced || learned->balance > cost_of_change(learned) * HYSTERESIS;",
+        "One nanosecond of an estimate: an array is watched one commit sooner.",
+        "learned->balance >= cost_of_change(learned)",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "if (learned->balance > cost_of_change(learned)) disarm(policy, learned);",
+        "One nanosecond of an estimate: an array is watched one commit less.",
+        "learned->balance >= cost_of_change(learned)",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "learned->balance = 0;",
+        "One nanosecond of an estimate, which only costs of 20 µs and more are compared with.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "learned->present = 0;",
+        "Nothing reads it once the pages are protected; where the kernel refused that, each commit tries it again.",
+        "(void)0;",
+    ),
+    Equivalent(
         "csrc/dirty/tracker.c",
         "for (uint64_t i = 0; i < part; i++) {",
         "One page more is compared.",

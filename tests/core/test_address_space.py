@@ -481,8 +481,7 @@ def closed_without(folder: str, media: str) -> None:
 def test_arrays_that_outlive_their_store_where_mappings_are_refused(medium: Medium, fault_library: Path) -> None:
     """The store stays open until their first part has been moved. Then it is closed, and the rest of them may show the
     file."""
-    call = f"closed_without({str(medium.directory)!r}, {medium.name!r})"
-    shim.run(fault_library, "-c", f"from tests.core.test_address_space import closed_without; {call}")
+    shim.call(fault_library, closed_without, medium.directory, medium.name)
 
 
 def waits_without(path: str) -> None:
@@ -499,5 +498,4 @@ def waits_without(path: str) -> None:
 
 @pytest.mark.no_sanitizer
 def test_commits_that_can_not_be_waited_for(medium: Medium, fault_library: Path) -> None:
-    path = str(medium.directory / "store.pm")
-    shim.run(fault_library, "-c", f"from tests.core.test_address_space import waits_without; waits_without({path!r})")
+    shim.call(fault_library, waits_without, medium.directory / "store.pm")

@@ -25,8 +25,7 @@ pytestmark = pytest.mark.no_sanitizer  # which is preloaded, as the shim is
 def in_child(fault_library: Path, function: Callable[[str], None], directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has no writes past the page cache")
-    call = f"{function.__name__}({str(directory)!r})"
-    shim.run(fault_library, "-c", f"from tests.core.test_direct_io import {function.__name__}; {call}")
+    shim.call(fault_library, function, directory)
 
 
 def number(name: str) -> int:

@@ -17,7 +17,6 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,12 +43,6 @@ from tests.support.snapshots import Snapshot, difference, snapshot
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 
 MOST = 400  # faults of one kind in one workload; far more than there are
-
-
-def in_child(fault_library: Path, function: Callable[..., None], *arguments: Any) -> str:
-    """What the function, called under the shim in another process, prints."""
-    call = f"{function.__name__}({', '.join(repr(str(a) if isinstance(a, Path) else a) for a in arguments)})"
-    return shims.run(fault_library, "-c", f"from tests.core.test_faults import {function.__name__}; {call}")
 
 
 # ---- in the child ----------------------------------------------------------------------------------------------------
@@ -264,7 +257,7 @@ def every_fault(directory: str, workload_name: str) -> None:
 @pytest.mark.longer
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda f: f.__name__)
 def test_every_fault_leaves_a_commit_whole_on_ext4(fault_library: Path, directory: Path, workload: Workload) -> None:
-    said = in_child(fault_library, every_fault, directory, workload.__name__)
+    said = shims.call(fault_library, every_fault, directory, workload.__name__)
     assert sum(int(line.rpartition(" ")[2]) for line in said.splitlines()) > 20
     for path in directory.glob("[01].pm"):
         with pmstore.open(path, "r", media="file") as store:  # without the shim
@@ -297,7 +290,7 @@ def creations(directory: str) -> None:
 
 
 def test_faults_while_a_store_is_created(fault_library: Path, directory: Path) -> None:
-    assert int(in_child(fault_library, creations, directory)) > 20
+    assert int(shims.call(fault_library, creations, directory)) > 20
 
 
 # ---- what nobody may notice
@@ -329,7 +322,7 @@ def unnoticed(directory: str, media: str) -> None:
 def test_interrupted_and_short_calls_are_not_noticed(fault_library: Path, directory: Path, media: str) -> None:
     if media == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    in_child(fault_library, unnoticed, directory, media)
+    shims.call(fault_library, unnoticed, directory, media)
 
 
 def stormy(directory: str) -> None:
@@ -359,7 +352,7 @@ def stormy(directory: str) -> None:
 
 
 def test_a_storm_of_signals_neither_stops_nor_fails_a_store(fault_library: Path, directory: Path) -> None:
-    in_child(fault_library, stormy, directory)
+    shims.call(fault_library, stormy, directory)
 
 
 def past_the_cache(directory: str) -> None:
@@ -435,13 +428,13 @@ def ways(directory: str) -> None:
 def test_what_goes_past_the_cache(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(fault_library, ways, directory)
+    shims.call(fault_library, ways, directory)
 
 
 def test_what_cannot_go_past_the_cache_goes_through_it(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(fault_library, past_the_cache, directory)
+    shims.call(fault_library, past_the_cache, directory)
 
 
 def abandoned(directory: str) -> None:
@@ -475,7 +468,7 @@ def abandoned(directory: str) -> None:
 def test_an_abandoned_attempt_fails_the_store_if_its_parts_do(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(fault_library, abandoned, directory)
+    shims.call(fault_library, abandoned, directory)
 
 
 def neither_way(directory: str) -> None:
@@ -502,7 +495,7 @@ def neither_way(directory: str) -> None:
 def test_what_can_be_written_in_neither_way_is_an_error(fault_library: Path, directory: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has none")
-    in_child(fault_library, neither_way, directory)
+    shims.call(fault_library, neither_way, directory)
 
 
 def without_descriptors(directory: str) -> None:
@@ -524,7 +517,7 @@ def without_descriptors(directory: str) -> None:
 
 
 def test_no_descriptor_is_left_for_writes_past_the_cache(fault_library: Path, directory: Path) -> None:
-    in_child(fault_library, without_descriptors, directory)
+    shims.call(fault_library, without_descriptors, directory)
 
 
 # ---- particular ones
@@ -569,7 +562,7 @@ def full_disk(directory: str, ext4: bool) -> None:
 
 @pytest.mark.parametrize("ext4", [True, False], ids=["ext4", "other"])
 def test_a_full_disk_before_the_commit_point_is_no_failure(fault_library: Path, directory: Path, ext4: bool) -> None:
-    in_child(fault_library, full_disk, directory, ext4)
+    shims.call(fault_library, full_disk, directory, ext4)
 
 
 def no_larger_log(directory: str) -> None:
@@ -589,4 +582,4 @@ def no_larger_log(directory: str) -> None:
 
 
 def test_without_space_for_a_larger_log_the_small_one_does(fault_library: Path, directory: Path) -> None:
-    in_child(fault_library, no_larger_log, directory)
+    shims.call(fault_library, no_larger_log, directory)

@@ -14,6 +14,7 @@ import pmstore
 from tests.conftest import Medium
 from tests.support.crashes import explored, freed, record
 from tests.support.images import PAGE, Image
+from tests.support.places import offset_of
 
 
 def test_I2_free_space_is_no_committed_image(medium: Medium) -> None:
@@ -197,7 +198,7 @@ def test_I9_a_page_behind_those_under_an_array_may_be_in_use(open_store):
     store = open_store()
     core = store._catalog.core
     arrays = [store.create_array(name, 511 * pages) for name, pages in (("x", 2), ("used", 1), ("hole", 1), ("end", 1))]
-    places = [core.get(b"n" + name.encode()).offset // PAGE for name in ("x", "used", "hole", "end")]
+    places = [offset_of(store, name) // PAGE for name in ("x", "used", "hole", "end")]
     assert np.diff(places).tolist() == [2, 1, 1], "in a row"
     store.commit()
     held = arrays[0]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._catalog.names import key_of
 from pmstore._core import Core
 from tests.conftest import Medium, run_in_fork
 from tests.support import shim
+from tests.support.places import offset_of
 from tests.support.shim import variable
 
 pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
 PAGE = 4096
 ONE_PAGE = PAGE - 8  # bytes that fill a page together with their hash
 LISTED = 504 * 16128 * PAGE  # bytes that one list of maps describes
-
-
-def place(store: pmstore.Store, name: str) -> int:
-    entry = store._catalog.core.get(key_of(name))
-    assert entry is not None
-    return entry.offset
 
 
 def take_all_listed(core: Core) -> list[tuple[int, int]]:
@@ -55,7 +49,7 @@ def beyond(path: str, media: str) -> None:
             for i in range(3):
                 store[f"x/{i}"] = np.full(1000 + i, i)
             store["text"] = "x" * 300
-            assert place(store, "x/0") >= LISTED
+            assert offset_of(store, "x/0") >= LISTED
             for offset, length in taken:
                 store._catalog.core.free(offset, length)
             store.commit()
@@ -73,14 +67,13 @@ def beyond(path: str, media: str) -> None:
     with pmstore.open(path, "r+", media=media) as store:
         assert store.check().ok, store.check()
         assert store["x/1"][7] == 9 and store["x/2"].tolist() == [3] * 1002 and store["text"] == "x" * 300
-        before = place(store, "x/0")
+        before = offset_of(store, "x/0")
         store.group("x").clear()
         store["low"] = np.ones(1000)
-        assert place(store, "low") < LISTED <= before
+        assert offset_of(store, "low") < LISTED <= before
     with pmstore.open(path, "r", verify=True) as store:
         assert list(store) == ["low", "text"] and store["low"].sum() == 1000
 
 
 def test_a_second_list_of_maps(medium: Medium, fault_library: Path) -> None:
-    arguments = f"{str(medium.directory / 'huge.pm')!r}, {medium.name!r}"
-    shim.run(fault_library, "-c", f"from tests.core.test_huge_regions import beyond; beyond({arguments})")
+    shim.call(fault_library, beyond, medium.directory / "huge.pm", medium.name)

@@ -245,11 +245,9 @@ def each_refusal(folder: str, media: str, calls: int) -> None:
 @pytest.mark.longer
 @pytest.mark.parametrize("calls", [MEMORY, MAPPINGS], ids=["memory", "mappings"])
 def test_a_refused_request_takes_nothing(calls: int, medium: Medium, fault_library: Path) -> None:
-    call = f"each_refusal({str(medium.directory)!r}, {medium.name!r}, {calls})"
-    said = shim.run(fault_library, "-c", f"from tests.core.test_leaks import each_refusal; {call}")
+    said = shim.call(fault_library, each_refusal, medium.directory, medium.name, calls)
     assert sum(map(int, said.split())) > 100
 
 
 def test_each_call_gives_back_what_it_took(medium: Medium, fault_library: Path) -> None:
-    call = f"each_case({str(medium.directory)!r}, {medium.name!r})"
-    shim.run(fault_library, "-c", f"from tests.core.test_leaks import each_case; {call}")
+    shim.call(fault_library, each_case, medium.directory, medium.name)

@@ -21,6 +21,7 @@ from pmstore._core import hash64
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
 from tests.support.images import DIRECT, HEADER, OVERFLOW, PAGE, REGION, RUN, Image, body_hash, item, keyed_checksum
+from tests.support.places import offset_of
 from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
 from tests.support.snapshots import Snapshot, difference, snapshot
 
@@ -218,8 +219,7 @@ def test_whatever_request_for_memory_is_refused(
 ) -> None:
     if medium == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    call = f"every_refusal({str(directory)!r}, {workload!r}, {medium!r}, {durability!r})"
-    said = shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import every_refusal; {call}")
+    said = shims.call(fault_library, every_refusal, directory, workload, medium, durability)
     once, from_then = map(int, said.split())  # the first requests that there were not
     assert once > 8 and from_then > 8 // (1 if LONGER > 1 else 2)
 
@@ -244,29 +244,31 @@ def overflowed(path: Path) -> None:
     before.save()
 
 
+def each_request(least: int) -> Iterator[int]:
+    """Numbers from 1 on. The caller refuses the request for memory that has the number. The last number, more than
+    `least`, is the first that no request had."""
+    for at in range(1, MOST):
+        yield at
+        if not hits():
+            break
+    assert least < at < MOST - 1, at
+
+
 def refused_to_a_reader(folder: str) -> None:
     path = Path(folder) / "overflowed.pm"
     overflowed(path)
     writer = os.open(path, os.O_RDWR)
     for byte in (WRITER_BYTE, BEGUN_BYTE):
         fcntl.fcntl(writer, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    for at in range(1, MOST):
+    for at in each_request(4):
         begin_memory(ONCE, at)
-        try:
-            with pmstore.open(path, "r") as store:
-                assert (store.read("a") == 1).all(), at
-        except pmstore.OutOfMemoryError:
-            pass
-        refused = hits()
+        with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, "r") as store:
+            assert (store.read("a") == 1).all(), at
         shims.end()
-        if not refused:
-            break
-    assert 4 < at < MOST - 1
 
 
 def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path, directory: Path) -> None:
-    call = f"refused_to_a_reader({str(directory)!r})"
-    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_reader; {call}")
+    shims.call(fault_library, refused_to_a_reader, directory)
 
 
 REPLACEMENTS: list[Callable[[pmstore.Store], object]] = [
@@ -278,7 +280,7 @@ REPLACEMENTS: list[Callable[[pmstore.Store], object]] = [
 
 def refused_beside_a_reader(folder: str) -> None:
     for number, replace in enumerate(REPLACEMENTS):
-        for at in range(1, MOST):
+        for at in each_request(1):
             path = Path(folder) / f"{number}-{at}.pm"
             with pmstore.open(path, "x", media="file") as store:
                 store.create_array("g/x", 5000, fill_value=1.0, writeable=False)
@@ -289,51 +291,38 @@ def refused_beside_a_reader(folder: str) -> None:
                     replace(store)
                 except pmstore.OutOfMemoryError:
                     assert (store["g/x"] == 1).all(), (number, at)
-                refused = hits()
                 shims.end()
                 for i in range(4):  # new arrays take whatever space is free
                     store.commit()
                     store[f"y{i}"] = np.full(5000, 7.0)
                 store.commit()
                 assert (x == 1).all(), (number, at)
-            if not refused:
-                break
-        assert 1 < at < MOST - 1
 
 
 def test_I9_what_readers_map_stays_when_memory_to_note_it_is_refused(fault_library: Path, directory: Path) -> None:
-    call = f"refused_beside_a_reader({str(directory)!r})"
-    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_beside_a_reader; {call}")
+    shims.call(fault_library, refused_beside_a_reader, directory)
 
 
 def refused_with_a_declaration(folder: str) -> None:
-    for at in range(1, MOST):
+    for at in each_request(1):
         path = Path(folder) / f"{at}.pm"
         with pmstore.open(path, "x", media="file") as store:
             store.update(a=np.zeros(9000), b=np.zeros(9000))
         with pmstore.open(path, "r+", media="file") as store:
             a, b = store["a"], store["b"]
             begin_memory(ONCE, at)
-            try:
-                with store.transaction(only=[a]):
-                    a[:] = 1
-            except pmstore.OutOfMemoryError:
-                pass
-            refused = hits()
+            with contextlib.suppress(pmstore.OutOfMemoryError), store.transaction(only=[a]):
+                a[:] = 1
             shims.end()
             with store.transaction(only=[b]):
                 b[:] = 2
             store._drop(discard=True)
         with pmstore.open(path, "r") as store:
             assert (store["a"] == 1).all() and (store["b"] == 2).all(), at
-        if not refused:
-            break
-    assert 1 < at < MOST - 1
 
 
 def test_what_a_refused_commit_declared_is_in_the_next(fault_library: Path, directory: Path) -> None:
-    call = f"refused_with_a_declaration({str(directory)!r})"
-    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_with_a_declaration; {call}")
+    shims.call(fault_library, refused_with_a_declaration, directory)
 
 
 def killed(path: Path, medium: str) -> dict[str, Any]:
@@ -344,19 +333,14 @@ def killed(path: Path, medium: str) -> dict[str, Any]:
         store["kept"] = np.zeros(9000)
     store = pmstore.open(path, "r+", media=medium)  # type: ignore[call-overload]
 
-    def place(name: str) -> int:
-        entry = store._catalog.core.get(b"n" + name.encode())
-        assert entry is not None
-        return entry.offset
-
-    before = place("old")
+    before = offset_of(store, "old")
     store["old"][5] = store["kept"][5] = -5
     store.commit()
     del store["old"]
     store.commit()
     store["new"] = np.arange(9000.0)
     store.commit()
-    assert place("new") == before
+    assert offset_of(store, "new") == before
     store["new"][4500] = -5  # in another page
     store.commit()
     contents = {name: np.array(array) for name, array in store.items()}
@@ -371,19 +355,16 @@ def refused_to_a_recovery(folder: str, medium: str, how: str) -> None:
     image = path.read_bytes()
     mode, exclusive = how.partition(" ")[::2]
     options: dict[str, Any] = {"mode": mode, "media": medium} | ({"exclusive": True} if exclusive else {})
-    for at in range(1, MOST):
+    for at in each_request(3):
         path.write_bytes(image)
         begin_memory(ONCE, at)
         with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, **options) as store:
             shims.end()
             same(store, contents)
         shims.end()
-        if not hits():
-            break
         with pmstore.open(path, **options) as store:
             same(store, contents)
             assert store.check().ok
-    assert 3 < at < MOST - 1, at
 
 
 def same(store: pmstore.Store, contents: dict[str, Any]) -> None:
@@ -400,5 +381,4 @@ def test_a_recovery_that_lacks_memory_mixes_no_commits(
 ) -> None:
     if medium == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    call = f"refused_to_a_recovery({str(directory)!r}, {medium!r}, {how!r})"
-    shims.run(fault_library, "-c", f"from tests.core.test_out_of_memory import refused_to_a_recovery; {call}")
+    shims.call(fault_library, refused_to_a_recovery, directory, medium, how)

@@ -18,6 +18,7 @@ import pytest
 import pmstore
 from tests.conftest import run_in_fork
 from tests.support import shim
+from tests.support.places import offset_of
 
 Open = Callable[..., pmstore.Store]
 
@@ -36,10 +37,6 @@ def with_constant(open_store: Open, **options: Any) -> pmstore.Store:
     store.commit()
     store.sync()
     return store
-
-
-def place(store: pmstore.Store, name: str) -> int:
-    return int(store._catalog.core.get(b"n" + name.encode()).offset)
 
 
 def fill_space(store: pmstore.Store, count: int = 4) -> None:
@@ -70,12 +67,12 @@ def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(op
     """It may change, so that it is not mapped for the constant one."""
     writer = with_constant(open_store)
     with open_store(mode="r") as reader:
-        before = place(writer, "x")
+        before = offset_of(writer, "x")
         del writer["x"]
         writer.commit()
         writer["y"] = np.ones(N)
         writer.commit()
-        assert place(writer, "y") == before
+        assert offset_of(writer, "y") == before
         with contextlib.suppress(pmstore.StaleSnapshotError):
             x = reader["x"]
             for value in (5.0, 6.0):

@@ -12,6 +12,7 @@ import pytest
 
 import pmstore
 from pmstore._core import Core
+from tests.support.places import offset_of
 
 PAGE, LINE = 4096, 64
 CLASSES = [64, 128, 192, 256, 384, 512, 768, 1344, 2016]  # bytes of blocks
@@ -44,12 +45,6 @@ def test_a_slab_has_as_many_blocks_as_fit(open_store: Callable[..., pmstore.Stor
     assert store.check().ok, store.check()
 
 
-def place(store: pmstore.Store, name: str) -> int:
-    entry = store._catalog.core.get(b"n" + name.encode())
-    assert entry is not None
-    return entry.offset
-
-
 def test_blocks_are_free_again_after_the_commit(open_store: Callable[..., pmstore.Store]) -> None:
     """Those of the first slab, of one between others, and of the last one."""
     store = open_store()
@@ -57,18 +52,18 @@ def test_blocks_are_free_again_after_the_commit(open_store: Callable[..., pmstor
     for i, name in enumerate(names):
         store[name] = np.full(63, i)
     store.commit()
-    used, places = store.stats().region_used, {name: place(store, name) for name in names}
+    used, places = store.stats().region_used, {name: offset_of(store, name) for name in names}
     gone = names[:: blocks_of(512)]
     for name in gone:
         del store[name]
     store["while they are there"] = np.zeros(63)
-    assert place(store, "while they are there") not in places.values()
+    assert offset_of(store, "while they are there") not in places.values()
     del store["while they are there"]
     store.commit()
     assert store.stats().region_used == used
     for name in gone:
         store[name] = np.full(63, -1)
-    assert {place(store, name) for name in gone} == {places[name] for name in gone}
+    assert {offset_of(store, name) for name in gone} == {places[name] for name in gone}
     store.commit()
     assert store.stats().region_used == used and store.check().ok
 
@@ -101,17 +96,17 @@ def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callabl
     with open_store() as store:
         store.update({name: np.zeros(10) for name in "abcd"})
     store = open_store()
-    places = {name: place(store, name) for name in "abcd"}
+    places = {name: offset_of(store, name) for name in "abcd"}
     held = store["b"]
     del store["b"]
     store.commit()
     store["e"], store["f"] = np.ones(10), np.ones(10)
-    assert not {place(store, "e"), place(store, "f")} & set(places.values())
+    assert not {offset_of(store, "e"), offset_of(store, "f")} & set(places.values())
     held[:] = 5
     del held
     store.commit()
     store["g"] = np.ones(10)
-    assert place(store, "g") == places["b"] and store.check().ok
+    assert offset_of(store, "g") == places["b"] and store.check().ok
 
 
 def test_few_slabs_are_looked_at_before_a_page_is_taken(open_store: Callable[..., pmstore.Store]) -> None:

@@ -20,6 +20,7 @@ import pmstore
 from tests.conftest import Medium
 from tests.core.test_trackers import Open, can_scan, can_watch
 from tests.support import shim as shims
+from tests.support.places import address_of
 from tests.support.shim import variable
 
 PAGE = 4096
@@ -34,10 +35,6 @@ def can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PMSTORE_TRACKER", raising=False)
     if not (can_scan() and can_watch()):
         pytest.skip("the kernel watches no memory, or does not let this process use it")
-
-
-def address_of(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def is_watched(array: Array) -> bool:

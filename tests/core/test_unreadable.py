@@ -21,6 +21,7 @@ from pmstore import _cli
 from tests.golden.files import bytes_of
 from tests.support import shim
 from tests.support.bad_disk import BadDisk
+from tests.support.places import entry_of
 
 PAGE = 4096
 REGION = 2 * PAGE
@@ -66,8 +67,8 @@ def in_child(function: Callable[[], Any]) -> None:
 
 def page_of(store: pmstore.Store, name: str, at: int = 0) -> int:
     """The page of the file that holds this byte of what is stored under a name."""
-    entry = store._catalog.core.get(b"n" + name.encode())
-    assert entry is not None and entry.offset
+    entry = entry_of(store, name)
+    assert entry.offset
     return (REGION + entry.offset + at) // PAGE
 
 
@@ -194,8 +195,8 @@ def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
         assert {problem.name for problem in report} == {"large", "middle", "blob", None}
         for name, block in {"large": 5, "middle": 3}.items():
             (problem,) = (problem for problem in report if problem.name == name)
-            entry = store._catalog.core.get(b"n" + name.encode())
-            assert entry and (problem.offset, problem.length, problem.block) == (entry.offset, entry.length, block)
+            entry = entry_of(store, name)
+            assert (problem.offset, problem.length, problem.block) == (entry.offset, entry.length, block)
             assert problem.rows == range(block * PAGE // 8, (block + 1) * PAGE // 8)
         (header,) = (problem for problem in report if problem.name is None)
         assert (header.offset, header.length, header.block) == (0, 0, None), "no part of the region"
@@ -406,8 +407,7 @@ def free_pages(path: Path) -> list[int]:
     with pmstore.open(path, "r", media="file", exclusive=True) as store:
         free = list(range(2 + 5, 2 + store.stats().region_size // PAGE))
         for name in store:
-            entry = store._catalog.core.get(b"n" + name.encode())
-            assert entry is not None
+            entry = entry_of(store, name)
             first = (REGION + entry.offset) // PAGE
             used = set(range(first, 1 + (REGION + entry.offset + entry.length + entry.length // 512 + 16) // PAGE))
             free = [page for page in free if not entry.offset or page not in used]

@@ -204,8 +204,7 @@ def failing(directory: str, how: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("how", ["call", "close", "closing commit"])
 def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, fault_library: Path, how: str) -> None:
-    call = f"from tests.core.test_write_back import failing; failing({str(tmp_path)!r}, {how!r})"
-    assert shims.run(fault_library, "-c", call) == "told\n"
+    assert shims.call(fault_library, failing, tmp_path, how) == "told\n"
 
 
 def few(w: Array, value: int) -> None:

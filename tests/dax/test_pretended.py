@@ -61,10 +61,6 @@ def test_what_the_guest_is_asked(disk: Path, fault_library: Path) -> None:
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 30
 
 
-def in_a_child(case: str, disk: Path, fault_library: Path) -> None:
-    shim.run(fault_library, "-c", f"from tests.dax.test_pretended import {case}; {case}({str(disk)!r})")
-
-
 def refused(folder: str, error: type[Exception], match: str, media: str = "dax") -> None:
     with pytest.raises(error, match=match):
         pmstore.open(f"{folder}/new.pm", "x", media=media)
@@ -102,7 +98,7 @@ def answers(folder: str) -> None:
 
 
 def test_answers_to_map_sync(disk: Path, fault_library: Path) -> None:
-    in_a_child("answers", disk, fault_library)
+    shim.call(fault_library, answers, disk)
 
 
 def test_what_is_not_on_dax(medium: Medium) -> None:
@@ -142,7 +138,7 @@ def devices(folder: str) -> None:
 def test_what_the_device_says(disk: Path, fault_library: Path) -> None:
     if not Path("/sys/dev/block").is_dir():
         pytest.skip("no sysfs")
-    in_a_child("devices", disk, fault_library)
+    shim.call(fault_library, devices, disk)
 
 
 def no_device(folder: str) -> None:
@@ -160,7 +156,7 @@ def no_device(folder: str) -> None:
 
 
 def test_a_file_system_without_a_device(directory: Path, fault_library: Path) -> None:
-    in_a_child("no_device", directory, fault_library)
+    shim.call(fault_library, no_device, directory)
 
 
 def length(folder: str) -> None:
@@ -232,11 +228,11 @@ def memory(folder: str) -> None:
 
 
 def test_memory_that_is_refused_while_a_store_grows(disk: Path, fault_library: Path) -> None:
-    in_a_child("memory", disk, fault_library)
+    shim.call(fault_library, memory, disk)
 
 
 def test_a_file_is_as_long_as_its_store(disk: Path, fault_library: Path) -> None:
-    in_a_child("length", disk, fault_library)
+    shim.call(fault_library, length, disk)
 
 
 def growth(folder: str) -> None:
@@ -270,4 +266,4 @@ def growth(folder: str) -> None:
 
 
 def test_a_disk_that_fails_while_a_store_grows(disk: Path, fault_library: Path) -> None:
-    in_a_child("growth", disk, fault_library)
+    shim.call(fault_library, growth, disk)

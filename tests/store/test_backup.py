@@ -23,6 +23,7 @@ from tests.core.test_readers import MIXED, Writer, assert_one_commit, beside, ma
 from tests.store.test_compact import fill, snapshot_of_stored
 from tests.support import shim
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record
+from tests.support.places import offset_of
 
 Open = Callable[..., pmstore.Store]
 
@@ -113,9 +114,6 @@ def test_contents_that_come_back(open_store: Open) -> None:
     store.commit()
     calls = 0
 
-    def place() -> int:
-        return store._catalog.core.get(b"n" + b"z").offset
-
     def put(size: int) -> None:
         del store["z"]
         store.commit()
@@ -128,7 +126,7 @@ def test_contents_that_come_back(open_store: Open) -> None:
         store.commit()
         store._catalog.core.checkpoint()
 
-    places = [place()]
+    places = [offset_of(store, "z")]
 
     def step(done: int, total: int) -> None:
         nonlocal calls
@@ -137,7 +135,7 @@ def test_contents_that_come_back(open_store: Open) -> None:
             change("m1" if calls == 1 else "m2")
         if calls in (4, 8):
             put(190_000 if calls == 4 else 200_000)
-            places.append(place())
+            places.append(offset_of(store, "z"))
 
     copy = Path(store.path).with_name("copy.pm")
     store.backup(copy, progress=step)

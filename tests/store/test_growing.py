@@ -10,22 +10,16 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._catalog.names import key_of
 from pmstore._values.array import Growth, read_layout
+from tests.support.places import address_of, entry_of
 
 Open = Callable[..., pmstore.Store]
 
 
 def growth_of(store: pmstore.Store, name: str) -> Growth:
-    entry = store._catalog.core.get(key_of(name))
-    assert entry is not None
-    growth = read_layout(store._catalog.core, entry).growth
+    growth = read_layout(store._catalog.core, entry_of(store, name)).growth
     assert growth is not None
     return growth
-
-
-def address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def rows(first: int, count: int, width: int = 5) -> Any:
@@ -70,8 +64,8 @@ def test_a_row_takes_amortized_constant_time(store: pmstore.Store) -> None:
     before, moves, place = store.stats(), 0, 0
     for i in range(3000):
         x = store.append("x", rows(i, 1))
-        moves += address(x) != place
-        place = address(x)
+        moves += address_of(x) != place
+        place = address_of(x)
         if i % 100 == 99:
             store.commit()
     after = store.stats()
@@ -86,7 +80,7 @@ def test_without_a_move_addresses_stay(store: pmstore.Store) -> None:
     first = store["x"]
     view = first[1:]
     x = store.append("x", rows(3, 1))
-    assert address(x) == address(first) and len(first) == 3
+    assert address_of(x) == address_of(first) and len(first) == 3
     first[0] = -1
     view[0] = -2
     assert x[0, 0] == -1 and x[1, 0] == -2
@@ -111,7 +105,7 @@ def test_changes_before_a_move_move_too(store: pmstore.Store, rest: int | None) 
     view[0] = -2
     moved = store.append("x", rows(60, 440))
     if rest is None:
-        assert address(moved) != address(short)
+        assert address_of(moved) != address_of(short)
         for array in (short, old):
             with pytest.raises(ValueError, match="read-only"):
                 array[0] = 1
@@ -200,7 +194,7 @@ def test_a_rollback_takes_a_move_back(store: pmstore.Store) -> None:
     old = store["x"]
     old[0] = -1
     moved = store.append("x", rows(100, 50))
-    assert address(moved) != address(old) and not old.flags.writeable
+    assert address_of(moved) != address_of(old) and not old.flags.writeable
     again = store.append("x", rows(150, 3000))  # once more: the place between was never committed
     assert not moved.flags.writeable
     store.rollback()
@@ -237,7 +231,7 @@ def test_resize(store: pmstore.Store) -> None:
     capacity = growth_of(store, "x").capacity
     assert store.resize("x", 8) is x
     short = store.resize("x", (3, 5))
-    assert np.array_equal(short, rows(0, 3)) and address(short) == address(x)
+    assert np.array_equal(short, rows(0, 3)) and address_of(short) == address_of(x)
     store.commit()
     longer = store.resize("x", 10)
     assert np.array_equal(longer[:3], rows(0, 3)) and not longer[3:].any()  # rows that are gone don't come back
@@ -246,17 +240,17 @@ def test_resize(store: pmstore.Store) -> None:
     assert np.array_equal(longest[:3], rows(0, 3)) and not longest[3:].any()
     assert store.resize("x", 0).shape == (0, 5) and store["x"].shape == (0, 5)
     store.commit()
-    assert address(store.resize("x", 4000)) == address(longest)  # the room stays
+    assert address_of(store.resize("x", 4000)) == address_of(longest)  # the room stays
     assert not store["x"].any() and store.check().ok
 
 
 def test_a_bounded_array_never_moves(store: pmstore.Store) -> None:
     x = store.create_array("x", (0, 784), maxshape=(1000, 784))
     assert growth_of(store, "x") == (1000, 1000)
-    first = address(x)
+    first = address_of(x)
     for i in range(1000):
         x = store.append("x", np.full(784, float(i), "f4"))
-        assert address(x) == first
+        assert address_of(x) == first
     with pytest.raises(ValueError, match=r"maxshape \(1000, 784\)"):
         store.append("x", np.zeros(784))
     with pytest.raises(ValueError, match="1,001 rows"):

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,14 @@ def environment(shim: Path) -> dict[str, str]:
     root = Path(__file__).resolve().parent.parent.parent
     path = f"{root}{os.pathsep}{Path(pmstore.__file__).parent.parent}"
     return dict(os.environ, PYTHONPATH=path, LD_PRELOAD=str(shim), OPENBLAS_NUM_THREADS="1")
+
+
+def call(shim: Path, function: Callable[..., object], *arguments: object) -> str:
+    """What a function of a test module prints, called in a child under the faults. The arguments have a `repr` that
+    Python reads, or are paths, which the function gets as text."""
+    given = ", ".join(repr(str(one) if isinstance(one, Path) else one) for one in arguments)
+    name = function.__name__
+    return run(shim, "-c", f"from {function.__module__} import {name}; {name}({given})")
 
 
 def run(shim: Path, *arguments: str, timeout: float = 600) -> str:

@@ -58,7 +58,7 @@ help:
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
-	@echo 'make long      the tests that make test leaves out'
+	@echo 'make long      the tests marked long, which make test leaves out'
 	@echo 'make torture   the crash tests, for 40 seeds (SEEDS=7 for one), faults, damage, random tests, 2000 kills'
 	@echo 'make power     the power of ext4 and xfs is cut under stores (root); CUTS=200, SEED=7, FS="xfs ext4-ordered"'
 	@echo 'make fuzz      damaged and hostile files, a million of them; RUNS=60000 for fewer, SEED=7 for others'
@@ -207,7 +207,7 @@ sanitize: build
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
 		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
 
-# The tests that make test leaves out.
+# The tests marked long, which make test leaves out; the targets of the folders apart run theirs.
 long: build
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --durations=12 -m long $(APART:%=--ignore=%) $(ARGS)
 

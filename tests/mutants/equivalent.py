@@ -29,12 +29,6 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
-        "csrc/space/region.c",
-        "region->search_from = 0;",
-        "A hint: the search for free pages begins there, and page 0, the root's, is never free.",
-        "(0 + 1)",
-    ),
-    Equivalent(
         "csrc/recovery/verify.c",
         "if (!cell->length || cell->length > PM_REGION_LIMIT",
         "An extent as large as the limit does not fit into a region, which holds the root as well.",

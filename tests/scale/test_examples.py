@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long  # make test-scale runs them, too
+pytestmark = pytest.mark.long  # make test-scale runs them
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 

@@ -62,14 +62,14 @@ static size_t first_near(const pm_region *region, uint64_t offset)
     return first_from(region, offset > region->longest_buffer ? offset - region->longest_buffer : 0);
 }
 
-/* Frees released buffers that are no candidates. */
+/* Frees released buffers that are no candidates. The end of the transaction drops what a buffer has declared. */
 static void sweep(pm_region *region)
 {
     size_t kept = 0;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
         bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        if (atomic_load(&buffer->living) || candidate || pm_region_fork_may_show(region, buffer))
+        if (atomic_load(&buffer->living) || candidate || buffer->only || pm_region_fork_may_show(region, buffer))
             region->buffers[kept++] = buffer;
         else free(buffer);
     }

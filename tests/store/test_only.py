@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 import pmstore
 from tests.conftest import LONGER
 from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
+from tests.support.places import address_of
 
 TRACKERS = ["learned", "uffd", "pagemap", "compare"]
 pytestmark = [  # the declared write set does not depend on the medium, so make long has the other pairs
@@ -198,6 +201,26 @@ def test_I10_what_a_failed_commit_declared_is_in_the_next_one(open_store: Open) 
         assert (left["w"][3] != -1 - k).any() and (left["w"][140] != -1 - k).any()
         store.commit()
         assert_committed(store)
+
+
+def test_what_a_deleted_array_declared_is_not_in_later_commits(open_store: Open) -> None:
+    """An append declares the whole array. If it is new and deleted at once, nothing is left to be committed."""
+    store = open_store()
+    grown = store.create_array("grown", (0, 512), np.float64, maxshape=(64, 512))
+    place = address_of(grown)
+    store.append("grown", np.ones((60, 512)))
+    del grown, store["grown"]
+    gc.collect()
+    for i in range(200):  # sweeps the list of arrays in memory
+        store.create_array(f"filler/{i}", 10)
+        del store[f"filler/{i}"]
+    store.commit()
+    x = tracked(store, "x", shape=(64, 512))
+    assert address_of(x) == place
+    with store.transaction(only=[x[0], x[50]]):
+        x[0] = x[5] = x[40] = x[50] = 0.25
+    found = committed(store)["x"]
+    assert (found[[0, 50]] == 0.25).all() and (found[[5, 40]] != 0.25).all()
 
 
 def test_what_may_be_declared(open_store: Open, tmp_path: object) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ numcodecs = pytest.importorskip("numcodecs")
 from pmstore._core import ffi, hash64  # noqa: E402
 from pmstore.codecs import LCDelta, _passes  # noqa: E402
 from pmstore.codecs._passes import BRAIN, DOUBLE, FLOAT, HALF, Buckets, Coder, decoded  # noqa: E402
+from tests.support.programs import CSRC, LIBRARY, compiled  # noqa: E402
 
-CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 KINDS = {"float64": DOUBLE, "float32": FLOAT, "float16": HALF, "bfloat16": BRAIN}
 SMALLEST = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 
@@ -169,13 +167,8 @@ class Portable:
     """The passes that run on any processor, in place of those that run here."""
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler")
-        source, library = CSRC / "codecs" / "lcdelta.c", folder / "portable.so"
-        flags = ["-std=gnu11", "-O1", "-w", "-fPIC", "-shared", "-DPM_PORTABLE", f"-I{CSRC}"]
-        subprocess.run([compiler, *flags, str(source), "-o", str(library), "-lm"], check=True)
-        self._library = ctypes.CDLL(str(library))
+        source = CSRC / "codecs" / "lcdelta.c"
+        self._library = ctypes.CDLL(str(compiled(folder / "portable.so", [source], *LIBRARY, "-DPM_PORTABLE")))
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._library, name)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
+from tests.support.programs import compiled
+
 SEEDS = 20_000
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    program = tmp_path_factory.mktemp("parts") / "parts"
-    flags = ["-std=gnu11", "-O1", "-w", "-pthread", f"-I{CSRC}"]
-    subprocess.run([compiler, *flags, str(Path(__file__).with_name("parts.c")), "-o", str(program)], check=True)
-    return program
+    return compiled(tmp_path_factory.mktemp("parts") / "parts", [Path(__file__).with_name("parts.c")], "-pthread")
 
 
 def run(program: Path, *arguments: int) -> list[int]:

@@ -13,32 +13,22 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONGER, Medium
+from tests.support.programs import CSRC, compiled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 ROUNDS = 30 * LONGER
 SANITIZED = ("-O1", "-g", "-fsanitize=thread")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     program = tmp_path_factory.mktemp("race") / "threads"
-    sources = [str(path) for path in (ROOT / "csrc").rglob("*.c") if path.parent.name not in ("explore", "python")]
-    common = [
-        compiler,
-        "-std=gnu11",
-        "-w",
-        "-pthread",
-        "-I",
-        str(ROOT / "csrc"),
-        str(Path(__file__).with_name("threads.c")),
-    ]
-    done = subprocess.run([*common, *SANITIZED, *sources, "-lm", "-o", str(program)], capture_output=True, text=True)
-    if "tsan" in done.stderr:
-        pytest.skip(f"no ThreadSanitizer: {done.stderr}")
-    assert done.returncode == 0, done.stderr
+    sources = [path for path in CSRC.rglob("*.c") if path.parent.name not in ("explore", "python")]
+    try:
+        compiled(program, [Path(__file__).with_name("threads.c"), *sources], "-pthread", *SANITIZED)
+    except AssertionError as error:
+        if "tsan" not in str(error):
+            raise
+        pytest.skip(f"no ThreadSanitizer: {error}")
     return program
 
 

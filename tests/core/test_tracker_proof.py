@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Medium
+from tests.support.programs import compiled
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = {
     "honest": "uffd",
     "no scan": "pagemap",
@@ -35,13 +34,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    program = tmp_path_factory.mktemp("lies") / "lies"
-    command = [compiler, "-std=gnu11", "-O1", "-w", "-I", str(ROOT / "csrc")]
-    subprocess.run([*command, str(Path(__file__).with_name("trackers.c")), "-o", str(program)], check=True)
-    return program
+    return compiled(tmp_path_factory.mktemp("lies") / "lies", [Path(__file__).with_name("trackers.c")])
 
 
 def test_no_lie_of_the_kernel_is_believed(program: Path, medium: Medium) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from pmstore._core import ffi, lib
+from tests.support.programs import CSRC, LIBRARY, compiled
 
-CSRC = Path(__file__).resolve().parent.parent.parent / "csrc"
 PAGE, LINE = 4096, 64
 
 
@@ -20,14 +17,9 @@ PAGE, LINE = 4096, 64
     scope="module", params=[(), ("-DPM_NO_AVX512",), ("-DPM_PORTABLE",)], ids=["best", "narrow", "portable"]
 )
 def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
     library = tmp_path_factory.mktemp("version") / "version.so"
-    sources = [str(CSRC / "base" / "hash.c"), str(CSRC / "base" / "compare.c")]
-    flags = ["-std=gnu11", "-O0", "-w", "-fPIC", "-shared", f"-I{CSRC}", *request.param]
-    subprocess.run([compiler, *flags, *sources, "-o", str(library)], check=True)
-    loaded = ctypes.CDLL(str(library))
+    sources = [CSRC / "base" / "hash.c", CSRC / "base" / "compare.c"]
+    loaded = ctypes.CDLL(str(compiled(library, sources, *LIBRARY, "-O0", *request.param)))
     for function in (loaded.pm_hash64, loaded.pm_hash64_copy_page, loaded.pm_compare_changed_lines):
         function.restype = ctypes.c_uint64
     loaded.pm_compare_equal.restype = ctypes.c_bool

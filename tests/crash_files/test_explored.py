@@ -391,7 +391,7 @@ def test_the_command_finds_a_missing_fsync(command: Command, capsys: pytest.Capt
     line = next(line for line in text.splitlines() if "replay: " in line)
     path = Path(line.rpartition(" ")[2]) / "replay"
     assert (
-        "python -m pmstore crash replay .pmstore-crash/tests-testing-test_crash_files.test_the_command_finds" in line
+        "python -m pmstore crash replay .pmstore-crash/tests-crash_files-test_explored.test_the_command_finds" in line
         and path.is_file()
     )
     assert (path.parent / "image" / "run").exists()

@@ -21,7 +21,7 @@ static void release(void *memory);
 #undef malloc
 #undef free
 
-enum { PAGES_MOST = 6000, CALLS_MOST = 1000, STACK = 256 << 10, FAILED = 1000 };
+enum { PAGES_MOST = 6000, CALLS_MOST = 1000, STACK = 256 << 10, FAILED = 1000, FREED = 0x5A };
 
 typedef struct {
     unsigned thread;
@@ -38,7 +38,8 @@ static bool followed, one_processor, no_memory, no_thread;
 /* What happens. */
 static call calls[CALLS_MOST];
 static unsigned count, allocations, waits;
-static bool started, returned, began, ended, waiting, locked;
+static unsigned char *released;
+static bool started, returned, began, ended, waiting, locked, has_condition;
 static void *argument_of_work;
 
 static unsigned long both, late, waited; /* seeds by which both threads worked, and so on */
@@ -65,6 +66,13 @@ static uint64_t draw(uint64_t below)
     return (state >> 33) % below;
 }
 
+static const call *first_failure(unsigned thread)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (calls[i].thread == thread && calls[i].failed) return &calls[i];
+    return NULL;
+}
+
 /* ---- what parts.c uses ------------------------------------------------------------------------------------------- */
 
 static void *allocate(size_t size)
@@ -77,10 +85,17 @@ static void *allocate(size_t size)
 
 static void release(void *memory)
 {
-    must(allocations > 0, "memory is freed twice");
+    must(allocations > 0 && !released, "memory is freed twice");
     allocations--;
-    memset(memory, 0x5A, sizeof(parts));
-    free(memory);
+    released = memset(memory, FREED, sizeof(parts)); /* until the call is checked, to see writes to it */
+}
+
+static void free_released(void)
+{
+    for (size_t i = 0; released && i < sizeof(parts); i++)
+        must(released[i] == FREED, "memory is used after it is freed");
+    free(released);
+    released = NULL;
 }
 
 static void go_on_with(unsigned thread)
@@ -95,6 +110,8 @@ static void run_second(void)
     began = true;
     second_run(second_argument);
     ended = true;
+    const parts *p = second_argument;
+    must(released || p->next >= p->end || first_failure(1), "the second thread ends before all pages are taken");
     go_on_with(0);
 }
 
@@ -118,7 +135,7 @@ bool pm_thread_start_alone(void *(*run)(void *), void *argument)
 void pm_thread_wait(pm_condition *condition, pm_mutex *mutex)
 {
     (void)condition;
-    must(running == 0 && !ended && !waiting, "a wait for nothing");
+    must(running == 0 && !ended && !waiting && has_condition, "a wait for nothing");
     waits++;
     waiting = true;
     pm_thread_unlock(mutex);
@@ -131,7 +148,7 @@ void pm_thread_wait(pm_condition *condition, pm_mutex *mutex)
 void pm_thread_wake(pm_condition *condition, pm_mutex *mutex)
 {
     (void)condition, (void)mutex;
-    must(running == 1 && locked, "a wake without the mutex");
+    must(running == 1 && locked && has_condition, "a wake without the mutex");
     waiting = false;
 }
 
@@ -156,7 +173,11 @@ void pm_schedule_unlock(pthread_mutex_t *mutex)
     locked = false;
 }
 
-void pm_thread_condition_init(pm_condition *condition) { (void)condition; }
+void pm_thread_condition_init(pm_condition *condition)
+{
+    (void)condition;
+    has_condition = true;
+}
 bool pm_source_is_followed(void) { return followed; }
 bool pm_thread_one_processor(void) { return one_processor; }
 
@@ -174,13 +195,6 @@ static pm_status work(void *argument, unsigned thread, uint64_t first, uint64_t 
 }
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
-
-static const call *first_failure(unsigned thread)
-{
-    for (unsigned i = 0; i < count; i++)
-        if (calls[i].thread == thread && calls[i].failed) return &calls[i];
-    return NULL;
-}
 
 static void check(uint64_t first, uint64_t end, pm_status status)
 {
@@ -205,7 +219,8 @@ static void check(uint64_t first, uint64_t end, pm_status status)
 static void call_with(void)
 {
     static const uint64_t counts[] = {0, 1, 64, 65, SHARED_FROM - 1, SHARED_FROM, SHARED_FROM + 1, 4096};
-    state = seed, count = allocations = waits = 0, started = returned = began = ended = waiting = locked = false;
+    state = seed, count = allocations = waits = 0;
+    started = returned = began = ended = waiting = locked = has_condition = false;
     draw(2);
     uint64_t first = draw(300), which = draw(16);
     uint64_t end = first + (which < 8 ? counts[which] : draw(5000));
@@ -228,6 +243,7 @@ static void call_with(void)
         go_on_with(1);
     }
     must(started == ended && !locked && !allocations, "memory or the mutex is kept");
+    free_released();
 }
 
 int main(int argc, char **argv)

@@ -19,8 +19,8 @@ class Equivalent(NamedTuple):
     function: str = ""
 
 
-# Functions that no processor of ours chooses, by file. test_versions.py compiles them into programs of their own, in
-# which no mutant can be chosen: they are not drawn.
+# Functions that no processor of ours chooses, by file. They are not drawn: test_versions.py compares them with those
+# that are chosen.
 ELSEWHERE = {
     "csrc/base/compare.c": r".*_portable|choose_versions",
     "csrc/base/hash.c": r".*_portable|.*_avx2|choose_versions",
@@ -137,15 +137,15 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/reader/parts.c",
-        "if (p->end - p->next < SHARED_FROM || pm_source_is_followed() || pm_thread_one_processor()) return NULL;",
-        "From how many pages on a second thread helps: only times depend on it.",
-        "p->end + p->next",
+        "if (count > TAKEN_MOST) count = TAKEN_MOST;",
+        "If they are equal, the assignment changes nothing.",
+        "count >= TAKEN_MOST",
     ),
     Equivalent(
         "csrc/reader/parts.c",
-        "pm_thread_mutex_init(&shared->mutex, NULL);",
-        "Zeros are a mutex that nobody holds, and the memory was zeroed before.",
-        "(void)0;",
+        "if (count < PM_PARTS_PAGES) count = PM_PARTS_PAGES;",
+        "If they are equal, the assignment changes nothing.",
+        "count <= PM_PARTS_PAGES",
     ),
     Equivalent(
         "csrc/dirty/policy.c",

@@ -371,9 +371,10 @@ def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: A
             asked.clear()
             with contextlib.suppress(pmstore.StaleSnapshotError):
                 reader.patiently(attempt)
-                break
+                if len(asked) > 2:  # otherwise the process answers, late, what the round before asked for
+                    break
             assert again < 9, "no snapshot was covered by a pause"
-        assert not asked[0] and len(asked) > 2 and all(asked[2:])
+        assert not asked[0] and all(asked[2:])
         assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 
 

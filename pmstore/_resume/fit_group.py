@@ -230,15 +230,15 @@ def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Ite
     if own is store:
         yield own
         return
-    try:
-        with own._leased():
+    with own._leased():  # until it is closed: a process that waits gives up where there is no lease
+        try:
             yield own
-    except BaseException:
-        with contextlib.suppress(Error):  # after a commit that lacked space, the changes are still pending
-            own.__exit__(*sys.exc_info())
-        raise
-    with contextlib.suppress(Error):  # nothing of the fit is pending
-        own.__exit__(None, None, None)
+        except BaseException:
+            with contextlib.suppress(Error):  # after a commit that lacked space, the changes are still pending
+                own.__exit__(*sys.exc_info())
+            raise
+        with contextlib.suppress(Error):  # nothing of the fit is pending
+            own.__exit__(None, None, None)
 
 
 def _open_in_turn(path: str, mode: Literal["a", "r+"]) -> Store:

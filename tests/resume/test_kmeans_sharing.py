@@ -247,6 +247,20 @@ def test_a_parent_that_fits_is_waited_for(path: Path, child: Callable[..., Any])
     assert "done" in waiting.end()
 
 
+def test_a_fit_is_leased_until_its_store_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that waits gives up where there is no lease, and closing can take long."""
+    close = pmstore.Store.close
+    leased = []
+
+    def watched(store: pmstore.Store) -> None:
+        leased.append(held.is_leased(store.path))
+        close(store)
+
+    monkeypatch.setattr(pmstore.Store, "close", watched)
+    KMeans(3, n_init=1, store=path).fit(BLOBS)
+    assert leased == [True] and not held.is_leased(str(path))
+
+
 def test_a_parent_that_has_the_store_open_is_not_waited_for(path: Path, child: Callable[..., Any]) -> None:
     with pmstore.open(path):
         waiting = child(FIT, path, 4, "look")

@@ -68,8 +68,8 @@ static void sweep(pm_region *region)
     size_t kept = 0;
     for (size_t i = 0; i < region->buffer_count; i++) {
         pm_buffer *buffer = region->buffers[i];
-        bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit);
-        if (atomic_load(&buffer->living) || candidate || buffer->only || pm_region_fork_may_show(region, buffer))
+        bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit || buffer->only);
+        if (atomic_load(&buffer->living) || candidate || pm_region_fork_may_show(region, buffer))
             region->buffers[kept++] = buffer;
         else free(buffer);
     }

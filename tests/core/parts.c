@@ -221,7 +221,6 @@ static void call_with(void)
     static const uint64_t counts[] = {0, 1, 64, 65, SHARED_FROM - 1, SHARED_FROM, SHARED_FROM + 1, 4096};
     state = seed, count = allocations = waits = 0;
     started = returned = began = ended = waiting = locked = has_condition = false;
-    draw(2);
     uint64_t first = draw(300), which = draw(16);
     uint64_t end = first + (which < 8 ? counts[which] : draw(5000));
     followed = !draw(12), one_processor = !draw(12), no_memory = !draw(12), no_thread = !draw(12);

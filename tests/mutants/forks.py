@@ -86,8 +86,8 @@ MUTANTS = [
             "fork-forgotten-for-many-arrays",
             "P",
             REGION,
-            "atomic_load(&buffer->living) || candidate || buffer->only || pm_region_fork_may_show(region, buffer)",
-            "atomic_load(&buffer->living) || candidate || buffer->only",
+            "atomic_load(&buffer->living) || candidate || pm_region_fork_may_show(region, buffer)",
+            "atomic_load(&buffer->living) || candidate",
             "a forked child sees what takes the place of an array, where many arrays live",
         ),
         Mutant(

@@ -398,7 +398,7 @@ BUFFERS = [
         "released-array-forgotten",
         "P",
         REGION,
-        "buffer->writable && (buffer->owned || buffer->owned_at_commit)",
+        "buffer->writable && (buffer->owned || buffer->owned_at_commit || buffer->only)",
         "false",
         "changes of an array that nobody holds any more are lost (I10)",
     ),

@@ -48,13 +48,18 @@ class Fault(NamedTuple):
     at: int = 1
 
 
+def compiler() -> str | None:
+    """The path of a C compiler; None if there is none."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def build(directory: Path) -> Path | None:
     """The library, compiled into a directory; None if there is no compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    found = compiler()
+    if found is None:
         return None
     path = directory / "faults.so"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(path), "-ldl"], check=True)
+    subprocess.run([found, "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(path), "-ldl"], check=True)
     return path
 
 

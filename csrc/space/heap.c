@@ -81,7 +81,7 @@ static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t len
 
 /* Finds the first `pages` usable pages in a row. They are free in the live map, in the committed one and in the durable
  * one (I7), durable (I13), and not under a detached buffer (I9). */
-static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
+static pm_status search(pm_region *region, uint64_t pages, uint64_t *first)
 {
     uint64_t count = region->size / PM_PAGE, start = region->search_from,
              children = pm_region_fork_free_from(region) / PM_PAGE;
@@ -128,6 +128,17 @@ static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
         }
     }
     return pm_fail(PM_NO_SPACE, "the store has no %llu free pages in a row", (unsigned long long)pages);
+}
+
+/* The same; PM_CORRUPT if metadata are there that this process has read: they are in use, whatever the maps say. */
+static pm_status find(pm_region *region, uint64_t pages, uint64_t *first)
+{
+    PM_TRY(search(region, pages, first));
+    for (uint64_t page = *first; page < *first + pages; page++)
+        if (region->flags[page] & PM_FLAG_VERIFIED)
+            return pm_fail(PM_CORRUPT, "the space map is damaged: the metadata at region offset %llu are free in it",
+                           (unsigned long long)(page * PM_PAGE));
+    return PM_OK;
 }
 
 pm_status pm_heap_find(pm_region *region, uint64_t pages, uint64_t *offset)

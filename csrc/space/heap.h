@@ -19,7 +19,8 @@ pm_digest pm_heap_digest(const uint8_t *image); /* of an empty region, whose pag
 
 pm_root *pm_heap_root(pm_region *region, pm_status *status);
 
-/* Allocates pages for an extent, or one page for metadata. PM_NO_SPACE if the region has none in a row: grow it. */
+/* Allocates pages for an extent, or one page for metadata. PM_NO_SPACE if the region has none in a row: grow it.
+ * PM_CORRUPT if the space map is damaged: it says that metadata which were read are free. */
 pm_status pm_heap_pages(pm_region *region, uint64_t pages, unsigned kind, uint64_t *offset);
 pm_status pm_heap_free_pages(pm_region *region, uint64_t offset, uint64_t pages);
 

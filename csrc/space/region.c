@@ -140,8 +140,8 @@ pm_status pm_region_leave_to_readers(pm_region *region, pm_store *store, uint64_
         pm_buffer *buffer = calloc(1, sizeof *buffer);
         if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
         *buffer = (pm_buffer){.store = store, .address = region->live + offset, .offset = offset, .length = length,
-                              .owned = true, .owned_at_commit = true, .fixed = true, .committed = true,
-                              .shared = true, .shown_until = sequence};
+                              .owned = true, .owned_at_commit = true, .committed = true, .shared = true,
+                              .shown_until = sequence};
         pm_status status = pm_region_add_buffer(region, buffer);
         if (status != PM_OK) free(buffer);
         return status;

@@ -325,6 +325,22 @@ def test_what_a_refused_commit_declared_is_in_the_next(fault_library: Path, dire
     shims.call(fault_library, refused_with_a_declaration, directory)
 
 
+def refused_to_a_mark(folder: str) -> None:
+    with pmstore.open(Path(folder) / "store.pm", "x", media="file") as store:
+        w = store.create_array("w", 9000)
+        store.commit()
+        for at in each_request(1):
+            begin_memory(ONCE, at)
+            with contextlib.suppress(pmstore.OutOfMemoryError):
+                store.mark_dirty(w)
+                assert not hits(), at  # a mark that was not made
+            shims.end()
+
+
+def test_a_mark_without_memory_to_note_it_is_an_error(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_a_mark, directory)
+
+
 def killed(path: Path, medium: str) -> dict[str, Any]:
     """A store with a log to replay, in which contents were written directly between changes of the same pages. Returns
     its contents."""

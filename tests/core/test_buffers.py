@@ -1,0 +1,113 @@
+"""Buffers over extents: which of them is used again, and what becomes of it when the extent changes its owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.support.images import PAGE
+from tests.support.places import entry_of, offset_of
+
+LENGTHS = [9, 511, 3000]  # elements: a block of a slab, a page, several pages
+
+
+def opened(store: pmstore.Store, name: str, writable: bool = True) -> np.ndarray[Any, Any]:
+    """A buffer of the core, beside the one that the store keeps for a name."""
+    entry = entry_of(store, name)
+    return np.frombuffer(store._catalog.core.buffer(entry.offset, entry.length, writable), count=9)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_new_array_in_the_place_of_one_of_this_transaction_is_committed(open_store, length):
+    """The old one lets go of its buffer before it is deleted: nobody owns that any more."""
+    store = open_store()
+    store.create_array("old", length)[:] = 1
+    before = offset_of(store, "old")
+    del store["old"]
+    x = store.create_array("new", length)
+    assert offset_of(store, "new") == before
+    x[:] = 2
+    store.commit()
+    x[:] = 3
+    store.commit()
+    store.close()
+    with open_store(verify=True) as store:
+        assert (store["new"] == 3).all()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_buffers_behind_one_that_nobody_owns_are_used_again(open_store, length):
+    store = open_store()
+    store.create_array("old", length)[:] = 1
+    before = offset_of(store, "old")
+    del store["old"]
+    store.create_array("new", length)[:] = 2
+    assert offset_of(store, "new") == before
+    buffers = store.stats().buffers
+    for _ in range(20):
+        assert store["new"][0] == 2
+    assert store.stats().buffers == buffers
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_each_buffer_has_one_user(open_store, length):
+    """Two users of an extent have a buffer each, so that the second keeps its bytes when the first lets go."""
+    store = open_store()
+    store["x"] = np.zeros(length)
+    store.commit()
+    first, second = opened(store, "x"), opened(store, "x")
+    del first
+    del store["x"]
+    store.commit()
+    store["y"] = np.ones(length)
+    store.commit()
+    assert not second.any()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_may_be_written_is_asked_each_time(open_store, length):
+    """A buffer that was opened to be read is not the one of a program that writes."""
+    store = open_store()
+    store["x"] = np.zeros(length)
+    store.commit()
+    assert not opened(store, "x", writable=False).any()
+    x = opened(store, "x")
+    x[:] = 1
+    del x
+    store.commit()
+    store.close()
+    with open_store() as store:
+        assert store["x"][:9].all()
+
+
+def test_I11_a_rollback_leaves_an_array_in_the_place_of_metadata(open_store):
+    """Its page belonged to a slab that came and went in the same transaction."""
+    store = open_store()
+    before = store.stats().region_used
+    store.create_array("small", 100)
+    page = offset_of(store, "small") // PAGE * PAGE
+    del store["small"]
+    x = store.create_array("x", 511)
+    assert offset_of(store, "x") == page and store.stats().region_used > before
+    x[:] = 7
+    store.rollback()
+    assert (x == 7).all() and "x" not in store
+    store["y"] = np.ones(511)
+    store.commit()
+    assert (x == 7).all() and store.check().ok
+
+
+def test_I9_space_up_to_an_array_that_lives_is_used_again(open_store):
+    store = open_store()
+    for name in "abc":
+        store[name] = np.zeros(511)
+    store.commit()
+    place, held = offset_of(store, "a"), store["b"]
+    assert offset_of(store, "b") == place + PAGE
+    del store["a"], store["b"]
+    store.commit()
+    store["d"] = np.ones(511)
+    assert offset_of(store, "d") == place and not held.any()

@@ -13,7 +13,7 @@ void pm_region_take(pm_region *region, uint64_t offset, uint64_t length)
         size_t i = 0;
         while (region->edited[i] != page * PM_PAGE) i++;
         region->edited[i] = region->edited[--region->edited_count];
-        region->flags[page] &= (uint8_t)~(PM_FLAG_LISTED | PM_FLAG_VERIFIED | PM_FLAG_EDITED | PM_FLAG_EDITED_SLAB);
+        region->flags[page] &= PM_FLAG_FLUSH; /* the others are those of metadata */
     }
     pm_policy_forget(&region->policy, offset, length);
     pm_region_drop(region, offset, length);

@@ -300,12 +300,11 @@ void pm_region_restore(pm_region *region)
     pm_region_begin(region, true);
     for (size_t i = 0; i < region->edited_count; i++) {
         uint64_t offset = region->edited[i];
-        const pm_page_head *committed = (const void *)(region->committed + offset);
-        /* A slab's header shares its page with blocks, also with blocks of detached arrays, which keep their bytes. */
+        /* A slab's header shares its page with blocks, also with blocks of detached arrays, which keep their bytes. A
+         * slab that was freed still has its header: nothing gets a page that the committed image uses. */
         const pm_page_head *live = (const void *)(region->live + offset);
         bool slab = live->type == PM_TYPE_SLAB && live->self == offset;
-        bool was_slab = committed->type == PM_TYPE_SLAB && committed->self == offset;
-        memcpy(region->live + offset, committed, slab || was_slab ? PM_LINE : PM_PAGE);
+        memcpy(region->live + offset, region->committed + offset, slab ? PM_LINE : PM_PAGE);
         /* The page may be free space now: it is checked again when it is next read as metadata. */
         region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
     }

@@ -22,7 +22,7 @@ RACES := build/tsan
 tests = $(patsubst %,tests/$(1)/test_%.py,$(2))
 ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decomposition partial_fit sklearn_api history callbacks)
 # Folders with targets of their own, which run all their tests.
-APART := tests/aarch64 tests/archive tests/codecs tests/crash_files tests/interchange tests/scale
+APART := tests/aarch64 tests/archive tests/codecs tests/crash_files tests/golden tests/interchange tests/scale
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
 	$(call tests,store,cli display doctor habits known_types shelf tables types) $(call tests,core,build parts versions) \
@@ -39,7 +39,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-crash-files test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
+.PHONY: help demo test test-dax test-archive test-crash-files test-golden test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -54,6 +54,7 @@ help:
 	@echo 'make test-frames  frames of pandas and polars and tables of Arrow in stores; it installs the three packages'
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-crash-files  crashes of other programs, by their system calls'
+	@echo 'make test-golden  files of the formats that were released, and their upgrade'
 	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
@@ -96,6 +97,10 @@ test-archive: build
 # Crashes of other programs, which pmstore.testing explores by their system calls.
 test-crash-files: build
 	@$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/crash_files $(ARGS)
+
+# Files of the formats that were released.
+test-golden: build
+	@$(BIN)/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/golden $(ARGS)
 
 # Beside what .venv has: pandas, polars and pyarrow, which also reads shards of .parquet files.
 test-frames: build

@@ -72,6 +72,7 @@ def test_a_store_for_writing_takes_few_addresses(open_store) -> None:
     assert addresses() - before < 20 * 5 << 30
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_a_store_outgrows_the_addresses_that_it_kept(medium: Medium) -> None:
     def child() -> str:
@@ -106,6 +107,7 @@ print("fine")
 """
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_the_first_store_of_a_process_outgrows_them_too(medium: Medium) -> None:
     done = python("-c", FIRST, medium.directory / "s", medium.name)
@@ -144,6 +146,7 @@ with pmstore.open(path, media=medium) as store:
 """
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_where_the_addresses_behind_are_taken_the_error_says_so(medium: Medium) -> None:
     """The process has no threads: their memory may lie beside a store's, and look like a part of it."""
@@ -151,6 +154,7 @@ def test_where_the_addresses_behind_are_taken_the_error_says_so(medium: Medium) 
     assert "open it again" in done.stdout and done.stdout.endswith("2\n"), done.stdout + done.stderr
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_a_store_opens_where_few_addresses_are_left(medium: Medium) -> None:
     """It keeps a part of the limit for its growth, and here less is left than that."""
@@ -168,6 +172,7 @@ def test_a_store_opens_where_few_addresses_are_left(medium: Medium) -> None:
     assert in_fork(child) == "fine"
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 @pytest.mark.parametrize("mode", ["r", "a"])
 def test_an_error_names_the_limit_of_addresses(medium: Medium, mode) -> None:
@@ -189,6 +194,7 @@ def test_an_error_names_the_limit_of_addresses(medium: Medium, mode) -> None:
     assert in_fork(child) == "fine"
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_without_memory_for_living_arrays_a_store_stays_open(medium: Medium) -> None:
     def child() -> str:
@@ -276,6 +282,7 @@ def test_a_commit_in_close_that_lacks_memory_leaves_all_pending(open_store, monk
     assert open_store(mode="r")["a"] == 1
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_a_store_that_is_collected_without_memory_for_its_arrays_stays_locked(medium: Medium) -> None:
     """They go on to show the file, so that nobody else may change it."""
@@ -409,6 +416,7 @@ assert all(store["a"].sum() == 3_000_000 for store in stores)
 """
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 @pytest.mark.parametrize(
     "gibibytes", [1, 20, 64.5, 200, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 33, 70, 129))]
@@ -477,6 +485,7 @@ def closed_without(folder: str, media: str) -> None:
     assert errors == [pmstore.OutOfMemoryError] * 2 + [pmstore.StoreIOError]
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_arrays_that_outlive_their_store_where_mappings_are_refused(medium: Medium, fault_library: Path) -> None:
     """The store stays open until their first part has been moved. Then it is closed, and the rest of them may show the
@@ -496,6 +505,7 @@ def waits_without(path: str) -> None:
         shim.end()
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_commits_that_can_not_be_waited_for(medium: Medium, fault_library: Path) -> None:
     shim.call(fault_library, waits_without, medium.directory / "store.pm")

@@ -108,7 +108,7 @@ def larger_than_the_log(store: pmstore.Store, commit: Commit) -> None:
 
 
 WORKLOADS = [changes, creation, growth, larger_than_the_log]
-STEPS = {growth: (3, 1), larger_than_the_log: (24, 12)}
+STEPS = {growth: (3, 1), larger_than_the_log: (48, 12)}
 """From one failing call to the next, where states have megabytes: in make test, and in make torture."""
 
 
@@ -318,7 +318,7 @@ def unnoticed(directory: str, media: str) -> None:
                     assert snapshot(store) == found
 
 
-@pytest.mark.parametrize("media", ["memory", "file"])
+@pytest.mark.parametrize("media", ["memory", pytest.param("file", marks=pytest.mark.long)])
 def test_interrupted_and_short_calls_are_not_noticed(fault_library: Path, directory: Path, media: str) -> None:
     if media == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")

@@ -57,9 +57,8 @@ class Child:
         return answer.decode().strip() or f"ended: {self.end()}"
 
     def end(self) -> int:
-        os.kill(
-            self.pid, signal.SIGKILL
-        )  # children have each other's pipes, so that none is told by the end of its own
+        # Children have each other's pipes, so that none is told by the end of its own.
+        os.kill(self.pid, signal.SIGKILL)
         os.close(self._ask)
         os.close(self._said)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -204,6 +203,7 @@ def replace_everything_again(store: pmstore.Store) -> None:
         store[name] = store[name] + 1
 
 
+@pytest.mark.long_on("file")
 def test_space_is_used_again_when_the_children_are_gone(open_store, child) -> None:
     """Workers that are forked anew, each while an array lives that is replaced afterwards. Two of them live at once."""
     store = open_store()

@@ -18,7 +18,7 @@ from tests.support import shim
 from tests.support.places import offset_of
 from tests.support.shim import variable
 
-pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
+pytestmark = [pytest.mark.long, pytest.mark.no_sanitizer]  # which is preloaded too
 
 PAGE = 4096
 ONE_PAGE = PAGE - 8  # bytes that fill a page together with their hash

@@ -307,6 +307,7 @@ def limited(megabytes):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.no_sanitizer  # its shadow memory counts
 def test_a_store_three_times_its_memory(tmp_path, child):
     group = limited(96)

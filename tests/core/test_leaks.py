@@ -19,7 +19,7 @@ from tests.conftest import LONGER, Medium
 from tests.support import shim
 from tests.support.shim import MAPPINGS, MEMORY, ONCE, begin_memory, blocks_held, end, hits, watch_memory
 
-pytestmark = pytest.mark.no_sanitizer  # which is preloaded too
+pytestmark = [pytest.mark.long, pytest.mark.no_sanitizer]  # which is preloaded too
 
 PAGE = 4096
 MOST = 2000  # requests of a case; far more than there are

@@ -455,6 +455,7 @@ def on_an_older_kernel(path: Path) -> None:
     print("committed")
 
 
+@pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_kernel_without_the_scan(medium: Medium, fault_library: Path) -> None:
     code = f"from tests.core.test_trackers import *; on_an_older_kernel(Path({str(medium.directory / 's.pm')!r}))"

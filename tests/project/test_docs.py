@@ -19,6 +19,7 @@ TUTORIAL = "crash-testing.md"  # files and commands: tests/testing/test_testing_
 FORKING = """import runpy, sys; from tests.support.workers import fork_workers
 fork_workers()
 runpy.run_path(sys.argv[1], run_name="__main__")"""
+LONG = {"scale.md", "crash-testing-shards.md"}  # fits in several processes
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -32,7 +33,15 @@ def program(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != TUTORIAL], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.long] if path.name in LONG else [])
+        for path in DOCUMENTS
+        if path.name != TUTORIAL
+    ],
+    ids=lambda path: path.name,
+)
 def test_python_blocks_run(path: Path, tmp_path: Path) -> None:
     code = program(path.read_text(encoding="utf-8"))
     if not code.strip():

@@ -199,6 +199,7 @@ def test_functions_of_one_name_fail_apart(here: Path, capsys: pytest.CaptureFixt
     assert {path.name for path in Path(".pmstore-crash").glob("*.crash")} == {"a-job.bad.crash", "b-job.bad.crash"}
 
 
+@pytest.mark.long
 def test_a_whole_program(here: Path) -> None:
     """The child opens the store itself, and is recorded."""
     command = ["-m", "pmstore", "crash", "run", "--store", "bank.pm", "--check", "bank:conserved"]

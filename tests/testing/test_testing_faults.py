@@ -187,7 +187,7 @@ def test_I11_a_rollback_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         explore_faults(some, medium="file")
 
 
-@pytest.mark.parametrize("operation", ["write", "sync"])
+@pytest.mark.parametrize("operation", [pytest.param("write", marks=pytest.mark.long), "sync"])
 def test_I11_a_rollback_that_is_refused_for_no_reason(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """A mutant: after any failure. Accepted is only what the store refuses by itself, as the committed image is not
     the last commit.

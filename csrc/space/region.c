@@ -119,8 +119,7 @@ uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t le
         pm_buffer *buffer = region->buffers[i];
         if (buffer->offset >= offset + length) break;
         uint64_t buffer_end = buffer->offset + buffer->length;
-        /* A buffer that is owned, now or at the last commit, is on space that is not free anyway. */
-        if (buffer_end <= offset || buffer->owned || buffer->owned_at_commit || buffer_end <= end) continue;
+        if (buffer_end <= offset || buffer_end <= end) continue;
         if (atomic_load(&buffer->living) || pm_region_fork_may_show(region, buffer)) end = buffer_end;
     }
     return end;

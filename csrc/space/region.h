@@ -108,7 +108,7 @@ pm_status pm_region_release(pm_region *region, uint64_t place, uint64_t length);
 pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer);
 /* Revives a released buffer over the same extent that was not freed yet; NULL if there is none. */
 pm_buffer *pm_region_revive_buffer(pm_region *region, uint64_t offset, uint64_t length, bool writable);
-/* The end of a living buffer that overlaps the range and whose extent has lost its owner; 0 if there is none. */
+/* The end of a living buffer that overlaps the range, which no extent owns; 0 if there is none. */
 uint64_t pm_region_covered(const pm_region *region, uint64_t offset, uint64_t length);
 void pm_region_detach(pm_region *region, uint64_t offset); /* the extent has lost its owner */
 /* A constant extent that a commit owns is about to lose its owner. Readers of commits up to `sequence` may map it: its

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.support.images import DATA, FREE, MAP, MAP_LIST, META, PAGE, ROOT, SLAB, SLAB_PAGE, Image
+from pmstore._catalog.kinds import BLOB
+from pmstore._core import Entry
+from tests.support.images import DATA, FREE, MAP, MAP_LIST, META, PAGE, REGION, ROOT, SLAB, SLAB_PAGE, Image
 
 PAGES = 1100  # of the large array
 
@@ -212,6 +214,40 @@ def test_pages_in_a_row_are_given_away_without_metadata(tmp_path: Path, place: s
         store.rollback()
     with pmstore.open(path, media="file") as store:
         assert (store["wall"] == 0).all() and sorted(store) == ["small", "wall"]
+
+
+@pytest.mark.parametrize("how", ["write", "fill", "commit"])
+def test_pages_that_came_into_use_meanwhile_are_not_written(tmp_path: Path, how: str) -> None:
+    """Somebody else has changed the space map in the file."""
+    image = image_of(tmp_path / "store.pm")
+    space_map = next(image.pages(MAP))
+
+    def change(page: int, kind: int) -> None:
+        image.map_kind(page, kind)
+        with open(image.path, "r+b") as file:
+            file.seek(REGION + space_map)
+            file.write(image.bytes[REGION + space_map : REGION + space_map + PAGE])
+
+    with pmstore.open(image.path, media="file") as store:
+        core, length = store._catalog.core, 2 * (PAGE - 8)
+        first = core.alloc(length)
+        if how == "commit":
+            core.write(first, 0, bytes(length), length)
+            core.put(b"k", Entry(first, length, BLOB, 0, b""))
+        for page in (first, first + PAGE):
+            change(page, DATA)
+            with pytest.raises(pmstore.CorruptStoreError, match=f"given away pages at region offset ({first}|{page})"):
+                if how == "write":
+                    core.write(first, 0, bytes(length), length)
+                elif how == "fill":
+                    core.fill(first, 2 * PAGE - 16, bytes(8))
+                else:
+                    store.commit()
+            change(page, FREE)
+        store.rollback()
+        store["x"] = np.full(1000, 3.0)
+    with pmstore.open(image.path, verify=True) as store:
+        assert (store["x"] == 3).all()
 
 
 def test_a_place_in_other_metadata_is_no_block_of_a_slab(tmp_path: Path) -> None:

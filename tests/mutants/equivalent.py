@@ -155,7 +155,7 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/region.c",
-        "if (buffer_end <= offset || buffer->owned || buffer->owned_at_commit || buffer_end <= end) continue;",
+        "if (buffer_end <= offset || buffer_end <= end) continue;",
         "An equal end is assigned anew.",
         "buffer_end < end",
     ),
@@ -174,8 +174,19 @@ EQUIVALENT = [
     Equivalent(
         "csrc/space/region.c",
         "buffer->committed |= buffer->owned;",
-        "A constant array that was deleted is then copied before a fork instead of shared: only times depend on it.",
-        "committed = buffer",
+        "A constant array is then copied before a fork instead of shared: only times depend on it.",
+    ),
+    Equivalent(
+        "csrc/space/region.c",
+        "size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;",
+        "Behind the contents of whole pages are hashes and what nobody reads.",
+        "length + at",
+    ),
+    Equivalent(
+        "csrc/space/region.c",
+        "if (address < region->live || offset >= region->size || length > region->size - offset) return NULL;",
+        "Contents end before the region does: their hashes follow.",
+        "length >= region",
     ),
     Equivalent(
         "pmstore/_resume/loop.py",

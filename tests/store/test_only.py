@@ -89,6 +89,22 @@ def test_what_is_not_declared_comes_later(open_store: Open) -> None:
         assert (x[7] == -k - 1).all()
 
 
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(3, 5), slice(0, 299), slice(1, 300), slice(299, 300)])
+def test_what_is_beside_a_declared_range_comes_later(open_store: Open, rows: slice) -> None:
+    """A row is a page. A range at the beginning of the array, or at its end, is not all of it."""
+    store = open_store()
+    w = tracked(store)
+    others = [row for row in (rows.start - 1, rows.stop) if 0 <= row < len(w)]
+    for k in range(3):
+        before = committed(store)["w"]
+        with store.transaction(only=[w[rows]]):
+            w[rows] = w[others] = k + 0.5
+        left = committed(store)["w"]
+        assert (left[rows] == k + 0.5).all() and np.array_equal(left[others], before[others])
+        store.commit()
+        assert_committed(store)
+
+
 def test_I10_an_array_that_died_is_not_forgotten(open_store: Open) -> None:
     """Released after it was written, while commits of declared arrays scan others."""
     store = open_store()

@@ -31,7 +31,7 @@ from pmstore._errors import (
     UnknownNameError,
     of,
 )
-from pmstore._values.array import Array, Layout, chunks, live_array, read_layout
+from pmstore._values.array import Array, Layout, address_of, chunks, live_array, read_layout
 from pmstore._values.dtypes import require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
@@ -539,7 +539,7 @@ class Catalog:
             else:
                 at = 0
                 for piece in chunks(source, described.order):
-                    self.core.write(offset, at, piece.__array_interface__["data"][0], piece.nbytes)
+                    self.core.write(offset, at, address_of(piece), piece.nbytes)
                     at += piece.nbytes
             if described.growth is not None:
                 growing.write_spare(self.core, offset, described.nbytes, described.length)

@@ -30,7 +30,17 @@ from pmstore._catalog.lost_updates import Moved
 from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
-from pmstore._values.array import Array, Growth, Layout, decode_layout, layout, live_array, order_of, read_layout
+from pmstore._values.array import (
+    Array,
+    Growth,
+    Layout,
+    address_of,
+    decode_layout,
+    layout,
+    live_array,
+    order_of,
+    read_layout,
+)
 from pmstore._values.dtypes import storable_dtype
 from pmstore._values.tensors import array_of_tensor, is_tensor
 
@@ -415,11 +425,7 @@ def _move(
 
 def _write(core: Core, offset: int, at: int, source: Array) -> None:
     for done in range(0, source.nbytes, _PIECE):
-        core.write(offset, at + done, _address(source) + done, min(_PIECE, source.nbytes - done))
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+        core.write(offset, at + done, address_of(source) + done, min(_PIECE, source.nbytes - done))
 
 
 # ---- arrays over memory that the rows have left
@@ -427,11 +433,11 @@ def _address(array: Array) -> int:
 
 def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -> None:
     """Makes the arrays over an extent read-only. `thaw` finds them until the next commit."""
-    sequence, start, found = catalog.core.sequence, _address(old), []
+    sequence, start, found = catalog.core.sequence, address_of(old), []
     catalog.grown.frozen = [one for one in catalog.grown.frozen if one[0] == sequence]
     catalog.grown.made = [one for one in catalog.grown.made if one[0] == sequence]
     for array in list(catalog._live.values()):
-        if start <= _address(array) < start + len(old):
+        if start <= address_of(array) < start + len(old):
             found.append(weakref.ref(array))
             if array.flags.writeable:
                 catalog.grown.frozen.append((sequence, offset, found[-1]))

@@ -24,7 +24,7 @@ from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split
 from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
 from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
-from pmstore._values.array import Array, Layout, layout, order_of, read_layout
+from pmstore._values.array import Array, Layout, address_of, layout, order_of, read_layout
 from pmstore._values.registry import NAME_MAX, Parts, made, named, parts_of, registered
 from pmstore._values.types import is_text
 from pmstore._values.values import decode, encode, type_name
@@ -155,7 +155,7 @@ def _live_parts(catalog: Catalog, key: bytes) -> dict[Any, bytes]:
 
 
 def _place(array: Array) -> Any:
-    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+    return address_of(array), array.shape, array.strides, array.dtype
 
 
 def _move_back(catalog: Catalog, key: bytes, number: int, moved: list[tuple[bytes, bytes]]) -> None:

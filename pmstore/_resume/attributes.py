@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.state import RANDOM_STATE, random_state_record, set_random_state
+from pmstore._values.array import address_of
 from pmstore._values.generators import bit_generator, set_generator_state
 from pmstore._values.types import small_of
 from pmstore._values.values import encode
@@ -262,7 +263,7 @@ class _Walk:
         for number, array, _ in views:
             node: list[Any] = ["array", path]
             if where(array) != where(whole):
-                node += [list(array.shape), list(array.strides), _address(array) - _address(whole)]
+                node += [list(array.shape), list(array.strides), address_of(array) - address_of(whole)]
             self.graph.nodes[number] = node
 
 
@@ -291,13 +292,9 @@ def _readable(path: str) -> str:
     return "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in steps).lstrip(".") or path
 
 
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
 def _bounds(array: Array) -> tuple[int, int]:
     """Addresses of the first byte, and of the byte after the last one."""
-    low = high = _address(array)
+    low = high = address_of(array)
     if not array.size:
         return low, low
     for n, stride in zip(array.shape, array.strides):
@@ -308,7 +305,7 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 def where(array: Array) -> Any:
     """The place of an array: two arrays at the same place have the same key. Empty arrays have no place."""
-    return (array.shape, array.strides, _address(array)) if array.size else array.shape
+    return (array.shape, array.strides, address_of(array)) if array.size else array.shape
 
 
 def _is_solid(array: Array) -> bool:

@@ -31,6 +31,7 @@ from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._store.entrance import open as open_store
 from pmstore._store.reading import consistently
 from pmstore._store.store import Store
+from pmstore._values.array import address_of
 
 __all__ = ["History", "fits_of", "history"]
 
@@ -171,7 +172,7 @@ class Rows:
     def _go_to(self, rows: int) -> RowPage:
         """Continue behind so many rows of the page."""
         page, row = self._page, self._page.itemsize
-        address = page.__array_interface__["data"][0]
+        address = address_of(page)
         self._newest = RowPage(page, address, rows * row, page.nbytes, row, self._names, self._attempt, self._clock)
         return self._newest
 

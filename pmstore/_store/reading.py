@@ -17,7 +17,7 @@ from pmstore._catalog.names import key_of
 from pmstore._core import Core, Entry
 from pmstore._errors import DerivedArrayError, StaleSnapshotError
 from pmstore._snapshot import Reader
-from pmstore._values.array import Layout, read_layout
+from pmstore._values.array import Layout, address_of, read_layout
 
 __all__ = ["Selection", "consistently", "copy_array", "read", "selections"]
 
@@ -124,7 +124,7 @@ def copy_array(core: Core, entry: Entry, one: Selection, wanted: list[tuple[int,
     out = np.empty(axis, dtype, order="F" if described.order == "F" else "C")
     row = described.nbytes // described.shape[0] if described.shape and described.shape[0] else described.nbytes
     if out.nbytes:
-        address = out.__array_interface__["data"][0]
+        address = address_of(out)
         core.snapshot.copy(entry.offset, entry.length, start * row, address, out.nbytes)
     return out[rest] if rest else out
 

@@ -24,7 +24,18 @@ from pmstore._core import META_MAX, Core, Entry, hash64
 from pmstore._errors import CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 
-__all__ = ["Array", "Growth", "Layout", "chunks", "decode_layout", "layout", "live_array", "order_of", "read_layout"]
+__all__ = [
+    "Array",
+    "Growth",
+    "Layout",
+    "address_of",
+    "chunks",
+    "decode_layout",
+    "layout",
+    "live_array",
+    "order_of",
+    "read_layout",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -253,6 +264,11 @@ def live_array(buffer: Any, described: Layout, writeable: bool) -> Array:
         dtype = np.dtype(dtype, copy=True)
     array: Array = np.ndarray(described.shape, dtype, buffer=buffer, order=order)
     return array
+
+
+def address_of(array: Array) -> int:
+    """The address of its first element."""
+    return int(array.__array_interface__["data"][0])
 
 
 def chunks(array: Array, order: str) -> Iterator[Array]:

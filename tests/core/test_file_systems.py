@@ -214,9 +214,7 @@ def choices(directory: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
-    said = shims.run(
-        fault_library, "-c", f"from tests.core.test_file_systems import choices; choices({str(tmp_path)!r})"
-    )
+    said = shims.call(fault_library, choices, tmp_path)
     assert len(said.splitlines()) == len(CHOICES) + 3
 
 
@@ -243,8 +241,7 @@ def mounts(directory: str) -> None:
 def test_a_thread_asks_again_for_another_mount(directory: Path, fault_library: Path) -> None:
     if not direct_io(directory):
         pytest.skip("this file system has no writes past the page cache")
-    code = "import sys; from tests.core.test_file_systems import mounts; mounts(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, mounts, directory)
 
 
 def choices_of_two(*directories: str) -> None:
@@ -259,8 +256,7 @@ def choices_of_two(*directories: str) -> None:
 def test_a_thread_with_stores_on_two_file_systems(tmp_path: Path, directory: Path, fault_library: Path) -> None:
     if tmp_path.stat().st_dev == directory.stat().st_dev:
         pytest.skip("there is one only")
-    code = "import sys; from tests.core.test_file_systems import choices_of_two; choices_of_two(*sys.argv[1:])"
-    shims.run(fault_library, "-c", code, str(directory), str(tmp_path))
+    shims.call(fault_library, choices_of_two, directory, tmp_path)
 
 
 def nothing_is_reserved(directory: str) -> None:
@@ -277,8 +273,7 @@ def nothing_is_reserved(directory: str) -> None:
 @pytest.mark.no_sanitizer
 def test_space_that_can_not_be_reserved_is_written(directory: Path, fault_library: Path) -> None:
     """Otherwise a commit would find the disk full that was promised its space."""
-    code = "import sys; from tests.core.test_file_systems import nothing_is_reserved; nothing_is_reserved(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, nothing_is_reserved, directory)
 
 
 def messages(directory: str) -> None:
@@ -307,8 +302,7 @@ def messages(directory: str) -> None:
 
 @pytest.mark.no_sanitizer
 def test_a_lack_of_space_is_told_with_its_folder(directory: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_file_systems import messages; messages(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, messages, directory)
 
 
 def interrupted_growth(directory: str) -> None:
@@ -329,8 +323,7 @@ def interrupted_growth(directory: str) -> None:
 def test_space_that_an_interrupted_growth_left_is_reserved(directory: Path, fault_library: Path) -> None:
     if subprocess.run(["stat", "-f", "-c", "%T", directory], capture_output=True, text=True).stdout != "tmpfs\n":
         pytest.skip("no tmpfs")
-    code = "import sys; from tests.core.test_file_systems import interrupted_growth; interrupted_growth(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, interrupted_growth, directory)
 
 
 def own_blocks(directory: str) -> None:
@@ -364,8 +357,7 @@ def own_blocks(directory: str) -> None:
 
 @pytest.mark.no_sanitizer
 def test_a_copy_that_shares_blocks_gets_blocks_of_its_own(directory: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_file_systems import own_blocks; own_blocks(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, own_blocks, directory)
 
 
 def in_place(directory: str) -> None:
@@ -391,5 +383,4 @@ def in_place(directory: str) -> None:
 
 @pytest.mark.no_sanitizer
 def test_a_new_file_is_written_in_place(directory: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_file_systems import in_place; in_place(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, in_place, directory)

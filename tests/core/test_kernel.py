@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_trackers import Open, assert_committed, can_scan, can_watch, tracked, tracker  # noqa: F401
 from tests.support import shim as shims
@@ -38,7 +39,7 @@ Array = np.ndarray[Any, Any]
 
 def is_refused(array: Array, how: int) -> bool:
     """Call madvise for all pages of a large array."""
-    address = array.__array_interface__["data"][0]
+    address = address_of(array)
     length = -(-array.nbytes // PAGE) * PAGE
     return bool(LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), how))
 
@@ -132,7 +133,7 @@ def test_somebody_else_watches_the_array(open_store: Open) -> None:
     other = LIBC.syscall(323, os.O_CLOEXEC | 1)
     try:
         fcntl.ioctl(other, 0xC018AA3F, struct.pack("=3Q", 0xAA, 1 << 15 | 1 << 13, 0))
-        fcntl.ioctl(other, 0xC020AA00, struct.pack("=4Q", w.__array_interface__["data"][0], 300 * PAGE, 2, 0))
+        fcntl.ioctl(other, 0xC020AA00, struct.pack("=4Q", address_of(w), 300 * PAGE, 2, 0))
         store.commit()
         work(store, w)
         for k in range(20):
@@ -180,16 +181,16 @@ def test_the_kernel_writes(open_store: Open, tmp_path: Path) -> None:
         """process_vm_writev, which looks the pages up from outside."""
         child = os.fork()
         if not child:
-            at = sevens.__array_interface__["data"][0]
+            at = address_of(sevens)
             local = ctypes.create_string_buffer(struct.pack("2Q", at, 2 * PAGE))
-            remote = ctypes.create_string_buffer(struct.pack("2Q", w[80:].__array_interface__["data"][0] + 8, 2 * PAGE))
+            remote = ctypes.create_string_buffer(struct.pack("2Q", address_of(w[80:]) + 8, 2 * PAGE))
             done = LIBC.process_vm_writev(os.getppid(), local, 1, remote, 1, 0) == 2 * PAGE
             os._exit(0 if done or ctypes.get_errno() in (errno.EPERM, errno.ENOSYS) else 1)
         assert os.waitpid(child, 0)[1] == 0
 
     def through_proc() -> None:
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(w[100:].__array_interface__["data"][0] + 24)
+            memory.seek(address_of(w[100:]) + 24)
             memory.write(sevens[:2].tobytes())
 
     def from_a_device() -> None:
@@ -353,7 +354,7 @@ def test_protection_by_the_program(open_store: Open) -> None:
     """mprotect splits the mapping, and joins it again."""
     store = open_store()
     w = tracked(store)
-    at = ctypes.c_void_p(w[100].__array_interface__["data"][0])
+    at = ctypes.c_void_p(address_of(w[100]))
     for _ in range(3):
         w[100:110] += 1
         assert LIBC.mprotect(at, ctypes.c_size_t(5 * PAGE), mmap.PROT_READ) == 0
@@ -477,5 +478,4 @@ def without_random_numbers(directory: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_kernel_without_random_numbers(directory: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_kernel import without_random_numbers; without_random_numbers(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(directory))
+    shims.call(fault_library, without_random_numbers, directory)

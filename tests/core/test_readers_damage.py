@@ -198,7 +198,7 @@ def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pms
         assert reader["n"] == 1
 
 
-def read_between_stops(path: Path) -> None:
+def read_between_stops(path: str) -> None:
     """Run in another process, under the shim: while a reader is stopped for long, processes write the store and die."""
 
     def live(n: int) -> None:
@@ -229,8 +229,7 @@ def read_between_stops(path: Path) -> None:
 def test_a_reader_that_was_stopped_for_long_reads_on(medium: Medium, fault_library: Path) -> None:
     """Its patience is with commits that come too quickly. It once said that the log is damaged."""
     path = medium.directory / "store.pm"
-    code = f"from tests.core.test_readers_damage import *; read_between_stops(Path({str(path)!r}))"
-    assert shims.run(fault_library, "-c", code) == "read\n"
+    assert shims.call(fault_library, read_between_stops, path) == "read\n"
 
 
 def read_impossible_nodes(directory: str) -> None:
@@ -257,5 +256,4 @@ def read_impossible_nodes(directory: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_node_whose_cells_lie_behind_the_region(tmp_path: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_readers_damage import *; read_impossible_nodes(sys.argv[1])"
-    shims.run(fault_library, "-c", code, str(tmp_path))
+    shims.call(fault_library, read_impossible_nodes, tmp_path)

@@ -217,5 +217,4 @@ def waits(directory: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded, as the shim is
 @pytest.mark.parametrize("case", [requests, other_locks, threads, readers, waits])
 def test_I21_pauses_for_readers(case: Callable[[str], None], directory: Path, fault_library: Path) -> None:
-    code = f"import sys; from tests.core.test_readers_pauses import {case.__name__}; {case.__name__}(sys.argv[1])"
-    shim.run(fault_library, "-c", code, str(directory))
+    shim.call(fault_library, case, directory)

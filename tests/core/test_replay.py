@@ -155,5 +155,4 @@ def the_end_of_the_log(path: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_record_that_ends_where_the_log_does(tmp_path: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_replay import the_end_of_the_log; the_end_of_the_log(sys.argv[1])"
-    shim.run(fault_library, "-c", code, str(tmp_path / "store.pm"))
+    shim.call(fault_library, the_end_of_the_log, tmp_path / "store.pm")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_hostile import image_of, use
 from tests.support.crashes_slots import dense_length
@@ -167,7 +168,7 @@ def test_release_writes_a_slot_once(store):
 def private_bytes(array):
     """Bytes of the pages of an array that are private."""
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        address = array.__array_interface__["data"][0]
+        address = address_of(array)
         pages = array.nbytes // 4096
         entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * pages, address // 4096 * 8), "u8")
     present, file = (entries >> np.uint64(63)) & 1, (entries >> np.uint64(61)) & 1

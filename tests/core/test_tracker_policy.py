@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 from tests.conftest import Medium
 from tests.core.test_trackers import Open, can_scan, can_watch
 from tests.support import shim as shims
-from tests.support.places import address_of
 from tests.support.shim import variable
 
 PAGE = 4096
@@ -244,7 +244,7 @@ def test_so_many_arrays_are_watched_and_no_more(forced: pmstore.Store) -> None:
 # ---- the questions
 
 
-def count_questions(path: Path, medium: str) -> None:
+def count_questions(path: str, medium: str) -> None:
     """Run in another process, under the shim. Prints how often the kernel was asked in 32 commits, for arrays of which
     so many of 100 pages were written before. So much changes that none is watched.
     """
@@ -268,5 +268,4 @@ def count_questions(path: Path, medium: str) -> None:
 def test_how_often_the_kernel_is_asked(medium: Medium, fault_library: Path) -> None:
     """Once in 16 commits if most pages are private, as the answer saves little, and by each commit otherwise."""
     path = medium.directory / "s.pm"
-    code = f"from tests.core.test_tracker_policy import *; count_questions(Path({str(path)!r}), {medium.name!r})"
-    assert shims.run(fault_library, "-c", code) == "2\n32\n32\n"
+    assert shims.call(fault_library, count_questions, path, medium.name) == "2\n32\n32\n"

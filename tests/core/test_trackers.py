@@ -32,6 +32,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 from tests.conftest import LONGER, Medium
 from tests.support import shim as shims
 from tests.support.shim import variable
@@ -412,7 +413,7 @@ def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
     mmap.restype = ctypes.c_void_p
     mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
     fd = os.open(store.path, os.O_RDWR)
-    address = w.__array_interface__["data"][0]
+    address = address_of(w)
     length = -(-w.nbytes // PAGE) * PAGE
     # PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED
     assert mmap(address, length, 3, 0x12, fd, offset + 2 * PAGE) == address
@@ -426,7 +427,7 @@ def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
 # ---- kernels before 6.7, which can't list written pages
 
 
-def on_an_older_kernel(path: Path) -> None:
+def on_an_older_kernel(path: str) -> None:
     """Run in another process, under the shim."""
     variable("fault_no_scan").value = 1
     os.environ["PMSTORE_TRACKER"] = "uffd"
@@ -449,7 +450,7 @@ def on_an_older_kernel(path: Path) -> None:
             assert np.array_equal(w, expected)
             assert_committed(store)
         assert store.stats().tracker == "pagemap"
-        with pmstore.open(path.with_name("next to it.pm")) as other:
+        with pmstore.open(f"{path}.next") as other:
             other["w"] = np.zeros((300, 512))
             other.commit()
     print("committed")
@@ -458,14 +459,13 @@ def on_an_older_kernel(path: Path) -> None:
 @pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_kernel_without_the_scan(medium: Medium, fault_library: Path) -> None:
-    code = f"from tests.core.test_trackers import *; on_an_older_kernel(Path({str(medium.directory / 's.pm')!r}))"
-    assert shims.run(fault_library, "-c", code) == "committed\n"
+    assert shims.call(fault_library, on_an_older_kernel, medium.directory / "s.pm") == "committed\n"
 
 
 # ---- files on DAX, of which the kernel does not tell which pages are private
 
 
-def on_dax(path: Path) -> None:
+def on_dax(path: str) -> None:
     """Run in another process, under the shim."""
     variable("fault_dax").value = 1
     for name in ("uffd", "pagemap"):
@@ -485,8 +485,7 @@ def on_dax(path: Path) -> None:
 
 @pytest.mark.no_sanitizer
 def test_on_dax_all_is_compared(tmp_path: Path, fault_library: Path) -> None:
-    code = f"from tests.core.test_trackers import *; on_dax(Path({str(tmp_path / 's.pm')!r}))"
-    assert shims.run(fault_library, "-c", code) == "committed\n"
+    assert shims.call(fault_library, on_dax, tmp_path / "s.pm") == "committed\n"
 
 
 # ---- the one that is used is the best that there is

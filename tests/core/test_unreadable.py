@@ -492,8 +492,7 @@ def by_an_older_kernel(directory: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_an_older_kernel(tmp_path: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.core.test_unreadable import by_an_older_kernel; by_an_older_kernel(sys.argv[1])"
-    shim.run(fault_library, "-c", code, str(tmp_path))
+    shim.call(fault_library, by_an_older_kernel, tmp_path)
 
 
 def test_I20_a_reader_needs_no_contents_that_recovery_does_not_verify(disk: BadDisk) -> None:

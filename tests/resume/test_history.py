@@ -19,6 +19,7 @@ import pmstore
 import pmstore.testing
 from pmstore._locks import RowPage
 from pmstore._resume import history as rows
+from pmstore._values.array import address_of
 from pmstore.cluster import KMeans
 from pmstore.mixture import GaussianMixture
 from tests.core.test_readers_damage import before_each_read
@@ -266,7 +267,7 @@ def test_figures_of_any_order_and_kind() -> None:
 
 def test_pages_that_can_not_be(path: Path) -> None:
     page = np.zeros(4, "i4, i4, i8, f8, f8, f8")
-    address = page.__array_interface__["data"][0]
+    address = address_of(page)
 
     def made(place: int, end: int, row: int, names: Any) -> RowPage:
         return RowPage(page, address, place, end, row, names, 1, float)

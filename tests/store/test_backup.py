@@ -349,5 +349,4 @@ def shared_blocks(directory: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_block_that_is_shared_and_wrong_is_written(directory: Path, fault_library: Path) -> None:
-    code = "import sys; from tests.store.test_backup import shared_blocks; shared_blocks(sys.argv[1])"
-    shim.run(fault_library, "-c", code, str(directory))
+    shim.call(fault_library, shared_blocks, directory)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._values.array import Growth, read_layout
-from tests.support.places import address_of, entry_of
+from pmstore._values.array import Growth, address_of, read_layout
+from tests.support.places import entry_of
 
 Open = Callable[..., pmstore.Store]
 

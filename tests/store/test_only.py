@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 from tests.conftest import LONGER
 from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
-from tests.support.places import address_of
 
 TRACKERS = ["learned", "uffd", "pagemap", "compare"]
 pytestmark = [  # the declared write set does not depend on the medium, so make long has the other pairs

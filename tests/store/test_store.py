@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 
 
 def test_the_readme_example(open_store):
@@ -53,12 +54,12 @@ def test_it_starts_small_and_grows(medium, open_store):
     path = medium.directory / "store.pm"
     assert path.stat().st_size <= 1 << 20
     x = store.create_array("x", 1000)
-    address = x.__array_interface__["data"][0]
+    address = address_of(x)
     x[:] = 1
     for i in range(5):
         store.create_array(f"big{i}", 2_000_000)[:] = i
         store.commit()
-    assert x.__array_interface__["data"][0] == address and store["x"] is x
+    assert address_of(x) == address and store["x"] is x
     x += 1
     store.close()
     assert path.stat().st_size > 80_000_000

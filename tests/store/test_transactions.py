@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.array import address_of
 
 
 class Stop(Exception):
@@ -44,7 +45,7 @@ def test_an_exception_takes_everything_back_in_place(store, error):
     items.append(1)
     store.commit()
     sequence = store.sequence
-    address = w.__array_interface__["data"][0]
+    address = address_of(w)
     with pytest.raises(error):
         with store.transaction():
             w += 5
@@ -56,7 +57,7 @@ def test_an_exception_takes_everything_back_in_place(store, error):
             new = store.create_array("new", 1000, fill_value=4)
             store["new value"] = 1
             raise error
-    assert (w == 1).all() and w.__array_interface__["data"][0] == address and store["w"] is w
+    assert (w == 1).all() and address_of(w) == address and store["w"] is w
     assert (gone == 2).all() and store["gone"] is gone
     assert (swapped == 3).all() and store["swapped"] is swapped
     assert (store["v"], store["text"]) == (1, "x" * 5000) and items == [1]

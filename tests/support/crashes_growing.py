@@ -23,6 +23,7 @@ import numpy as np
 
 import pmstore
 from pmstore._catalog.names import key_of
+from pmstore._values.array import address_of
 
 __all__ = ["GROWING", "bounded", "moves", "rows", "slotted", "stale"]
 
@@ -118,12 +119,12 @@ def slotted(store: pmstore.Store) -> None:
 def bounded(store: pmstore.Store) -> None:
     """All of the space is there from the beginning."""
     x = store.create_array("x", (0, 100), maxshape=(40, 100))
-    address = x.__array_interface__["data"][0]
+    address = address_of(x)
     store.commit()
     for i in range(10):
         x = store.append("x", np.full((4, 100), float(i)))
         x[0] += 1
-        assert x.__array_interface__["data"][0] == address
+        assert address_of(x) == address
         store.commit()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._values.array import address_of
+
 SETUP, ENTER, REGISTER = 425, 426, 427  # the system calls' numbers, on every processor but Alpha
 REGISTER_BUFFERS, READ_FIXED, GETEVENTS = 0, 4, 1
 SQES_AT = 0x10000000
@@ -49,7 +51,7 @@ class Pinned:
         self.entries = mmap.mmap(
             self.fd, 64 * self.sq[3], flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=SQES_AT
         )
-        self.address, self.length = array.__array_interface__["data"][0], array.nbytes
+        self.address, self.length = address_of(array), array.nbytes
         vector = struct.pack("2Q", self.address, self.length)
         _call(REGISTER, self.fd, REGISTER_BUFFERS, vector, 1)
 

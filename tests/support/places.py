@@ -1,16 +1,12 @@
-"""The places of contents, in the store and in memory."""
+"""The places of contents in the store."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
 
 import pmstore
 from pmstore._catalog.names import key_of
 from pmstore._core import Entry
 
-__all__ = ["address_of", "entry_of", "offset_of"]
+__all__ = ["entry_of", "offset_of"]
 
 
 def entry_of(store: pmstore.Store, name: str) -> Entry:
@@ -23,8 +19,3 @@ def entry_of(store: pmstore.Store, name: str) -> Entry:
 def offset_of(store: pmstore.Store, name: str) -> int:
     """The region offset, in bytes, of what is stored under a name."""
     return entry_of(store, name).offset
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """The address of its first element."""
-    return int(array.__array_interface__["data"][0])

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._values.array import address_of
+
 PAGE = 4096
 PAGEMAP_SCAN = 0xC0606610
 WRITTEN, PROTECT = 2, 1
@@ -18,11 +20,11 @@ def hide(array: np.ndarray[Any, Any]) -> None:
 
     An array that is not watched stays as it is, as there is nothing that could miss the write.
     """
-    address = array.__array_interface__["data"][0]
+    address = address_of(array)
     start, end = address // PAGE * PAGE, -(-(address + array.nbytes) // PAGE) * PAGE
     found = bytearray(24 * 512)
     view = np.frombuffer(found, "u1")
-    at = view.__array_interface__["data"][0]
+    at = address_of(view)
     with open("/proc/self/pagemap", "rb") as pagemap:
         while start < end:
             argument = bytearray(struct.pack("=12Q", 96, PROTECT, start, end, 0, at, 512, 0, 0, WRITTEN, 0, WRITTEN))

@@ -20,6 +20,20 @@ def opened(store: pmstore.Store, name: str, writable: bool = True) -> np.ndarray
     return np.frombuffer(store._catalog.core.buffer(entry.offset, entry.length, writable), count=9)
 
 
+def with_zeros(store: pmstore.Store, length: int) -> pmstore.Store:
+    store["x"] = np.zeros(length)
+    store.commit()
+    return store
+
+
+def replace_by_ones(store: pmstore.Store, length: int) -> None:
+    """Space of "x" that nothing keeps is free after the first commit, and the new array takes it."""
+    del store["x"]
+    store.commit()
+    store["y"] = np.ones(length)
+    store.commit()
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_new_array_in_the_place_of_one_of_this_transaction_is_committed(open_store, length):
     """The old one lets go of its buffer before it is deleted: nobody owns that any more."""
@@ -55,41 +69,29 @@ def test_buffers_behind_one_that_nobody_owns_are_used_again(open_store, length):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_each_buffer_has_one_user(open_store, length):
     """Two users of an extent have a buffer each, so that the second keeps its bytes when the first lets go."""
-    store = open_store()
-    store["x"] = np.zeros(length)
-    store.commit()
+    store = with_zeros(open_store(), length)
     first, second = opened(store, "x"), opened(store, "x")
     del first
-    del store["x"]
-    store.commit()
-    store["y"] = np.ones(length)
-    store.commit()
+    replace_by_ones(store, length)
     assert not second.any()
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_I9_a_buffer_that_is_used_again_keeps_its_space(open_store, length):
-    store = open_store()
-    store["x"] = np.zeros(length)
-    store.commit()
+    store = with_zeros(open_store(), length)
     x = opened(store, "x")
     buffers = store.stats().buffers
     del x
     x = opened(store, "x")
     assert store.stats().buffers == buffers
-    del store["x"]
-    store.commit()
-    store["y"] = np.ones(length)
-    store.commit()
+    replace_by_ones(store, length)
     assert not x.any()
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_what_may_be_written_is_asked_each_time(open_store, length):
     """A buffer that was opened to be read is not the one of a program that writes."""
-    store = open_store()
-    store["x"] = np.zeros(length)
-    store.commit()
+    store = with_zeros(open_store(), length)
     assert not opened(store, "x", writable=False).any()
     x = opened(store, "x")
     x[:] = 1

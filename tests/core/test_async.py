@@ -43,7 +43,9 @@ from tests.support.crashes import (
 from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
 from tests.support.crashes_async import WORKLOADS as LATE
 from tests.support.crashes_slots import flips, slots, slots_again, slots_shut
+from tests.support.images import PAGE
 from tests.support.kills import CLASSES
+from tests.support.places import offset_of
 from tests.support.template import python
 
 KILLS = int(os.environ.get("PMSTORE_KILLS", "64"))
@@ -229,6 +231,25 @@ def test_sync_waits_until_all_is_durable(tmp_path: Path) -> None:
             assert reader["y"] == 1
     with pmstore.open(tmp_path / "s.pm", "r") as store:
         assert store["y"] == 1 and store.stats().records_replayed == 0, "close syncs"
+
+
+@pytest.mark.parametrize("logged", ["b", "ab"])
+def test_I11_a_rollback_leaves_the_array_behind_it(tmp_path: Path, logged: str) -> None:
+    """Its last commit is not durable, and it has no name any more."""
+    with pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=float("inf")) as store:
+        for name in "ab":
+            store[name] = np.zeros(511)
+        store.sync()
+        a, b = store["a"], store["b"]
+        assert offset_of(store, "b") == offset_of(store, "a") + PAGE
+        for name in logged:
+            store[name][0] = 1
+        store.commit()
+        del store["b"]
+        store.commit()
+        a[0], b[0] = 2, 3
+        store.rollback()
+        assert a[0] == ("a" in logged) and b[0] == 3
 
 
 def test_durability_sync_has_nothing_to_wait_for(tmp_path: Path) -> None:

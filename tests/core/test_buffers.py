@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import Medium
+from tests.support.crashes import assert_survives, record
 from tests.support.images import PAGE
 from tests.support.places import entry_of, offset_of
 
@@ -76,6 +78,20 @@ def test_each_buffer_has_one_user(open_store, length):
     assert not second.any()
 
 
+@pytest.mark.parametrize("ended", ["commit", "rollback"])
+def test_nothing_is_left_of_a_buffer_without_user_and_owner(open_store, ended):
+    store = open_store()
+    store["kept"] = 1
+    store.commit()
+    buffers = store.stats().buffers
+    x = store.create_array("x", 3000)
+    del x
+    if ended == "commit":
+        del store["x"]
+    getattr(store, ended)()
+    assert store.stats().buffers == buffers
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_I9_a_buffer_that_is_used_again_keeps_its_space(open_store, length):
     store = with_zeros(open_store(), length)
@@ -102,6 +118,20 @@ def test_what_may_be_written_is_asked_each_time(open_store, length):
         assert store["x"][:9].all()
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_mark_reaches_the_buffer_that_is_written(open_store, length):
+    """Another one over the same extent only reads."""
+    store = with_zeros(open_store(), length)
+    reads, x = opened(store, "x", writable=False), opened(store, "x")
+    store.mark_dirty(x)
+    with store.transaction(only=[x]):
+        x[:] = 1
+    assert reads.all()
+    store.close()
+    with open_store() as store:
+        assert store["x"][:9].all()
+
+
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_I11_a_rollback_leaves_an_array_in_the_place_of_metadata(open_store, before):
     """The last of its pages belonged to a slab that came and went in the same transaction."""
@@ -119,6 +149,25 @@ def test_I11_a_rollback_leaves_an_array_in_the_place_of_metadata(open_store, bef
     store["y"] = np.ones(511)
     store.commit()
     assert (x == 7).all() and store.check().ok
+
+
+def test_I1_contents_in_the_place_of_metadata_are_flushed(medium: Medium) -> None:
+    """The page belonged to a slab that came and went in the same transaction. A commit changes a few of its bytes, and
+    then the log is emptied."""
+
+    def run(store: pmstore.Store) -> None:
+        store.create_array("small", 100)
+        page = offset_of(store, "small") // PAGE * PAGE
+        store.clear()
+        x = store.create_array("x", 511)
+        assert offset_of(store, "x") == page
+        x[:] = 7
+        store.commit()
+        x[3] = 8
+        store.commit()
+        store.close()
+
+    assert_survives(record(medium.directory / "store.pm", medium.name, run), budget=60)
 
 
 def test_I9_space_up_to_an_array_that_lives_is_used_again(open_store):

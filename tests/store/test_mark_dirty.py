@@ -114,6 +114,21 @@ def test_a_rollback_takes_marked_bytes_back(open_store: Open) -> None:
     assert_committed(store)
 
 
+def test_I11_a_rollback_leaves_a_marked_array_behind_another(open_store: Open) -> None:
+    """It was marked before it lost its name, and nothing reads the mark any more."""
+    store = open_store()
+    shape = (48, 511)  # with its hashes on whole pages
+    w, behind = tracked(store, shape=shape), tracked(store, "behind", shape)
+    before = w.copy()
+    store.mark_dirty(behind)
+    del store["behind"]
+    store.commit()
+    w[-1], behind[:] = 7, 8
+    store.mark_dirty(w[-1])
+    store.rollback()
+    assert np.array_equal(w, before) and (behind == 8).all()
+
+
 def test_a_mark_declares_nothing(open_store: Open) -> None:
     """It waits for a commit without a declared write set, however many come before."""
     store = open_store()

@@ -17,7 +17,9 @@ import pmstore
 from tests.conftest import run_in_fork
 from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
 from tests.support.bad_disk import BadDisk
+from tests.support.images import PAGE
 from tests.support.pinned import Pinned
+from tests.support.places import offset_of
 from tests.support.unseen import hide
 
 pytestmark = pytest.mark.usefixtures("tracker")
@@ -119,6 +121,7 @@ def test_I11_a_rollback_leaves_a_marked_array_behind_another(open_store: Open) -
     store = open_store()
     shape = (48, 511)  # with its hashes on whole pages
     w, behind = tracked(store, shape=shape), tracked(store, "behind", shape)
+    assert offset_of(store, "behind") == offset_of(store, "w") + shape[0] * PAGE
     before = w.copy()
     store.mark_dirty(behind)
     del store["behind"]

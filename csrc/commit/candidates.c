@@ -91,6 +91,19 @@ static pm_status read_once(pm_store *store, const pm_candidate *extent)
     return PM_OK;
 }
 
+/* For a large extent of which the declared pages are compared: the program need not have touched all of them. */
+static pm_status read_declared(pm_store *store, const pm_candidate *extent)
+{
+    const pm_policy *policy = &store->region.policy;
+    uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
+    for (uint64_t page = first, last; (page = pm_policy_declared(policy, page, end)) < end; page = last) {
+        for (last = page + 1; last < end && pm_page_set_has(&policy->only, last);) last++;
+        uint64_t committed = extent->committed + (page - first) * PM_PAGE, length = (last - page) * PM_PAGE;
+        PM_TRY(pm_region_comparable(&store->region, page * PM_PAGE, committed, length));
+    }
+    return PM_OK;
+}
+
 /* Finds, and protects, the pages that may have been written, before any of them is copied. */
 static pm_status scan(pm_store *store, bool only, pm_candidate *list, size_t count)
 {
@@ -100,7 +113,10 @@ static pm_status scan(pm_store *store, bool only, pm_candidate *list, size_t cou
         if (only && !list[i].buffer->only_all) list[i].scan = PM_SCAN_ONLY;
         else if (i && list[i - 1].offset == list[i].offset) list[i].scan = list[i - 1].scan;
         else list[i].scan = pm_policy_scan(policy, list[i].offset, pm_extent_blocks(list[i].length));
-        if (list[i].scan == PM_SCAN_ALL && !list[i].buffer->readable) PM_TRY(read_once(store, &list[i]));
+        if (!list[i].buffer->readable) {
+            if (list[i].scan == PM_SCAN_ALL) PM_TRY(read_once(store, &list[i]));
+            if (list[i].scan == PM_SCAN_ONLY) PM_TRY(read_declared(store, &list[i]));
+        }
         list[i].shared = is_shared(store, &list[i]);
     }
     return PM_OK;

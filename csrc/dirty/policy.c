@@ -303,5 +303,4 @@ void pm_policy_close(pm_policy *policy)
     free(policy->list);
     policy->list = NULL;
     policy->count = policy->room = 0;
-    policy->known = true;
 }

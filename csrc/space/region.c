@@ -41,8 +41,6 @@ pm_double_buffer *pm_region_find_double_buffer(const pm_region *region, uint64_t
 
 pm_double_buffer *pm_region_find_double_buffer_of(const pm_region *region, uint64_t extent)
 {
-    pm_double_buffer *pair = find_mapped(region, extent);
-    if (pair && !pair->mapped) return pair;
     for (size_t i = 0; i < region->double_buffer_count; i++)
         if (region->double_buffers[i]->slot[0] == extent) return region->double_buffers[i];
     return NULL;
@@ -139,8 +137,7 @@ pm_status pm_region_leave_to_readers(pm_region *region, pm_store *store, uint64_
         pm_buffer *buffer = calloc(1, sizeof *buffer);
         if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
         *buffer = (pm_buffer){.store = store, .address = region->live + offset, .offset = offset, .length = length,
-                              .owned = true, .owned_at_commit = true, .committed = true, .shared = true,
-                              .shown_until = sequence};
+                              .shared = true, .shown_until = sequence};
         pm_status status = pm_region_add_buffer(region, buffer);
         if (status != PM_OK) free(buffer);
         return status;
@@ -283,7 +280,7 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
 static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t committed = pm_region_committed(region, offset, length);
-    bool watched = committed == offset && offset % PM_PAGE == 0 && restore_watched(region, offset, length);
+    bool watched = committed == offset && restore_watched(region, offset, length);
     pm_policy_restored(&region->policy, offset, pm_extent_blocks(length));
     if (watched) return;
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */

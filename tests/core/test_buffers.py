@@ -170,6 +170,26 @@ def test_I1_contents_in_the_place_of_metadata_are_flushed(medium: Medium) -> Non
     assert_survives(record(medium.directory / "store.pm", medium.name, run), budget=60)
 
 
+def test_I11_a_slab_in_the_place_of_metadata_that_a_rollback_undid(open_store):
+    """A commit takes the slab's header and its blocks, and not the whole page."""
+    store = open_store()
+    store["a"] = 1
+    store.commit()
+    for k in range(300):  # a catalog of several pages
+        store[f"k{k}"] = k
+    store.rollback()
+    small = store.create_array("small", 9)
+    small[:] = 7
+    store.commit()
+    store.create_array("other", 9)[:] = 8
+    small[:] = 9
+    store.commit()
+    assert store.check().ok
+    store.close()
+    with open_store(verify=True) as store:
+        assert (store["small"] == 9).all() and (store["other"] == 8).all() and store.check().ok
+
+
 def test_I9_space_up_to_an_array_that_lives_is_used_again(open_store):
     store = open_store()
     for name in "abc":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,37 @@ def contradictions(path: Path) -> None:
 
 def test_a_table_of_slots_that_contradicts_the_catalog(tmp_path):
     run_in_fork(contradictions, tmp_path / "x.pm")
+
+
+def another_array_is_the_second_slot(path: Path) -> None:
+    """The table of slots calls an array the current slot of another one, which is shorter."""
+
+    def fill(store: pmstore.Store) -> None:
+        x, store["y"] = store.create_array("x", 140_000, "f8"), np.ones(300_000)
+        store.commit()
+        for _ in range(3):
+            x += 1
+            store.commit()
+
+    image = image_of(path, fill)
+    table = image.get(0, 2160)
+    assert image.get(table, 80) == 8 * 140_000
+    image.put(table, 72, next(cell for cell in image.cells(image.tree) if cell.key == b"ny").offset)
+    for copy in (0, PAGE):
+        struct.pack_into("<Q", image.bytes, copy + 88, 1)
+    image.set_header()
+    image.save()
+    with pmstore.open(path, "r+", media="file") as store:
+        y = store["y"]
+        y[:] = 2
+        store.commit()
+        shutil.copyfile(path, path.with_suffix(".copy"))
+    with pmstore.open(path.with_suffix(".copy"), "r", media="file", exclusive=True) as store:
+        assert (store["y"] == 2).all()
+
+
+def test_an_array_that_is_the_second_slot_of_another(tmp_path):
+    run_in_fork(another_array_is_the_second_slot, tmp_path / "x.pm")
 
 
 def an_extent_of_nobody(path: Path) -> None:

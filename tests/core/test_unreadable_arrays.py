@@ -194,3 +194,57 @@ def test_a_full_comparison_asks_for_the_committed_image(
         os._exit(0)
 
     in_child(use)
+
+
+@pytest.mark.parametrize("declared", [np.s_[:], np.s_[: 6 * PAGE // 8]], ids=["all of it", "a part"])
+def test_a_commit_of_declared_pages_touches_no_bad_block(disk: BadDisk, declared: slice) -> None:  # noqa: F811
+    """The program has touched one of the pages that it declares. Of a whole array those that changed are read."""
+    path = disk.behind / "store.pm"
+    disk.spoil("store.pm", page_of_x(path, 1))
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        x = store["x"]
+
+        def change() -> None:
+            with store.transaction(only=[x[declared], x[:8]]):
+                x[0] = 10
+
+        if declared == np.s_[:]:
+            change()
+        else:
+            refused(change, "cannot read contents")
+            store.rollback()
+            assert x[0] == 0
+            with store.transaction(only=[x[: 5 * PAGE // 8], x[6 * PAGE // 8 :]]):
+                x[0] = 10
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        assert store["x"][0] == 10 and not store["x"][1:].any()
+
+
+def test_a_rollback_takes_marks_back(disk: BadDisk) -> None:  # noqa: F811
+    """The next commit reads no page that was marked before. The disk has lost one of them meanwhile."""
+    path = disk.behind / "store.pm"
+    bad = page_of_x(path, 1)
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        x = store["x"]
+        x[BAD] = 5
+        store.mark_dirty(x[BAD])
+        store.rollback()
+        with open(disk.mount / "store.pm", "rb") as file:
+            os.posix_fadvise(file.fileno(), bad * PAGE, PAGE, os.POSIX_FADV_DONTNEED)
+        disk.spoil("store.pm", bad)
+        x[0] = 6
+        store.commit()
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(path, "r", media="file", exclusive=True) as store:
+        assert store["x"][0] == 6 and not store["x"][1:].any()

@@ -125,9 +125,16 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/region.c",
-        "if (pair && !pair->mapped) return pair;",
-        "The search that follows finds the same pair.",
+        "if (watched) return;",
+        "Pages that were not written are dropped as well: they show the same bytes.",
         "(void)0;",
+    ),
+    Equivalent(
+        "csrc/space/region.c",
+        "return true;",
+        "Pages that were not written are dropped as well: they show the same bytes.",
+        "return false",
+        "restore_watched",
     ),
     Equivalent(
         "csrc/space/region.c",

@@ -324,6 +324,29 @@ def test_pinned_memory(open_store: Open, source: int) -> None:
         pinned.close()
 
 
+def test_I10_changes_in_the_space_of_an_array_that_was_marked(open_store: Open) -> None:
+    """The marks of a deleted array end with it. They do not take those of the arrays in its place along."""
+    store = open_store()
+    old = store.create_array("old", 100 * 512)
+    store.commit()
+    place = offset_of(store, "old")
+    store.mark_dirty(old)
+    del old, store["old"]
+    store.commit()
+    store["first"] = np.zeros(70 * 512)
+    second = store.create_array("second", 70 * 512)
+    assert offset_of(store, "first") == place < offset_of(store, "second") < place + 100 * PAGE
+    store.commit()
+    second[5] = 1
+    store.commit()  # it is watched from now on
+    second[7] = 2
+    assert store._catalog.core.pending()
+    first = store["first"]
+    store.commit()
+    assert not store._catalog.core.pending() and first[0] == 0
+    assert_committed(store)
+
+
 @pytest.mark.no_sanitizer
 def test_bad_blocks_are_an_error(tmp_path: Path, tracker: str) -> None:  # noqa: F811
     """The pages of an array need not have been read before they are marked."""
@@ -348,7 +371,7 @@ def marks_a_bad_block(path: Path) -> None:
     with pmstore.open(path, media="file") as store:
         w = store["w"]
         w[17] = 5
-        store.mark_dirty(w[10:190])
+        store.mark_dirty(w[10:200])
         with pytest.raises(pmstore.StoreIOError, match="contents"):
             store.mark_dirty(w)
         store.commit()

@@ -1,5 +1,5 @@
 # make demo   a fit that is killed, again and again, and still gives the same result
-# make test   lint and the tests of the core, of values and of estimators
+# make test   ruff and the tests of the core, of values and of estimators
 # Both set up all that they need in .venv and build/. `make help` lists the rest.
 
 PYTHON ?= python3
@@ -39,11 +39,12 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-crash-files test-golden test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
+.PHONY: help demo test test-dax test-archive test-crash-files test-golden test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict style lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo 'make build     .venv with pmstore installed in it, editable'
+	@echo 'make style     ruff'
 	@echo 'make lint      ruff, mypy --strict'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
@@ -84,10 +85,10 @@ demo: build
 
 # What lint needs is installed, and lint runs, beside the tests.
 test: build
-	@mkdir -p build; $(MAKE) -s --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	@mkdir -p build; $(MAKE) -s --no-print-directory style >build/style.log 2>&1 & style=$$!; \
 		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(APART:%=--ignore=%) \
 			--durations=10 $(ARGS) || status=$$?; \
-		wait $$lint || status=1; cat build/lint.log; exit $$status
+		wait $$style || status=1; cat build/style.log; exit $$status
 
 # Beside what .venv has: moto's server, which speaks S3, s3fs, zarr, h5py and safetensors.
 test-archive: build
@@ -183,8 +184,11 @@ check:
 		{ echo "pmstore: Python's venv is missing. Install it: apt-get install python3-venv" >&2; exit 1; }
 	@$(PYTHON) csrc/build_core.py
 
-lint: build $(LINT)/.built
+style: $(LINT)/.built
 	@$(LINT)/bin/ruff check -q . && $(LINT)/bin/ruff format -q --check .
+
+# The types are not in make test: mypy takes half a minute of processor time if it has not run before.
+lint: style build
 	@$(LINT)/bin/mypy --no-error-summary --python-executable $(BIN)/python
 
 $(LINT)/.built: pyproject.toml

@@ -100,6 +100,7 @@ def pages_written_after(recording: Recording, seed: int) -> list[tuple[int, int]
     raise AssertionError
 
 
+@pytest.mark.long
 def test_runs_after_a_crash_have_background_work_too(tmp_path: Path) -> None:
     """The seed of the exploration decides its order as well."""
 

@@ -14,7 +14,9 @@ PAGE, LINE = 4096, 64
 
 
 @pytest.fixture(
-    scope="module", params=[(), ("-DPM_NO_AVX512",), ("-DPM_PORTABLE",)], ids=["best", "narrow", "portable"]
+    scope="module",
+    params=[(), pytest.param(("-DPM_NO_AVX512",), marks=pytest.mark.long), ("-DPM_PORTABLE",)],
+    ids=["best", "narrow", "portable"],
 )
 def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = tmp_path_factory.mktemp("version") / "version.so"

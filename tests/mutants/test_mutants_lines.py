@@ -130,6 +130,7 @@ def test_a_seed_draws_the_same_sample() -> None:
     assert {change.file for change in drawn[:40]} == set(files)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", [*reach.C_FILES, *reach.PYTHON_FILES])
 def test_there_are_mutants_of_every_file(file: str) -> None:
     changes = lines.changes_of(file)
@@ -210,6 +211,7 @@ def test_new_tests_come_first_and_the_others_keep_their_numbers() -> None:
     }
 
 
+@pytest.mark.long
 def test_what_noticed_a_mutant_of_a_function_is_tried_first_on_its_next_one() -> None:
     cover = Cover()
     change = Change("csrc/log/log.c", "pm_log_open", 1, "", 0, 0, "", "", "")

@@ -19,7 +19,7 @@ TUTORIAL = "crash-testing.md"  # files and commands: tests/testing/test_testing_
 FORKING = """import runpy, sys; from tests.support.workers import fork_workers
 fork_workers()
 runpy.run_path(sys.argv[1], run_name="__main__")"""
-LONG = {"scale.md", "crash-testing-shards.md"}  # fits in several processes
+LONG = {"scale.md", "crash-testing-shards.md", "watching.md", "workers.md"}  # several processes, or matplotlib
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 

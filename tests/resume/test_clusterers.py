@@ -95,6 +95,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 BRIEFLY = (("lloyd", "dense", 1), ("elkan", "csr", 2), ("mini batch", "dense", 2))
 
 
+@pytest.mark.long
 @pytest.mark.longer
 def test_killed_after_every_commit_they_are_scikit_learns(path: Path) -> None:
     """One process after the other does one commit's worth of work, until the last one finds nothing left to do."""

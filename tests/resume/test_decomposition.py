@@ -23,7 +23,8 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 import pmstore  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.decomposition._incremental_pca import PCAFit  # noqa: E402
-from tests.support.resuming import assert_same, copied, half, interrupted  # noqa: E402
+from tests.support.pairs import half  # noqa: E402
+from tests.support.resuming import assert_same, copied, interrupted  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

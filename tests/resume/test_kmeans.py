@@ -30,7 +30,8 @@ import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
-from tests.support.resuming import half, sampled  # noqa: E402
+from tests.support.pairs import half  # noqa: E402
+from tests.support.resuming import sampled  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -201,8 +202,13 @@ def test_too_few_distinct_points_are_warned_of(path: Path) -> None:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
-@pytest.mark.parametrize("kind", ["float64", "csr float32", "weights", "few distinct"])
+@pytest.mark.parametrize(
+    "kind, parameters",
+    half(
+        (pytest.param(kind, id=kind) for kind in ("float64", "csr float32", "weights", "few distinct")),
+        (pytest.param(value, id=name) for name, value in PARAMETERS.items()),
+    ),
+)
 def test_a_fit_goes_on_from_every_commit(
     kind: str,
     parameters: dict[str, Any],

@@ -27,12 +27,12 @@ from sklearn.exceptions import ConvergenceWarning  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
-import pmstore  # noqa: E402
 import pmstore.mixture  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
 from pmstore.mixture._em import EM  # noqa: E402
-from tests.support.resuming import half, interrupted  # noqa: E402
+from tests.support.pairs import half  # noqa: E402
+from tests.support.resuming import interrupted  # noqa: E402
 from tests.support.template import python  # noqa: E402
 
 pytestmark = [
@@ -310,6 +310,7 @@ for kind, parameters, threads, path in json.load(sys.stdin):
 """
 
 
+@pytest.mark.long
 def test_killed_after_every_commit_it_is_scikit_learns(path: Path) -> None:
     """One process after the other does one commit's worth of work, until the last one finds nothing left to do."""
     parameters = {"n_components": 3, "n_init": 2, "max_iter": 1, "random_state": 3, "init_params": "random"}

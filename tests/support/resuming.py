@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +31,6 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
 def sampled(copies: list[Path]) -> list[Path]:
     """The first and the last copy and every sixth one; all of them in `make torture`."""
     return copies if LONGER > 1 else [*copies[:-1:6], copies[-1]]
-
-
-def half(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
-    """Each of some pytest.param together with each of others: half of them in `make test`, all in `make long`."""
-    return [
-        pytest.param(
-            *row.values,
-            *column.values,
-            id=f"{row.id}-{column.id}",
-            marks=[pytest.mark.long] if (n + n // 8 + m) % 2 else [],
-        )
-        for (n, row), (m, column) in itertools.product(enumerate(rows), enumerate(columns))
-    ]
 
 
 @contextlib.contextmanager

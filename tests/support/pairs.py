@@ -1,0 +1,22 @@
+"""Parameters of tests in pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def half(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """Each of some pytest.param together with each of others: half of them in `make test`, all in `make long`."""
+    return [
+        pytest.param(
+            *row.values,
+            *column.values,
+            id=f"{row.id}-{column.id}",
+            marks=[pytest.mark.long] if (n + n // 8 + m) % 2 else [],
+        )
+        for (n, row), (m, column) in itertools.product(enumerate(rows), enumerate(columns))
+    ]

@@ -188,10 +188,10 @@ style: $(LINT)/.built
 	@$(LINT)/bin/ruff check -q . && $(LINT)/bin/ruff format -q --check .
 
 # The types are not in make test: mypy takes half a minute of processor time if it has not run before.
-lint: style build
+lint: style
 	@$(LINT)/bin/mypy --no-error-summary --python-executable $(BIN)/python
 
-$(LINT)/.built: pyproject.toml
+$(LINT)/.built: pyproject.toml | build
 	@echo "Installing ruff and mypy into $(LINT) …"
 	@$(PYTHON) -m venv --clear $(LINT) && $(LINT)/bin/python $(INSTALL) $(call extra,lint)
 	@touch $@

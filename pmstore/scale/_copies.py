@@ -105,3 +105,7 @@ class Copies:
         found = self.epochs(run).items()
         old = ((shard, epoch) for shard, epochs in found for epoch in epochs if epoch < before and epoch not in spared)
         self.place.delete(f"{run}/{shard}-{epoch}" for shard, epoch in old)
+
+    def delete(self, run: str) -> None:
+        """Delete all copies of a fit."""
+        self.place.delete(f"{run}/{name}" for name in self.place.list(run) if _NAME.fullmatch(name))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume.fingerprint import Fingerprint, digest
-from pmstore._resume.fit_group import FitGroup, StoreOrPath
+from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened
 from pmstore._resume.history import Rows
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
@@ -41,7 +41,7 @@ from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Local
 from pmstore.scale._messages import HASH, HASHES, MARKS, Array, Marks, Result, Tag
 from pmstore.scale._processes import Processes
-from pmstore.scale._prune import local_directory, prune_local
+from pmstore.scale._prune import forget_copies, local_directory, prune_local
 from pmstore.scale._shards import shards_of
 from pmstore.scale._work import Work
 
@@ -285,7 +285,9 @@ class MapReduce(Resumable):
             raise ValueError(f"{self.title} has no local states of a finished run: call run, and define local_fields")
         return self._parts.parts(name)
 
-    def reset(self, store: StoreOrPath, name: str | None = None) -> None:
+    def reset(
+        self, store: StoreOrPath, name: str | None = None, *, archive: str | os.PathLike[str] | None = None
+    ) -> None:
         """Forget the fit in the store, so that the next `run` starts anew.
 
         With local fields, this also calls `pmstore.scale.prune_local(store)`: it deletes the local states next to the
@@ -297,20 +299,31 @@ class MapReduce(Resumable):
             As for `run`.
         name : str, default=None
             As for `run`. None: the fit that this object worked on last.
+        archive : str or path, optional
+            As it was given to `run`: the copies of the fit's local states are deleted there, before the fit is
+            forgotten. None: they stay.
 
         Raises
         ------
         ValueError
-            There is no name, and this object worked on no fit.
+            There is no name, and this object worked on no fit; or an archive, and there are no local fields.
+        ArchiveUnavailableError
+            The archive can't be reached, or refuses. The fit is not forgotten: call again.
         FingerprintMismatchError, TransactionError, StoreLockedError
             As for `Resumable.reset`.
         """
         name = self.slot_name_ if name is None else name
         if name is None:
             raise ValueError("with name=None, reset() forgets the fit that this object worked on last: call run first")
-        super().reset(store, name)
-        if self._has_local_state and (isinstance(store, Store) or os.path.exists(store)):
-            prune_local(store)
+        copies = self._archive(archive, 1)
+        if not isinstance(store, Store) and not os.path.exists(store):
+            return super().reset(store, name)
+        with opened(store, "reset() commits", "r+") as own:  # no other process begins the fit meanwhile
+            if copies is not None:
+                forget_copies(own, name, copies)
+            super().reset(own, name)
+            if self._has_local_state:
+                prune_local(store)  # the path as it was given names the directory
 
     def step(self) -> Mapping[str, float]:
         """One epoch: ask, combine, update."""
@@ -406,7 +419,7 @@ class MapReduce(Resumable):
         if url is None:
             return None
         if not self._has_local_state:
-            raise ValueError(f"{self.title} has no local_fields, and run() was given archive={url!r:.200}")
+            raise ValueError(f"{self.title} has no local_fields, and archive={url!r:.200} was given")
         if isinstance(every, bool) or not isinstance(every, numbers.Integral) or every < 1:
             raise ValueError(f"archive_every is a whole number from 1, not {every!r}")
         return Copies(url, int(every))

@@ -26,6 +26,7 @@ from pmstore._resume.fingerprint import digest
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened
 from pmstore._resume.state import PROGRESS
 from pmstore._store.store import Store
+from pmstore.scale._copies import Copies
 
 _FOLDER = re.compile(r"[0-9a-f]{16}")
 _DELETED = re.compile(r"[0-9a-f]{16}\.deleted-[0-9]+")
@@ -91,6 +92,17 @@ def prune_local(
 def local_directory(store: StoreOrPath) -> str:
     """The directory that the workers of this machine use by default."""
     return os.path.abspath(store.path if isinstance(store, Store) else os.fspath(store)) + ".local"
+
+
+def forget_copies(store: Store, name: str, copies: Copies) -> None:
+    """Delete the copies of the local states of a fit, unless another group of the store has the same fit. The fit is
+    forgotten after that: what a crash leaves of the copies can still be found."""
+    fit_group = FitGroup(store, name)
+    store.commit()  # what is pending: an error of the archive would roll it back
+    with fit_group.worked_on(), store.transaction():  # no thread begins the same fit in another group
+        fingerprint = fit_group.fingerprint
+        if fingerprint is not None and list(_needed(store, False)).count(run := digest(fingerprint)) == 1:
+            copies.delete(run)
 
 
 def _needed(store: Store, finished: bool) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,52 @@ def test_an_archive_in_an_object_store(path: Path, undisturbed: bytes) -> None:
     assert fsspec.filesystem("memory").find("/bucket/fit")
 
 
+def test_reset_deletes_the_copies(path: Path, stopped: Path) -> None:
+    Factors(several(2)).run(path, "other", engine=Serial(), archive=stopped, archive_every=EVERY)
+    (run,) = (one for one in stopped.iterdir() if (one / "4-5").exists())
+    (run / "notes.txt").write_text("mine")
+    shutil.copytree(path.parent, path.parent / "before", ignore=shutil.ignore_patterns("before", "archive"))
+    factors = Factors(several())
+    factors.reset(path, "f")
+    assert (run / "4-5").exists()
+    for _ in range(2):  # as if a crash had come before the fit was forgotten
+        shutil.copyfile(path.parent / "before" / path.name, path)
+        factors.reset(path, "f", archive=stopped)
+        assert [one.name for one in run.iterdir()] == ["notes.txt"]
+        with pmstore.open(path, "r") as store:
+            assert not any(name.startswith("f/") for name in store) and "other/finished" in store
+    (other,) = (one for one in stopped.iterdir() if one != run)
+    assert (other / f"1-{EPOCHS - 1}").exists()
+    factors.reset(path, "f", archive=stopped)  # there is none
+
+
+def test_reset_spares_copies_that_another_group_needs(path: Path, tmp_path: Path) -> None:
+    factors, options = Factors(several(2)), {"engine": Serial(), "archive": tmp_path / "archive", "archive_every": 1}
+    for name in ("a", "b"):
+        factors.run(path, name, **options)
+    found = copies(tmp_path / "archive", 0)
+    factors.reset(path, "a", archive=tmp_path / "archive")
+    assert copies(tmp_path / "archive", 0) == found != []
+    factors.reset(path, "b", archive=tmp_path / "archive")
+    assert copies(tmp_path / "archive", 0) == []
+
+
+def test_an_archive_that_refuses_keeps_the_fit(
+    path: Path, stopped: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        with pmstore.open(path) as store:
+            store["pending"] = 1
+            with pytest.raises(pmstore.ArchiveUnavailableError, match="can't be deleted: Permission denied"):
+                Factors(several()).reset(store, "f", archive=stopped)
+            assert store["pending"] == 1
+    assert counted(path, archive=stopped, archive_every=EVERY) == (undisturbed, 5)
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, None])
 def test_arguments_that_make_no_sense(every: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="archive_every"):
@@ -139,6 +187,8 @@ def test_arguments_that_make_no_sense(every: Any, tmp_path: Path) -> None:
         Walk(several(2)).run(engine=Serial(), archive=tmp_path)
     with pytest.raises(ValueError, match="Walk has no local_fields"):
         Walk(several(2)).run(engine=Serial(), local=tmp_path)
+    with pytest.raises(ValueError, match="Walk has no local_fields"):
+        Walk(several(2)).reset(tmp_path / "s.pm", "f", archive=tmp_path)
 
 
 def test_an_archive_that_can_not_be_written(tmp_path: Path) -> None:

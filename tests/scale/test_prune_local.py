@@ -93,6 +93,18 @@ def test_reset_deletes_the_states(path: Path, three: tuple[str, str, str], expec
     assert not path.with_name("none.pm").exists()
 
 
+def test_reset_by_a_link_to_the_store(path: Path, tmp_path: Path) -> None:
+    """The directory of the local states is named after the path that was given."""
+    pmstore.open(path).close()
+    link = tmp_path / "link.pm"
+    link.symlink_to(path)
+    factors = Factors(several(2))
+    factors.run(link, "f", engine=Serial())
+    assert len(folders(link)) == 1
+    factors.reset(link, "f")
+    assert folders(link) == []
+
+
 def test_another_directory(path: Path, tmp_path: Path) -> None:
     Factors(several(2)).run(path, "f", engine=Serial(), local=tmp_path / "states")
     (name,) = os.listdir(tmp_path / "states")

@@ -127,7 +127,7 @@ def evaluate(path: Path, medium: str, mode: str, state: Snapshot) -> str:
 
 @pytest.mark.long_on("memory")
 @pytest.mark.longer
-@pytest.mark.parametrize("crashed", [False, True], ids=["closed", "crashed"])
+@pytest.mark.parametrize("crashed", [pytest.param(False, marks=pytest.mark.long), True], ids=["closed", "crashed"])
 def test_lost_and_misdirected_writes_are_found_or_harmless(medium: Medium, crashed: bool) -> None:
     files = Versions(medium.directory, medium.name, crashed)
     path = medium.directory / "lost.pm"

@@ -287,6 +287,7 @@ def test_a_header_copy_of_format_0_that_can_not_be_read(disk: BadDisk) -> None:
     in_child(use)
 
 
+@pytest.mark.long
 def test_a_header_copy_that_can_not_be_read_beside_one_that_is_damaged(disk: BadDisk) -> None:
     """It may be a store's: the file is not said to be none, or to be damaged."""
     for name, at in (("magic", 0), ("fields", 50)):

@@ -235,6 +235,7 @@ def test_archive(open_store: Any, tmp_path: Path) -> None:
         sound(store, 6)
 
 
+@pytest.mark.long_on("memory")
 def test_the_command_line(store: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store["g/m"], store["c"] = Model(np.arange(1000.0), 0.5), [Colour.RED]
     store["evil"] = pmstore.Parts("a\x1b[31m", {"\x1b[2J": np.arange(2)})

@@ -21,6 +21,7 @@ from pmstore.testing._base import session
 from pmstore.testing._faults import damage as module
 from pmstore.testing._faults.damage import KINDS, PAGE, SECTOR, Damage, explore_damage
 from tests.conftest import Medium
+from tests.support.pairs import half
 
 CASES = os.environ.get("PMSTORE_DAMAGE", "250")
 BUDGET = None if CASES == "all" else int(CASES)
@@ -63,7 +64,14 @@ def made(path: Path, medium: str, closed: bool) -> tuple[bytes, bytes]:
 # ---- the core
 
 
-@pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize(
+    "medium, closed",
+    half(
+        (pytest.param(medium, id=medium) for medium in ("memory", "file")),
+        (pytest.param(True, id="closed"), pytest.param(False, id="killed")),
+    ),
+    indirect=["medium"],
+)
 def test_damage_is_found_or_harmless(medium: Medium, closed: bool) -> None:
     image, _ = made(medium.directory / "store.pm", medium.name, closed)
     made(medium.directory / "other.pm", medium.name, True)

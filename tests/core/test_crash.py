@@ -44,17 +44,10 @@ from tests.support.crashes import (
 )
 from tests.support.crashes_new import explored_creation, explored_renumbering
 from tests.support.crashes_slots import flips, slots, slots_again, slots_shut
-from tests.support.pairs import half
+from tests.support.pairs import MEDIA, half, named
 
 
-@pytest.mark.parametrize(
-    "medium, workload",
-    half(
-        (pytest.param(medium, id=medium) for medium in ("memory", "file")),
-        (pytest.param(workload, id=workload.__name__) for workload in WORKLOADS),
-    ),
-    indirect=["medium"],
-)
+@pytest.mark.parametrize("medium, workload", half(MEDIA, named(WORKLOADS)), indirect=["medium"])
 def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload) -> None:
     recording = record(medium.directory / "store.pm", medium.name, workload, **OPTIONS.get(workload, {}))
     assert max(recording.states) >= 4

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+MEDIA = [pytest.param(name, id=name) for name in ("memory", "file")]
+"""Values of the fixture `medium`, which the test names in ``indirect``."""
+
+
+def named(functions: Iterable[Callable[..., Any]]) -> list[Any]:
+    """A pytest.param of each function, with its name."""
+    return [pytest.param(function, id=function.__name__) for function in functions]
 
 
 def half(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:

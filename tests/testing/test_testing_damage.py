@@ -21,7 +21,7 @@ from pmstore.testing._base import session
 from pmstore.testing._faults import damage as module
 from pmstore.testing._faults.damage import KINDS, PAGE, SECTOR, Damage, explore_damage
 from tests.conftest import Medium
-from tests.support.pairs import half
+from tests.support.pairs import MEDIA, half
 
 CASES = os.environ.get("PMSTORE_DAMAGE", "250")
 BUDGET = None if CASES == "all" else int(CASES)
@@ -66,10 +66,7 @@ def made(path: Path, medium: str, closed: bool) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize(
     "medium, closed",
-    half(
-        (pytest.param(medium, id=medium) for medium in ("memory", "file")),
-        (pytest.param(True, id="closed"), pytest.param(False, id="killed")),
-    ),
+    half(MEDIA, [pytest.param(True, id="closed"), pytest.param(False, id="killed")]),
     indirect=["medium"],
 )
 def test_damage_is_found_or_harmless(medium: Medium, closed: bool) -> None:

@@ -23,7 +23,7 @@ from pmstore.testing._faults.fault import MANNERS, Fault
 from pmstore.testing._store.recording import Recorder
 from tests.conftest import Medium
 from tests.support.crashes import WORKLOADS, Workload, overflow
-from tests.support.pairs import half
+from tests.support.pairs import MEDIA, half, named
 
 CASES = os.environ.get("PMSTORE_FAULTS", "4")
 BUDGET = None if CASES == "all" else int(CASES)
@@ -61,14 +61,7 @@ def busy(store: pmstore.Store) -> None:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize(
-    "medium, workload",
-    half(
-        (pytest.param(medium, id=medium) for medium in ("memory", "file")),
-        (pytest.param(workload, id=workload.__name__) for workload in [*WORKLOADS, busy]),
-    ),
-    indirect=["medium"],
-)
+@pytest.mark.parametrize("medium, workload", half(MEDIA, named([*WORKLOADS, busy])), indirect=["medium"])
 def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
     """The commit is wholly absent and the store goes on, or it refuses to; nothing acknowledged is lost."""
     # States of megabytes take longer.

@@ -83,7 +83,7 @@ help:
 demo: build
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-# What lint needs is installed, and lint runs, beside the tests.
+# What ruff needs is installed, and ruff runs, beside the tests.
 test: build
 	@mkdir -p build; $(MAKE) -s --no-print-directory style >build/style.log 2>&1 & style=$$!; \
 		status=0; $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m 'not long' $(APART:%=--ignore=%) \

@@ -97,7 +97,7 @@ static pm_status read_declared(pm_store *store, const pm_candidate *extent)
     const pm_policy *policy = &store->region.policy;
     uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
     for (uint64_t page = first, last; (page = pm_policy_declared(policy, page, end)) < end; page = last) {
-        for (last = page + 1; last < end && pm_page_set_has(&policy->only, last);) last++;
+        last = pm_page_set_next_absent(&policy->only, page, end);
         uint64_t committed = extent->committed + (page - first) * PM_PAGE, length = (last - page) * PM_PAGE;
         PM_TRY(pm_region_comparable(&store->region, page * PM_PAGE, committed, length));
     }

@@ -27,6 +27,12 @@ uint64_t pm_page_set_next(const pm_page_set *set, uint64_t page, uint64_t end)
     return end;
 }
 
+uint64_t pm_page_set_next_absent(const pm_page_set *set, uint64_t page, uint64_t end)
+{
+    while (page < end && pm_page_set_has(set, page)) page++;
+    return page;
+}
+
 uint64_t pm_page_set_count(const pm_page_set *set, uint64_t page, uint64_t end)
 {
     uint64_t count = 0;

@@ -101,7 +101,7 @@ static pm_status copy_state(const pm_pages *t, pm_snapshot *snapshot)
     free(header);
     for (uint64_t page = 0; status == PM_OK && (page = pm_page_set_next(&t->loaded, page, pages)) < pages;) {
         uint64_t first = page;
-        while (page < pages && pm_page_set_has(&t->loaded, page)) page++;
+        page = pm_page_set_next_absent(&t->loaded, page, pages);
         uint64_t place = PM_REGION_START + first * PM_PAGE;
         status = pm_source_pwrite(snapshot->copy, place, (page - first) * PM_PAGE, view + place, FAILED);
     }

@@ -139,7 +139,7 @@ pm_status pm_save_rest(const pm_snapshot *snapshot, int copy)
     pm_status status = save_pages(snapshot, copy, 0, PM_REGION_START, bytes);
     for (uint64_t page = 0; status == PM_OK && (page = pm_page_set_next(&loaded, page, pages)) < pages;) {
         uint64_t first = page;
-        while (page < pages && pm_page_set_has(&loaded, page)) page++;
+        page = pm_page_set_next_absent(&loaded, page, pages);
         status = save_pages(snapshot, copy, PM_REGION_START + first * PM_PAGE, PM_REGION_START + page * PM_PAGE, bytes);
     }
     free(bytes);

@@ -238,8 +238,7 @@ pm_status pm_snapshot_load(const pm_snapshot *snapshot, uint64_t extent, uint64_
     PM_TRY(pm_contents_valid(snapshot, &p));
     if (pm_extent_is_small(length)) return pm_contents_check(snapshot, &p, address); /* slabs are metadata */
     uint64_t page = p.place / PM_PAGE, end = page + pm_extent_pages(length);
-    while (page < end && pm_page_set_has(&loaded, page)) page++;
-    if (page == end) return pm_contents_check(snapshot, &p, address);
+    if (pm_page_set_next_absent(&loaded, page, end) == end) return pm_contents_check(snapshot, &p, address);
     /* Memory of its own, as writing to a private page of a file copies a page of the file first. */
     uint64_t whole = pm_extent_table(length) / PM_PAGE * PM_PAGE;
     if (whole && mmap(address, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0)

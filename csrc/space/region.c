@@ -26,17 +26,12 @@ static uint64_t mapped_place(const pm_double_buffer *pair)
     return pair->slot[pair->mapped];
 }
 
-static pm_double_buffer *find_mapped(const pm_region *region, uint64_t place)
-{
-    size_t at = PM_FIRST(i, region->double_buffer_count, mapped_place(region->double_buffers[i]) >= place);
-    if (at == region->double_buffer_count || mapped_place(region->double_buffers[at]) != place) return NULL;
-    return region->double_buffers[at];
-}
-
 pm_double_buffer *pm_region_find_double_buffer(const pm_region *region, uint64_t place, uint64_t length)
 {
-    pm_double_buffer *pair = find_mapped(region, place);
-    return pair && pair->length == length ? pair : NULL;
+    size_t at = PM_FIRST(i, region->double_buffer_count, mapped_place(region->double_buffers[i]) >= place);
+    if (at == region->double_buffer_count) return NULL;
+    pm_double_buffer *pair = region->double_buffers[at];
+    return mapped_place(pair) == place && pair->length == length ? pair : NULL;
 }
 
 pm_double_buffer *pm_region_find_double_buffer_of(const pm_region *region, uint64_t extent)
@@ -270,7 +265,7 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
     for (uint64_t page = pm_page_set_next(dirty, offset / PM_PAGE, end); page < end;
          page = pm_page_set_next(dirty, page, end)) {
         uint64_t first = page;
-        while (page < end && pm_page_set_has(dirty, page)) page++;
+        page = pm_page_set_next_absent(dirty, page, end);
         restore_pages(region, first, page);
     }
     return true;

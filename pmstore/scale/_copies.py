@@ -99,13 +99,9 @@ class Copies:
         epochs = [[epoch for epoch in found.get(shard, []) if epoch <= now] for shard in range(shards)]
         return min((copies[-2] if len(copies) > 1 else 0 for copies in epochs), default=0)
 
-    def forget(self, run: str, before: int, spared: range) -> None:
-        """Delete copies of states that are older than the log, but for some epochs: a state can't be computed from
-        them any more."""
+    def forget(self, run: str, before: float = math.inf, spared: range = range(0)) -> None:
+        """Delete copies of states before an epoch, such as the first one of the log, as no state can be computed from
+        them any more; but for some epochs. By default all copies of the fit are deleted."""
         found = self.epochs(run).items()
         old = ((shard, epoch) for shard, epochs in found for epoch in epochs if epoch < before and epoch not in spared)
         self.place.delete(f"{run}/{shard}-{epoch}" for shard, epoch in old)
-
-    def delete(self, run: str) -> None:
-        """Delete all copies of a fit."""
-        self.place.delete(f"{run}/{name}" for name in self.place.list(run) if _NAME.fullmatch(name))

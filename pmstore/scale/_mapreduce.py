@@ -317,7 +317,7 @@ class MapReduce(Resumable):
             raise ValueError("with name=None, reset() forgets the fit that this object worked on last: call run first")
         copies = self._archive(archive, 1)
         if not isinstance(store, Store) and not os.path.exists(store):
-            return super().reset(store, name)
+            return  # nothing to forget, and nothing is created
         with opened(store, "reset() commits", "r+") as own:  # no other process begins the fit meanwhile
             if copies is not None:
                 forget_copies(own, name, copies)

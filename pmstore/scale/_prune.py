@@ -102,7 +102,7 @@ def forget_copies(store: Store, name: str, copies: Copies) -> None:
     with fit_group.worked_on(), store.transaction():  # no thread begins the same fit in another group
         fingerprint = fit_group.fingerprint
         if fingerprint is not None and list(_needed(store, False)).count(run := digest(fingerprint)) == 1:
-            copies.delete(run)
+            copies.forget(run)
 
 
 def _needed(store: Store, finished: bool) -> Iterator[str]:

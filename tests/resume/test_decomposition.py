@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 import pmstore  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.decomposition._incremental_pca import PCAFit  # noqa: E402
-from tests.support.pairs import half  # noqa: E402
+from tests.support.pairs import half, labelled  # noqa: E402
 from tests.support.resuming import assert_same, copied, interrupted  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,10 +56,7 @@ def assert_fits_are_the_same(fit: Any, reference: Any, data: Any = X) -> None:
 
 @pytest.mark.parametrize(
     "data, parameters",
-    half(
-        (pytest.param(value, id=name) for name, value in DATA.items()),
-        (pytest.param(value, id=name) for name, value in PARAMETERS.items()),
-    ),
+    half(labelled(DATA), labelled(PARAMETERS)),
 )
 def test_a_fit_in_a_store_is_scikit_learns(data: Any, parameters: dict[str, Any], path: Path) -> None:
     reference = SklearnIncrementalPCA(**parameters).fit(copy.deepcopy(data))

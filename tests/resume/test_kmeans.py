@@ -30,7 +30,7 @@ import pmstore  # noqa: E402
 from pmstore._core import Core  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
-from tests.support.pairs import half  # noqa: E402
+from tests.support.pairs import half, labelled  # noqa: E402
 from tests.support.resuming import sampled  # noqa: E402
 
 pytestmark = [
@@ -109,10 +109,7 @@ def after_commits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "data, parameters",
-    half(
-        (pytest.param(value, id=name) for name, value in DATA.items()),
-        (pytest.param(value, id=name) for name, value in PARAMETERS.items()),
-    ),
+    half(labelled(DATA), labelled(PARAMETERS)),
 )
 def test_a_fit_in_a_store_is_scikit_learns(
     data: tuple[Any, Any], parameters: dict[str, Any], threads: int, path: Path
@@ -205,8 +202,8 @@ def test_too_few_distinct_points_are_warned_of(path: Path) -> None:
 @pytest.mark.parametrize(
     "kind, parameters",
     half(
-        (pytest.param(kind, id=kind) for kind in ("float64", "csr float32", "weights", "few distinct")),
-        (pytest.param(value, id=name) for name, value in PARAMETERS.items()),
+        [pytest.param(kind, id=kind) for kind in ("float64", "csr float32", "weights", "few distinct")],
+        labelled(PARAMETERS),
     ),
 )
 def test_a_fit_goes_on_from_every_commit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +15,11 @@ MEDIA = [pytest.param(name, id=name) for name in ("memory", "file")]
 def named(functions: Iterable[Callable[..., Any]]) -> list[Any]:
     """A pytest.param of each function, with its name."""
     return [pytest.param(function, id=function.__name__) for function in functions]
+
+
+def labelled(values: Mapping[str, Any]) -> list[Any]:
+    """A pytest.param of each value, with its key."""
+    return [pytest.param(value, id=key) for key, value in values.items()]
 
 
 def half(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:

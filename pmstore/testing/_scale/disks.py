@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -136,7 +137,7 @@ class SimulatedCopies(Copies):
         found, arrays = self._kept[shard, epoch]
         return found, {field.name: array for field, array in zip(fields, arrays.values(), strict=True)}
 
-    def forget(self, run: str, before: int, spared: range) -> None:
+    def forget(self, run: str, before: float = math.inf, spared: range = range(0)) -> None:
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] >= before or key[1] in spared}
 
 

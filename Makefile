@@ -109,7 +109,7 @@ test-frames: build
 	@build/frames/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/store/test_known_types.py \
 		tests/store/test_tables.py tests/scale/test_shards.py $(ARGS)
 
-# Beside what .venv has: torch, built for CPUs.
+# Beside what .venv has: torch, built for CPUs. TORCH=torch: with CUDA, for tests/torch/test_gpu.py.
 test-torch: build
 	@set -e; $(call beside,build/torch,test-torch,$(TORCH))
 	@build/torch/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/torch \

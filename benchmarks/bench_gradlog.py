@@ -13,6 +13,9 @@ each, so that the drift of the machine cancels. A run ends with a commit, so tha
     async      torch.distributed.checkpoint.async_save after each iteration, waited for at the next one
 
     build/torch/bin/python benchmarks/bench_gradlog.py    # after make test-torch
+
+With ``--device cuda`` the models learn on a GPU, from batches so large that a step takes 50 ms again, and without the
+replica, which is for CPUs.
 """
 
 from __future__ import annotations
@@ -25,11 +28,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from _common import file_system, no_collection, parent, parser, save, scratch
+from _common import file_system, machine, no_collection, parent, parser, save, scratch
 from torch import nn
 from torch.distributed.checkpoint import async_save
 
@@ -42,8 +44,13 @@ from pmstore.torch._topk import Compression
 Cell = dict[str, Any]
 
 WAYS = ("none", "dense", "topk", "replica", "compress", "save", "async")
+ON_CPUS = ("replica",)
+STEP = 0.05  # seconds, at least
 LOGS = ("dense", "topk", "replica")
 SLOW = ("save", "async")  # a few steps show what they cost
+
+
+Training = tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
 class Transformer(nn.Module):
@@ -60,34 +67,70 @@ class Transformer(nn.Module):
         return self.head(self.body(self.tokens(x))).flatten(0, 1)
 
 
-def mlp() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def mlp(times: int) -> Training:
     net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
-    return net, torch.randn(2048, 784), torch.randint(10, (2048,))
+    return net, torch.randn(2048 * times, 784), torch.randint(10, (2048 * times,))
 
 
-def cnn() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def cnn(times: int) -> Training:
     body = [nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU()]
     net = nn.Sequential(*body, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10))
-    return net, torch.randn(256, 1, 28, 28), torch.randint(10, (256,))
+    return net, torch.randn(256 * times, 1, 28, 28), torch.randint(10, (256 * times,))
 
 
-def transformer() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    return Transformer(), torch.randint(256, (32, 64)), torch.randint(256, (32 * 64,))
+def transformer(times: int) -> Training:
+    return Transformer(), torch.randint(256, (32 * times, 64)), torch.randint(256, (32 * times * 64,))
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]] = {
+# From how many times a batch is as large as on a CPU, to a model, its input and its targets.
+MODELS: dict[str, Callable[[int], Training]] = {
     "MLP": mlp,
     "CNN": cnn,
     "transformer": transformer,
 }
 
 
+class Task(NamedTuple):
+    """What is learned, on which device, and how many times its batch is as large as on a CPU."""
+
+    model: str
+    device: str
+    times: int
+
+    def begin(self) -> Training:
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            return MODELS[self.model](self.times)
+
+    def sync(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def task(model: str, device: str) -> Task:
+    """The task whose steps take long enough."""
+    times = 1
+    while device == "cuda":
+        found = Task(model, device, times)
+        net, x, y = found.begin()
+        for _ in range(4):
+            found.sync()
+            begun = perf_counter()
+            nn.functional.cross_entropy(net(x), y).backward()
+            found.sync()
+        took = perf_counter() - begun
+        if took >= STEP:
+            break
+        times = max(times + 1, int(times * min(8.0, 1.1 * STEP / took)))
+    return Task(model, device, times)
+
+
 class Way:
     """A training of its own, and what happens at each iteration."""
 
-    def __init__(self, name: str, model: str, folder: Path, work: ExitStack) -> None:
-        torch.manual_seed(0)
-        self.net, self.x, self.y = MODELS[model]()
+    def __init__(self, name: str, task: Task, folder: Path, work: ExitStack) -> None:
+        self.task = task
+        self.net, self.x, self.y = task.begin()
         self.optimizer = torch.optim.Adam(self.net.parameters())
         self.name, self.path, self.pending = name, folder / name, None
         self.log: Any = None
@@ -98,7 +141,7 @@ class Way:
         elif name == "compress":
             names = Names(self.net, self.optimizer)
             layout = Layout([one for _, one in names.stepped], settings_of(self.optimizer), 0.01)
-            self.rows = layout.rows(np.zeros((1, layout.row_bytes), np.uint8))
+            self.rows = layout.empty(1)
             self.compression = Compression(layout)
 
     def state(self) -> Any:
@@ -115,6 +158,7 @@ class Way:
         if self.log is not None:
             self.log.flush()
         self.wait()
+        self.task.sync()
         return perf_counter() - begun
 
     def step(self, loss: torch.Tensor) -> None:
@@ -141,12 +185,12 @@ class Way:
             self.pending = None
 
 
-def overhead(folder: Path, model: str, quick: bool) -> Cell:
+def overhead(folder: Path, task: Task, steps: int, rounds: int) -> Cell:
     """Seconds a step of each way, run by run."""
-    steps, rounds = (8, 2) if quick else (40, 5)
-    cell: Cell = {"model": model, "steps": steps, "seconds": {name: [] for name in WAYS}}
+    names = [name for name in WAYS if task.device == "cpu" or name not in ON_CPUS]
+    cell: Cell = {**task._asdict(), "steps": steps, "seconds": {name: [] for name in names}}
     with ExitStack() as work:
-        ways = [Way(name, model, folder, work) for name in WAYS]
+        ways = [Way(name, task, folder, work) for name in names]
         for way in ways:
             way.run(3)
         for turn in range(rounds):
@@ -157,22 +201,20 @@ def overhead(folder: Path, model: str, quick: bool) -> Cell:
             if way.name in ("dense", "topk"):
                 cell[f"{way.name} bytes"] = way.log._layout.row_bytes
                 cell[f"{way.name} batch"] = len(way.log._side._rows.array)
-        commits = next(way for way in ways if way.name == "replica").log._fit.store.sequence
-        cell["replica commits"] = commits
+            if way.name == "replica":
+                cell["replica commits"] = way.log._fit.store.sequence
         states = way.optimizer.state.values()
         tensors = [*way.net.state_dict().values(), *(one for state in states for one in state.values())]
         cell["state bytes"] = sum(one.nbytes for one in tensors)
     return cell
 
 
-def replay(folder: Path, model: str, mode: str, quick: bool) -> Cell:
+def replay(folder: Path, task: Task, mode: str, iterations: int, rounds: int) -> Cell:
     """Seconds to train and to replay an iteration, and whether the bits are the same."""
-    iterations = 8 if quick else 60
-    cell: Cell = {"model": model, "mode": mode, "train": [], "replay": []}
-    for turn in range(1 if quick else 3):
+    cell: Cell = {"mode": mode, "train": [], "replay": []}
+    for turn in range(rounds):
         path = folder / f"replay-{turn}.pm"
-        torch.manual_seed(0)
-        net, x, y = MODELS[model]()
+        net, x, y = task.begin()
         optimizer = torch.optim.Adam(net.parameters())
         with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=10, full_every=1000) as log:
             log.resume()
@@ -183,12 +225,13 @@ def replay(folder: Path, model: str, mode: str, quick: bool) -> Cell:
                 loss.backward()
                 log.step(loss.item())
             cell["train"].append((perf_counter() - begun) / iterations)
-        other, *_ = MODELS[model]()
+        other, *_ = task.begin()
         again = torch.optim.Adam(other.parameters())
         with pmstore.open(path) as store:
             log = GradLog(other, again, store, mode)
             begun = perf_counter()
             assert log.resume() == iterations
+            task.sync()
             cell["replay"].append((perf_counter() - begun) / iterations)
             log.close()
         pairs = zip(net.state_dict().values(), other.state_dict().values())
@@ -198,32 +241,41 @@ def replay(folder: Path, model: str, mode: str, quick: bool) -> Cell:
 
 
 def main() -> None:
-    arguments = parser("what logging gradients costs").parse_args()
+    options = parser("what logging gradients costs")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments = options.parse_args()
+    steps, rounds = (8, 2) if arguments.quick else (max(10, int(40 * arguments.scale)), 5)
+    iterations, again = (8, 1) if arguments.quick else (max(10, int(60 * arguments.scale)), 3)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    tasks = [task(model, arguments.device) for model in MODELS]
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu"
+    print(f"{machine()}, torch {torch.__version__}, {device}", flush=True)
     cells = []
     for medium in arguments.media:
-        for model in MODELS:
+        for one in tasks:
             with scratch(parent(arguments, medium)) as folder, no_collection():
-                cell = overhead(folder, model, arguments.quick)
-                cell["replays"] = [replay(folder, model, mode, arguments.quick) for mode in ("dense", "topk")]
+                cell = overhead(folder, one, steps, rounds)
+                cell["replays"] = [replay(folder, one, mode, iterations, again) for mode in ("dense", "topk")]
                 cells.append({**cell, "medium": medium, "file system": file_system(folder)})
                 print(row(cells[-1]), flush=True)
-    save(arguments.raw, "gradlog", {"torch": torch.__version__, "cells": cells})
+    save(arguments.raw, "gradlog", {"torch": torch.__version__, "device": device, "cells": cells})
 
 
 def row(cell: Cell) -> str:
     """One line of what was measured: ratios to "none" of the same turn, their medians."""
     none = cell["seconds"]["none"]
     ratios = {
-        name: statistics.median(one / base for one, base in zip(cell["seconds"][name], none)) for name in WAYS[1:]
+        name: statistics.median(one / base for one, base in zip(seconds, none))
+        for name, seconds in cell["seconds"].items()
+        if name != "none"
     }
     quick = {
         one["mode"]: statistics.median(cell["seconds"]["none"]) / statistics.median(one["replay"])
         for one in cell["replays"]
     }
     return (
-        f"{cell['medium']} {cell['model']}: {statistics.median(none) * 1e3:.1f} ms a step; × "
+        f"{cell['medium']} {cell['model']} (batch × {cell['times']}): {statistics.median(none) * 1e3:.1f} ms a step; × "
         + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
         + f"; state {cell['state bytes']:,} B, dense {cell['dense bytes']:,} B (batch {cell['dense batch']}), topk "
         f"{cell['topk bytes']:,} B (batch {cell['topk batch']}); replay {quick['dense']:.0f} × and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,18 @@ import torch
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, settings_of
 
-__all__ = ["check_groups", "check_on_cpu", "count", "fingerprint_of", "inner", "kept", "skips", "supported", "unscale"]
+__all__ = [
+    "all_finite",
+    "check_groups",
+    "check_on_cpu",
+    "count",
+    "fingerprint_of",
+    "inner",
+    "kept",
+    "skips",
+    "supported",
+    "unscale",
+]
 
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
@@ -82,6 +94,16 @@ def unscale(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor])
         for gradient in gradients:
             gradient.div_(scale.to(gradient.device))
         optimizer.grad_scale = None
+
+
+def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether no gradient has NaN or an infinity. It waits for each GPU once, and not for each gradient."""
+    on_gpus = [one for one in gradients if one.is_cuda]
+    sums = [one.sum() for one in gradients if not one.is_cuda]
+    if on_gpus:
+        sums.append(torch.nn.utils.get_total_norm(on_gpus))
+    # A sum may overflow where all elements are finite.
+    return all(cmath.isfinite(one.item()) for one in sums) or all(bool(one.isfinite().all()) for one in gradients)
 
 
 def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 FULL, BUFFERS = "full", "buffers"
+_ON_CPU = ("step", "mu_product")  # numbers of an optimizer's state that Python computes with
 
 
 class Tensors(Protocol):
@@ -135,7 +136,7 @@ def read_full(fit: FitGroup, names: Names, optimizer: torch.optim.Optimizer) -> 
     states: dict[str, dict[str, Any]] = {
         name: {key: restore(value) for key, value in some.items()} for name, some in numbers.items()
     }
-    settings = {id(one): settings for settings in optimizer.param_groups for one in settings["params"]}
+    groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
     parameters = dict(names.stepped)
     with torch.no_grad():
         for name, parameter in names.parameters.items():
@@ -145,7 +146,10 @@ def read_full(fit: FitGroup, names: Names, optimizer: torch.optim.Optimizer) -> 
             parameter, value = parameters.get(owner), group[f"{FULL}/optimizer/{name}"]
             if parameter is None or not isinstance(value, np.ndarray) or value.shape not in ((), parameter.shape):
                 raise fit.changed(f"{FULL}/optimizer/{name}", "a state of the optimizer")
-            states.setdefault(owner, {})[key] = _like(parameter, tensor_of(value), key, settings[id(parameter)])
+            device = _device_of(key, parameter, optimizer, groups[id(parameter)])
+            tensor = tensor_of(value)
+            made = empty_state(parameter, tensor.shape, tensor.dtype, device)
+            states.setdefault(owner, {})[key] = made.copy_(tensor)
     optimizer.state.clear()
     for name, parameter in names.stepped:
         if name in states:
@@ -182,11 +186,12 @@ def put(group: Group, name: str, tensor: torch.Tensor) -> int:
     return own.nbytes
 
 
-def _like(parameter: torch.Tensor, stored: torch.Tensor, key: str, settings: Mapping[str, Any]) -> torch.Tensor:
-    """A tensor of the optimizer's state, on the device and in the memory order that torch gives it."""
-    counts = key == "step" and not (settings.get("capturable") or settings.get("fused"))
-    device = torch.device("cpu") if counts else parameter.device
-    return empty_state(parameter, stored.shape, stored.dtype, device).copy_(stored)
+def _device_of(
+    key: str, parameter: torch.Tensor, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
+) -> torch.device:
+    """The device where torch keeps a tensor of an optimizer's state: mostly that of the parameter."""
+    on_gpu = isinstance(optimizer, torch.optim.ASGD) or group.get("capturable") or group.get("fused")
+    return parameter.device if on_gpu or key not in _ON_CPU else torch.device("cpu")
 
 
 def empty_state(parameter: torch.Tensor, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

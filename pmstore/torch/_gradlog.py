@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import logging
 import math
 import time
@@ -19,6 +18,7 @@ from pmstore._resume.fit_group import FitGroup
 from pmstore._store.store import Store
 from pmstore.torch._changes import Changes
 from pmstore.torch._checks import (
+    all_finite,
     check_groups,
     check_on_cpu,
     count,
@@ -419,11 +419,12 @@ class GradLog:
                     f"the gradient of {self._names.stepped[number][0]} is of {gradient.dtype}, and the parameter "
                     f"was of {self._layout.dtypes[number]} when the log was made: convert the model before"
                 )
-            if self._finite and not cmath.isfinite(gradient.sum().item()) and not bool(gradient.isfinite().all()):
-                raise ValueError(
-                    f"the gradient of {self._names.stepped[number][0]} has NaN or infinite elements, and was not used; "
-                    "GradLog(…, finite=False) lets the optimizer have it"
-                )
+        if self._finite and not all_finite([one for _, one in found]):
+            odd = next(number for number, one in found if not bool(one.isfinite().all()))
+            raise ValueError(
+                f"the gradient of {self._names.stepped[odd][0]} has NaN or infinite elements, and was not used; "
+                "GradLog(…, finite=False) lets the optimizer have it"
+            )
 
     def _done(self, loss: float, batches: int) -> int:
         """An iteration is done: count it, and commit if the batch is full."""
@@ -526,12 +527,18 @@ class GradLog:
             "kept": {key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()},
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
+            "device": self._device(),
         }
+
+    def _device(self) -> str:
+        """What computes the optimizer's steps."""
+        names = sorted({torch.cuda.get_device_name(one) for one in self._layout.gpus})
+        return ", ".join(names) or "cpu"
 
     def _take(self, rest: Mapping[str, Any]) -> None:
         """Take everything that `_rest` has described."""
-        now = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-        other = differences({key: rest[key] for key in now}, now)
+        now = {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": self._device()}
+        other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
         if other:
             logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
         states, kept = rest["generators"], {}

@@ -14,7 +14,7 @@ parameter's memory has gaps, the gradient has the strides that torch gives it, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -110,6 +110,8 @@ class Layout:
     Attributes
     ----------
     row_bytes : int
+    gpus : list of torch.device
+        CUDA's devices that have parameters.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Layout:
     ) -> None:
         self.parameters, self.settings, self.ratio = list(parameters), list(settings), ratio
         self.dtypes = [one.dtype for one in self.parameters]
+        self.gpus = [one for one in dict.fromkeys(one.device for one in self.parameters) if one.type == "cuda"]
         # A parameter that is a slice of a larger tensor has gaps in its memory. Gradients have none.
         self.strides = [torch.empty_like(one, device="meta").stride() for one in self.parameters]
         self._present = 8
@@ -131,13 +134,22 @@ class Layout:
             self.parts.append(Part(values, indices, count))
         self.row_bytes = _up(at, _ALIGNED)
 
-    def rows(self, array: np.ndarray[Any, Any]) -> Rows:
-        """Views of an array of uint8, of shape (iterations, row_bytes)."""
-        return Rows(self, array)
+    def rows(self, content: torch.Tensor) -> Rows:
+        """Views of a tensor of uint8 in main memory, of shape (iterations, row_bytes)."""
+        return Rows(self, content)
+
+    def empty(self, count: int) -> Rows:
+        """Rows of zeros for so many iterations, in memory that a GPU can copy to while the program goes on."""
+        return Rows(self, torch.zeros((count, self.row_bytes), dtype=torch.uint8, pin_memory=bool(self.gpus)))
+
+    def arrived(self) -> None:
+        """Wait until all that was copied from GPUs into rows is there."""
+        for device in self.gpus:
+            torch.cuda.synchronize(device)
 
 
 class Rows:
-    """Views of the rows in an array: `Layout.rows`.
+    """Views of the rows in a tensor: `Layout.rows`.
 
     Attributes
     ----------
@@ -151,20 +163,19 @@ class Rows:
         float64, of shape (iterations, settings).
     """
 
-    def __init__(self, layout: Layout, array: np.ndarray[Any, Any]) -> None:
-        self.array, self._layout = array, layout
+    def __init__(self, layout: Layout, content: torch.Tensor) -> None:
+        self.array, self._layout = content.numpy(), layout
         here = layout._present
-        self.stepped = array[:, :8].view(np.int64)[:, 0]
-        self.present = array[:, here : here + len(layout.parameters)]
-        self.numbers = array[:, layout._numbers : layout._numbers + 8 * len(layout.settings)].view(np.float64)
-        self._bytes = torch.from_numpy(array)
+        self.stepped = self.array[:, :8].view(np.int64)[:, 0]
+        self.present = self.array[:, here : here + len(layout.parameters)]
+        self.numbers = self.array[:, layout._numbers : layout._numbers + 8 * len(layout.settings)].view(np.float64)
         self._values = [
-            self._bytes[:, part.values : part.values + part.kept * parameter.element_size()].view(parameter.dtype)
+            content[:, part.values : part.values + part.kept * parameter.element_size()].view(parameter.dtype)
             for part, parameter in zip(layout.parts, layout.parameters, strict=True)
         ]
         self._indices = (
             [
-                self._bytes[:, part.indices : part.indices + part.kept * dtype.itemsize].view(dtype)
+                content[:, part.indices : part.indices + part.kept * dtype.itemsize].view(dtype)
                 for part, parameter in zip(layout.parts, layout.parameters, strict=True)
                 for dtype in [index_dtype(parameter.numel())]
             ]

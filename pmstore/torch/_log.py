@@ -86,7 +86,7 @@ class Log:
         self._history: History | None = None
         self._told: list[tuple[float, int, float, Mapping[str, float]]] = []  # rows of the history, with their times
         self._times: list[float] = []  # that of the next row of the history
-        self._rows = self._empty_rows(self._capacity())
+        self._rows = layout.empty(self._capacity())
         self._first = 0  # the iterations before the first row
         self._only_full = False  # rows were lost, so that the next commit is of a full state
         self._head: dict[str, Any] | None = None  # as it was committed last
@@ -161,7 +161,7 @@ class Log:
         hooks.clear()  # what they do to gradients was done when these were logged
         try:
             for number, count in enumerate(batches):
-                rows = self._layout.rows(np.array(self._group[f"log/{number}"]))
+                rows = self._layout.rows(torch.from_numpy(np.array(self._group[f"log/{number}"])))
                 for row in range(count):
                     if rows.stepped[row]:
                         self._take(rows, row)
@@ -203,7 +203,8 @@ class Log:
         """Let the row of the next iteration have these gradients, by the numbers of the parameters."""
         rows, row = self.row()
         if found:
-            torch._foreach_copy_([rows.gradient(row, number) for number, _ in found], [one for _, one in found])
+            wanted = [rows.gradient(row, number) for number, _ in found]
+            torch._foreach_copy_(wanted, [one for _, one in found], non_blocking=True)  # until `arrived`
 
     def add(self, figures: Mapping[str, float], seconds: float, stepping: float) -> bool:
         """The iteration whose row was written is done. Returns whether the batch is full.
@@ -307,20 +308,18 @@ class Log:
         self._first = self.iteration
         capacity = self._capacity()
         if capacity != len(self._rows.array):
-            self._rows = self._empty_rows(capacity)
+            self._rows = self._layout.empty(capacity)
 
     def _capacity(self) -> int:
         """The number of iterations in the next batch."""
         batch = self._batch or self._tuner.choice().batch
         return min(batch, self._full_every or batch, self._most)
 
-    def _empty_rows(self, count: int) -> Rows:
-        return self._layout.rows(np.zeros((count, self._layout.row_bytes), np.uint8))
-
     def _interval(self) -> int:
         return self._full_every or self._tuner.choice().base_interval
 
     def _write_rows(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        self._layout.arrived()
         rows = self._rows.array[: self.iteration - self._first]
         number = len(head["batches"])
         self._group.create_array(f"log/{number}", rows.shape, rows.dtype, fill_value=rows, writeable=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed
 
@@ -90,7 +89,7 @@ class Follower:
     """The substitute of a `Log` in a rank that has none: the count of iterations, and a row that is not stored."""
 
     def __init__(self, layout: Layout) -> None:
-        self._rows = layout.rows(np.zeros((1, layout.row_bytes), np.uint8))
+        self._rows = layout.empty(1)
         self._until = 0  # the iteration at the end of the batch
         self.iteration = self.durable = 0
 

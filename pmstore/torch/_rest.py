@@ -4,6 +4,7 @@ all objects that have state_dict() and load_state_dict(), such as schedulers, gr
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import tensor_of
 
 __all__ = ["edited", "generators", "plain", "restore", "set_generators"]
+
+logger = logging.getLogger("pmstore")
 
 _ARRAY, _MAPPING, _TUPLE = "array", "mapping", "tuple"
 
@@ -55,8 +58,13 @@ def set_generators(states: Mapping[str, Any]) -> None:
     np.random.set_state((name, np.frombuffer(keys, "<u4"), *others))
     version, words, gauss = states["random"]
     random.setstate((version, tuple(np.frombuffer(words, "<u4").tolist()), gauss))
-    if "cuda" in states and torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_bytes(one) for one in states["cuda"]])
+    kept, here = states.get("cuda", []), torch.cuda.device_count()
+    if here and len(kept) == here:
+        torch.cuda.set_rng_state_all([_bytes(one) for one in kept])
+    elif kept:
+        logger.warning(
+            "GradLog: the training had the generators of %d GPUs, and there are %d: they draw anew", len(kept), here
+        )
 
 
 def _bytes(state: bytes) -> torch.Tensor:
@@ -98,7 +106,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def restore(value: Any, like: Any = None) -> Any:
-    """The inverse of `plain`. Mappings, lists and tuples get the type of those at the same place in `like`."""
+    """The inverse of `plain`. Mappings get the type of those at the same place in `like`, and tensors the device."""
     if not isinstance(value, list):
         return value
     kind, *parts = value
@@ -106,11 +114,12 @@ def restore(value: Any, like: Any = None) -> Any:
         is_tensor, descr, shape, content = parts
         dtype = np.dtype(descr if isinstance(descr, str) else [tuple(one) for one in descr])
         array = np.frombuffer(bytearray(content), dtype).reshape(shape)
-        return tensor_of(array) if is_tensor else array
+        return tensor_of(array).to(like.device if isinstance(like, torch.Tensor) else "cpu") if is_tensor else array
     if kind == _MAPPING:
         own = like if isinstance(like, Mapping) else {}
         pairs = {restore(key): restore(one, own.get(restore(key))) for key, one in parts[0]}
         same = isinstance(like, dict) and type(like) is not dict
         return type(like)(pairs) if same and not hasattr(like, "default_factory") else pairs
-    found = [restore(one) for one in parts[0]]
+    others = like if isinstance(like, (list, tuple)) else ()
+    found = [restore(one, other) for one, other in zip(parts[0], [*others, *[None] * len(parts[0])])]
     return tuple(found) if kind == _TUPLE else found

@@ -81,7 +81,7 @@ def fit(path: Path, stop: Stop | None = None, net: dict[str, Any] | None = None,
         given = {"max_epochs": EPOCHS, **options}
         given["callbacks"] = [*callbacks, *given.get("callbacks", [])]
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = Trainer(accelerator="cpu", devices=1, **quiet, **given)
+        trainer = Trainer(accelerator="auto", devices=1, **quiet, **given)
         trainer.fit(model, train, torch.utils.data.DataLoader(dataset, batch_size=40))
         losses = np.array(pmstore.history(store, "training")["objective"])
         assert len(losses) == trainer.global_step and np.isfinite(losses).all()
@@ -91,7 +91,7 @@ def fit(path: Path, stop: Stop | None = None, net: dict[str, Any] | None = None,
             *(moments[at][key] for at in sorted(moments) for key in sorted(moments[at])),
         ]
         parts += [torch.tensor(losses), torch.tensor(trainer.optimizers[0].param_groups[0]["lr"], dtype=torch.float64)]
-    digest = hashlib.sha256(b"".join(part.detach().contiguous().numpy().tobytes() for part in parts))
+    digest = hashlib.sha256(b"".join(part.detach().cpu().contiguous().numpy().tobytes() for part in parts))
     return f"{digest.hexdigest()} {trainer.global_step}"
 
 
@@ -165,7 +165,7 @@ def test_an_order_that_is_not_kept_is_refused(tmp_path: Path) -> None:
             GradLogCallback(store, data=BatchSampler(4, 2), scheduler=None)
         dataset = torch.utils.data.TensorDataset(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
         callback = GradLogCallback(store, data=BatchSampler(4, 2))
-        trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, callbacks=[callback])
+        trainer = Trainer(accelerator="auto", devices=1, max_epochs=1, logger=False, callbacks=[callback])
         with pytest.raises(ValueError, match="the order of the data is not kept"):
             trainer.fit(Net(), torch.utils.data.DataLoader(dataset, batch_size=2))
 

@@ -71,7 +71,7 @@ def fit(
         words = torch.tensor(draws.randint(0, 11, (SAMPLES, 6)))
         rows = [{"input_ids": row, "labels": row} for row in words]
     given = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, **options}
-    fixed = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    fixed = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
     arguments = TrainingArguments(output_dir=str(path.parent / "out"), **fixed, **given)
     with pmstore.open(path) as store:
         log = GradLogCallback(store, batch=batch, full_every=6)
@@ -91,7 +91,7 @@ def fit(
             *(moments[at][key] for at in sorted(moments) for key in sorted(moments[at])),
         ]
         parts += [torch.tensor(losses), torch.tensor(trainer.lr_scheduler.get_last_lr(), dtype=torch.float64)]
-    digest = hashlib.sha256(b"".join(part.detach().contiguous().numpy().tobytes() for part in parts))
+    digest = hashlib.sha256(b"".join(part.detach().cpu().contiguous().numpy().tobytes() for part in parts))
     return f"{digest.hexdigest()} {trainer.state.global_step}"
 
 

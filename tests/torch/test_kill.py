@@ -17,7 +17,7 @@ RUNS = 5
 ITERATIONS = 60
 
 
-def main(path: str, mode: str) -> None:
+def main(path: str, mode: str, device: str) -> None:
     """Train, and print the iteration whenever one is done, then a digest of everything."""
     torch.set_num_threads(1)
     with pmstore.open(path) as store:
@@ -26,6 +26,7 @@ def main(path: str, mode: str) -> None:
             lambda net: torch.optim.Adam(net.parameters(), 0.01),
             ITERATIONS,
             mode=mode,
+            device=device,
             batch=3,
             full_every=9 if mode == "dense" else "auto",
             reached=lambda log, net: print(log.iteration, log.durable, flush=True),
@@ -33,18 +34,18 @@ def main(path: str, mode: str) -> None:
     parts = [*result["model"].values(), *result["generators"], result["history"]]
     states = result["optimizer"]["state"]
     parts += [states[number][key] for number in sorted(states) for key in sorted(states[number])]
-    digest = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts))
+    digest = hashlib.sha256(b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts))
     print(digest.hexdigest(), flush=True)
 
 
-def trained(path: Path, kill_after: int, mode: str, durable: int = 0) -> tuple[str, int]:
+def trained(path: Path, kill_after: int, mode: str, durable: int = 0, device: str = "cpu") -> tuple[str, int]:
     """Run until a number of lines, and kill it then.
 
     Returns "", or the digest if it came to its end, and the iterations that it called durable. durable: what the run
     before returned.
     """
     code = "import sys; from tests.torch.test_kill import main; main(*sys.argv[1:])"
-    process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path, mode)
+    process = template([*OPTIMIZING, "tests.torch.test_kill"]).start("-c", code, path, mode, device)
     last = ""
     for number, line in enumerate(process.stdout):
         last = line.strip()

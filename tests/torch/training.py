@@ -56,6 +56,7 @@ def train(
     stop: int = -1,
     model: Callable[[], nn.Module] = Tied,
     replay: bool = True,
+    device: str = "cpu",
     reached: Callable[[GradLog, nn.Module], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def train(
     torch.manual_seed(1)
     np.random.seed(2)
     random.seed(3)
-    net = model()
+    net, x, y = model().to(device), X.to(device), Y.to(device)
     steps = optimizer(net)
     schedule = torch.optim.lr_scheduler.MultiStepLR(steps, [4, 9], 0.5)
     data = BatchSampler(SAMPLES, 16, seed=7)
@@ -80,7 +81,7 @@ def train(
             for batch in data:
                 steps.zero_grad()
                 noise = random.random() * np.random.rand()  # the generators of numpy and random count, too
-                loss = nn.functional.cross_entropy(net(X[batch] + noise), Y[batch])
+                loss = nn.functional.cross_entropy(net(x[batch] + noise), y[batch])
                 loss.backward()
                 done = log.step(loss.item())
                 if reached is not None:
@@ -99,7 +100,12 @@ def train(
         "schedule": schedule.state_dict(),
         "epochs": epochs.state_dict(),
         "data": data.state_dict(),
-        "generators": [torch.get_rng_state(), torch.tensor(np.random.rand()), torch.tensor(random.random())],
+        "generators": [
+            torch.get_rng_state(),
+            torch.rand(1, device=device),
+            torch.tensor(np.random.rand()),
+            torch.tensor(random.random()),
+        ],
         "history": torch.tensor(np.array(history)),
     }
 

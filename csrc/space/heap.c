@@ -380,7 +380,6 @@ static pm_status slab_alloc(pm_region *region, unsigned class, uint64_t *offset)
         PM_TRY(status);
         if (slab->head.level != class) return pm_fail(PM_CORRUPT, "the lists of slabs are damaged");
         block = usable_block(region, slab);
-        if (block >= 0) break;
     }
     if (block < 0) {
         uint64_t page;

@@ -109,17 +109,47 @@ def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callabl
     assert offset_of(store, "g") == places["b"] and store.check().ok
 
 
-def test_few_slabs_are_looked_at_before_a_page_is_taken(open_store: Callable[..., pmstore.Store]) -> None:
-    """The free blocks of eleven wait for the commit; the twelfth has one that is free."""
+@pytest.mark.parametrize(("waiting", "pages"), [(7, 0), (8, 1)])
+def test_few_slabs_are_looked_at_before_a_page_is_taken(
+    open_store: Callable[..., pmstore.Store], waiting: int, pages: int
+) -> None:
+    """The free blocks of some wait for the commit; the one after them has one that is free."""
     store = open_store()
     store.update({f"a{i:02}": np.full(251, i) for i in range(24)})  # two fill a slab
     store.commit()
     del store["a00"]
     store.commit()
-    for i in range(2, 24, 2):
-        del store[f"a{i:02}"]
+    for i in range(1, waiting + 1):
+        del store[f"a{2 * i:02}"]
     before = store.stats().region_used
     store["new"] = np.zeros(251)
-    assert store.stats().region_used == before + PAGE
+    assert store.stats().region_used == before + pages * PAGE
     store.commit()
     assert store.check().ok
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_slab_that_goes_leaves_its_list_whole(open_store: Callable[..., pmstore.Store], gone: int) -> None:
+    """Its neighbours in the list are changed by nothing else in that commit."""
+    with open_store() as store:
+        store.update({f"a{i}": np.full(251, i) for i in range(6)})  # two fill a slab
+        store.commit()
+        for i in range(0, 6, 2):
+            del store[f"a{i}"]
+        store.commit()
+        store["one page"] = np.zeros(9000)  # so that the page of the slab is used again
+        del store[f"a{2 * gone + 1}"]
+        store.commit()
+    with open_store() as store:
+        store["another page"] = np.ones(480)
+        store.commit()
+        used = store.stats().region_used
+        store.update({f"b{i}": np.full(251, i) for i in range(2)})
+        assert store.stats().region_used == used
+        store.commit()
+        for name in list(store):
+            if name.startswith(("a", "b")) and name != "another page":
+                del store[name]
+        store.commit()
+        assert store.stats().region_used == used - 2 * PAGE and store.check().ok
+        assert (store["another page"] == 1).all()

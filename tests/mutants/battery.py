@@ -244,6 +244,8 @@ def creation(directory: Path) -> None:
         names_of_new_files(directory, medium)
         look(explore_creation(directory / f"new-{medium}.pm", medium))
         look(explore_renumbering(directory / f"renumbered-{medium}.pm", medium))
+        (place := directory / medium).mkdir()
+        test_shared_blocks.test_a_copy_with_holes_that_is_longer_than_its_store(Medium(medium, place))
 
 
 def explore_creation(path: Path, medium: str) -> Found | None:

@@ -477,6 +477,19 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/space/heap.c",
+        "if (map && i % 32 == 0 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;",
+        "The last of 32 pages is asked for alone.",
+        "(31 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/heap.c",
+        "PM_TRY(status);",
+        "The search has read the root and the list.",
+        "",
+        "ensure_map",
+    ),
+    Equivalent(
+        "csrc/space/heap.c",
         "pm_page_new(region, page * PM_PAGE, type, 0);",
         "Nothing reads the level of a map or of a list of maps.",
         "(0 + 1)",

@@ -317,6 +317,25 @@ CREATION = [
         "creating leaves a file",
         within="else:\n        os.unlink(temporary)",
     ),
+    Mutant(
+        "blocks-of-an-interrupted-growth-count",
+        "R",
+        MEDIA,
+        "file.st_blocks * 512 >= file.st_size",
+        "file.st_blocks * 512 >= (off_t)size",
+        "a full disk is a crash at a store into a hole",
+        parts=("creation",),
+    ),
+    Mutant(
+        "interrupted-growth-taken-for-done",
+        "R",
+        MEDIA,
+        "media->size = size;",
+        ";",
+        "space is used that no header and no sync vouch for",
+        within="media->size = size;\n    if (file.st_blocks",
+        parts=("creation",),
+    ),
 ]
 
 PYTHON = [

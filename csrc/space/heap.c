@@ -307,6 +307,7 @@ static uint64_t slab_used_at_commit(const pm_region *region, uint64_t offset, un
     return committed->head.level == class ? committed->used : UINT64_MAX;
 }
 
+/* A slab in no list has no neighbours: `previous` is 0. */
 static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
 {
     unsigned class = slab->head.level;
@@ -320,7 +321,6 @@ static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
     pm_page_edit(region, slab);
     pm_page_edit(region, root);
     slab->next = root->slabs[class];
-    slab->previous = 0;
     slab->listed = 1;
     root->slabs[class] = slab->head.self;
     return PM_OK;
@@ -492,10 +492,9 @@ uint64_t pm_heap_used(pm_region *region)
 
 /* ---- an empty region ---------------------------------------------------------------------------------------- */
 
-pm_status pm_heap_format(uint8_t *image, uint64_t store_id)
+void pm_heap_format(uint8_t *image, uint64_t store_id)
 {
-    pm_region region = {.live = image, .size = PM_HEAP_FIRST_PAGES * PM_PAGE, .store_id = store_id};
-    memset(image, 0, region.size);
+    pm_region region = {.live = image, .store_id = store_id};
     pm_root *root = (void *)image;
     pm_map_list *list = (void *)(image + PM_PAGE);
     pm_map *map = (void *)(image + 2 * PM_PAGE);
@@ -509,7 +508,6 @@ pm_status pm_heap_format(uint8_t *image, uint64_t store_id)
     pm_page_checksum(&region, root);
     pm_page_checksum(&region, list);
     pm_page_checksum(&region, map);
-    return PM_OK;
 }
 
 pm_digest pm_heap_digest(const uint8_t *image)

@@ -12,8 +12,8 @@
 
 #include "space/region.h"
 
-/* Makes the first pages of an empty region; see PM_HEAP_FIRST_PAGES. */
-pm_status pm_heap_format(uint8_t *image, uint64_t store_id);
+/* Makes the first pages of an empty region out of zeros; see PM_HEAP_FIRST_PAGES. */
+void pm_heap_format(uint8_t *image, uint64_t store_id);
 enum { PM_HEAP_FIRST_PAGES = 4 /* root, map list, map, and the catalog's root node */ };
 pm_digest pm_heap_digest(const uint8_t *image); /* of an empty region, whose pages have their checksums */
 

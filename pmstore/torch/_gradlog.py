@@ -525,19 +525,21 @@ class GradLog:
             "generators": states,
             "settings": numbers_of(self._optimizer, self._settings),
             "kept": {key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()},
-            "torch": str(torch.__version__),
-            "threads": torch.get_num_threads(),
-            "device": self._device(),
+            **self._computing(),
         }
 
-    def _device(self) -> str:
-        """What computes the optimizer's steps."""
-        names = sorted({torch.cuda.get_device_name(one) for one in self._layout.gpus})
-        return ", ".join(names) or "cpu"
+    def _computing(self) -> dict[str, Any]:
+        """What computes the steps: others may compute other bits."""
+        gpus = sorted({torch.cuda.get_device_name(one) for one in self._layout.gpus})
+        return {
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "device": ", ".join(gpus) or "cpu",
+        }
 
     def _take(self, rest: Mapping[str, Any]) -> None:
         """Take everything that `_rest` has described."""
-        now = {"torch": str(torch.__version__), "threads": torch.get_num_threads(), "device": self._device()}
+        now = self._computing()
         other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
         if other:
             logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from pmstore.torch._layout import Layout, Rows, index_dtype
@@ -153,7 +154,8 @@ def largest(flat: torch.Tensor, count: int) -> torch.Tensor:
         sample = size[::_SAMPLED]
         place = int(len(sample) * (1 - _SAFE * count / len(flat)))
         threshold = sample.kthvalue(max(1, place)).values
-        candidates = torch.nonzero(size > threshold).squeeze(1)
+        over = size.float().numpy() > float(threshold)  # torch takes some six times as long for this
+        candidates = torch.from_numpy(np.flatnonzero(over))
         if len(candidates) >= count:
             return candidates[_topk(size[candidates], count)]
     return _topk(size, count)

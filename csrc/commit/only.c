@@ -37,27 +37,38 @@ static bool declared(uint64_t address, const pm_range *ranges, size_t count)
     return false;
 }
 
+/* True if a page of an extent, or what the extent has of it, equals the committed bytes. A page that the disk can't
+ * read does: writing to it would have read it first. */
+static bool is_unchanged(const pm_region *region, uint64_t offset, uint64_t committed, uint64_t length, bool readable)
+{
+    if (!readable && pm_region_comparable(region, offset, committed, length) != PM_OK) return true;
+    return !memcmp(region->live + offset, region->committed + committed, length);
+}
+
 /* Finds the first range of changed bytes of an extent that no declared range has. */
 static bool breaks(const pm_store *store, const pm_buffer *buffer, const pm_range *ranges, size_t count, pm_broken *out)
 {
     const pm_region *region = &store->region;
     const pm_double_buffer *pair = pm_region_double_buffer(region, buffer->offset, buffer->length);
-    const uint8_t *committed = region->committed + pm_region_committed(region, buffer->offset, buffer->length);
+    uint64_t place = pm_region_committed(region, buffer->offset, buffer->length);
     bool own_pages = buffer->offset % PM_PAGE == 0;
     if (!own_pages && buffer->only) return false;
+    bool readable = buffer->readable || pm_region_comparable(region, buffer->offset, place, buffer->length) == PM_OK;
     *out = (pm_broken){.extent = pair ? pair->slot[0] : buffer->offset};
     for (uint64_t at = 0; at < buffer->length; at++) {
+        if (out->length && at >= out->at + out->length + PM_LINE) break;
         uint64_t offset = buffer->offset + at, left = buffer->length - at;
-        const uint8_t *live = region->live + offset;
-        if (!out->length && at % PM_PAGE == 0 && !memcmp(live, committed + at, left < PM_PAGE ? left : PM_PAGE)) {
+        if (at % PM_PAGE == 0
+            && is_unchanged(region, offset, place + at, left < PM_PAGE ? left : PM_PAGE, readable)) {
             at += PM_PAGE - 1;
             continue;
         }
-        bool broken = *live != committed[at] && !marked(region, offset, own_pages) &&
-                      !declared((uint64_t)(uintptr_t)live, ranges, count);
-        if (broken && !out->length) out->at = at;
-        if (broken) out->length = at + 1 - out->at;
-        else if (out->length && at >= out->at + out->length + PM_LINE) break;
+        const uint8_t *live = region->live + offset;
+        if (*live == region->committed[place + at] || marked(region, offset, own_pages)
+            || declared((uint64_t)(uintptr_t)live, ranges, count))
+            continue;
+        if (!out->length) out->at = at;
+        out->length = at + 1 - out->at;
     }
     return out->length;
 }

@@ -226,6 +226,29 @@ def test_a_commit_of_declared_pages_touches_no_bad_block(disk: BadDisk, declared
         assert store["x"][0] == 10 and not store["x"][1:].any()
 
 
+def test_debugging_touches_no_bad_block(disk: BadDisk, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What the disk can't read has no change that was not declared. One that is behind it is found."""
+    disk.spoil("store.pm", page_of_x(disk.behind / "store.pm", 1))
+    monkeypatch.setenv("PMSTORE_DEBUG", "1")
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        x = store["x"]
+        with store.transaction(only=[x[:8]]):
+            x[0] = 10
+        before, behind = BAD.start - 1, BAD.stop
+        for changed, first in [([behind], behind), ([before, behind], before)]:
+            with pytest.raises(pmstore.TransactionError, match=rf"element \[{first}\] of 'x' did"):
+                with store.transaction(only=[x[:8]]):
+                    x[changed] += 1
+        os._exit(0)
+
+    in_child(use)
+    with pmstore.open(disk.behind / "store.pm", "r", media="file", exclusive=True) as store:
+        assert store["x"][0] == 10 and not store["x"][1:].any()
+
+
 def test_a_rollback_takes_marks_back(disk: BadDisk) -> None:  # noqa: F811
     """The next commit reads no page that was marked before. The disk has lost one of them meanwhile."""
     path = disk.behind / "store.pm"

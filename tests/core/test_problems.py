@@ -20,7 +20,7 @@ from tests.core.test_lost_writes import digest
 from tests.support.images import DATA, MAP, MAP_LIST, PAGE, REGION, SLAB, WORD, Cell, Image
 
 LINE = 64
-FREE_PAGES = [40 * PAGE, 41 * PAGE]
+FREE_PAGES = range(40 * PAGE, 45 * PAGE, PAGE)
 
 
 class Place(NamedTuple):
@@ -29,6 +29,7 @@ class Place(NamedTuple):
     length: int
     block: int | None = None
     rows: range | None = None
+    says: str = ""  # in the text
 
 
 class File:
@@ -44,11 +45,12 @@ class File:
         self.tree = self.image.tree
         self.slab, self.list, self.map = (next(self.image.pages(kind)) for kind in (SLAB, MAP_LIST, MAP))
         self.at = {cell.key[1:].decode(): cell.offset for cell in self.image.cells(self.tree)}
+        self.size_of_block = abs(self.at["other"] - self.at["small"])
 
-    def entry(self, name: str, block: int | None = 0, rows: range | None = None) -> Place:
+    def entry(self, name: str, block: int | None = 0, rows: range | None = None, says: str = "") -> Place:
         """The place of an entry as the catalog has it now."""
         cell = next(cell for cell in self.image.cells(self.tree) if cell.key == b"n" + name.encode())
-        return Place(name, cell.offset, cell.length, block, rows)
+        return Place(name, cell.offset, cell.length, block, rows, says)
 
     def flip(self, at: int) -> None:
         self.image.bytes[at] ^= 1
@@ -79,12 +81,12 @@ def damaged_pages(file: File) -> list[Place]:
 
 def list_of_maps(file: File) -> list[Place]:
     file.flip(REGION + file.list + 100)
-    return [Place(None, file.list, PAGE)]
+    return [Place(None, file.list, PAGE, says="the list of the space map page")]
 
 
 def slab(file: File) -> list[Place]:
     file.flip(REGION + file.slab + 30)
-    return [Place(None, file.slab, LINE)]
+    return [Place(None, file.slab, LINE, says="is damaged")]
 
 
 def blocks_of_a_slab(file: File) -> list[Place]:
@@ -113,7 +115,13 @@ def contents(file: File) -> list[Place]:
 def no_block(file: File) -> list[Place]:
     file.move("small", file.at["other"] + 8)  # in a block that another array has
     file.seal()
-    return [file.entry("small", 0, range(9))] * 2  # nor are they its contents
+    return [file.entry("small", 0, range(9), says) for says in ("is not on a block", "its contents are damaged")]
+
+
+def behind_the_last_block(file: File) -> list[Place]:
+    blocks = (PAGE - LINE) // file.size_of_block
+    file.move("small", file.slab + LINE + blocks * file.size_of_block)
+    return [file.entry("small", 0, range(9), says) for says in ("is not on a block", "its contents are damaged")]
 
 
 def block_in_contents(file: File) -> list[Place]:
@@ -143,11 +151,45 @@ def between_pages(file: File) -> list[Place]:
 
 def key_of_another_node(file: File) -> list[Place]:
     cells = file.image.cells(file.tree)  # the last two in one node, although the last one separates it from the other
-    for page, some in zip(FREE_PAGES, (cells[:2], cells[2:]), strict=True):
+    for page, some in zip(FREE_PAGES[:2], (cells[:2], cells[2:]), strict=True):
         file.image.write_node(page, 0, some)
     between = Cell(cells[3].key, offset=FREE_PAGES[1])
     file.image.write_node(file.tree, 1, [between], first_child=FREE_PAGES[0])
     return [Place(None, 0, 0), Place(None, FREE_PAGES[1], PAGE)]  # the scan of all keys, and the core
+
+
+def bounds_of_a_child(file: File) -> list[Place]:
+    """The last child of the first node has the key that separates that node from the second one."""
+    cells, (left, right, *leaves) = file.image.cells(file.tree), FREE_PAGES
+    for page, some in zip(leaves, (cells[:1], cells[1:3], cells[3:]), strict=True):
+        file.image.write_node(page, 0, some)
+    file.image.write_node(left, 1, [Cell(cells[1].key, offset=leaves[1])], first_child=leaves[0])
+    file.image.write_node(right, 1, [], first_child=leaves[2])
+    file.image.write_node(file.tree, 2, [Cell(cells[2].key, offset=right)], first_child=left)
+    return [Place(None, leaves[1], PAGE, says="holds a key of another node")]
+
+
+def order_of_keys(file: File) -> list[Place]:
+    cells = file.image.cells(file.tree)
+    file.image.write_node(FREE_PAGES[0], 0, cells[:2])
+    file.image.write_node(FREE_PAGES[1], 0, [cells[3], cells[0]])
+    file.image.write_node(file.tree, 1, [Cell(cells[2].key, offset=FREE_PAGES[1])], first_child=FREE_PAGES[0])
+    return [Place(None, 0, 0), Place(None, FREE_PAGES[1], PAGE, says="the catalog node")]
+
+
+def level_of_a_node(file: File) -> list[Place]:
+    cells = file.image.cells(file.tree)
+    file.image.write_node(FREE_PAGES[0], 0, cells[:2])
+    file.image.write_node(FREE_PAGES[1], 1, cells[2:])
+    file.image.write_node(file.tree, 1, [Cell(cells[2].key, offset=FREE_PAGES[1])], first_child=FREE_PAGES[0])
+    return [Place(None, 0, 0), Place(None, FREE_PAGES[1], PAGE, says="the catalog node")]
+
+
+def child_behind_the_region(file: File) -> list[Place]:
+    cells, end = file.image.cells(file.tree), file.image.region_size
+    file.image.write_node(FREE_PAGES[0], 0, cells[:2])
+    file.image.write_node(file.tree, 1, [Cell(cells[2].key, offset=end)], first_child=FREE_PAGES[0])
+    return [Place(None, 0, 0), Place(None, end, PAGE, says="points outside")]
 
 
 def space_map(file: File) -> list[Place]:
@@ -163,8 +205,10 @@ def root(file: File) -> list[Place]:
 
 
 def place_of_the_catalog(file: File) -> list[Place]:
-    file.image.set_root(file.image.region_size, 4)
-    return [Place(None, 0, 0), Place(None, 0, PAGE)]
+    end = file.image.region_size
+    file.image.set_root(end, 4)
+    file.image.bytes[REGION + end : REGION + end + LINE] = bytes(LINE)  # could be the head of a node
+    return [Place(None, 0, 0), Place(None, 0, PAGE, says="the catalog's root")]
 
 
 def another_page(file: File) -> list[Place]:
@@ -194,9 +238,9 @@ def several(file: File) -> list[Place]:
 
 CASES: list[Callable[[File], list[Place]]] = [
     *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents, no_block),
-    block_in_contents,
-    *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, space_map, root),
-    place_of_the_catalog,
+    *(behind_the_last_block, block_in_contents),
+    *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, bounds_of_a_child),
+    *(order_of_keys, level_of_a_node, child_behind_the_region, space_map, root, place_of_the_catalog),
     *(another_page, another_slab, other_contents, deleted_contents, several),
 ]
 
@@ -209,7 +253,8 @@ def test_check_tells_where_a_problem_is(case: Callable[[File], list[Place]], tmp
     with pmstore.open(file.image.path, "r", media="file", exclusive=True) as store:
         report, of_core = store.check(), store._catalog.core.check()
     found = [Place(one.name, one.offset, one.length, one.block, one.rows) for one in report]
-    assert found == expected, report
+    assert found == [place._replace(says="") for place in expected], report
+    assert all(place.says in one.text for place, one in zip(expected, report, strict=True)), report
     for offset, _, block, key, text in of_core:
         assert key or not block, "only contents have blocks"
         assert {int(at) for at in re.findall(r"region offset (\d+)", text)} <= {offset}

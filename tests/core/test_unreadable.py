@@ -224,6 +224,23 @@ def test_check_reads_no_part_of_a_large_array_without_asking(disk: BadDisk) -> N
     in_child(use)
 
 
+@pytest.mark.parametrize("number, at", [(9, 0), (101 * PAGE // 8 - 100, 101 * PAGE)], ids=["slab", "last hash"])
+def test_check_reads_neither_slab_nor_hash_without_asking(disk: BadDisk, number: int, at: int) -> None:
+    """Of the larger array's 101 hashes the last one is on a page of its own."""
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store["array"] = np.arange(float(number))
+        store.commit()
+        bad = page_of(store, "array", at)
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        with pmstore.open(disk.mount / "store.pm", "r", media="file", exclusive=True) as store:
+            (problem,) = store.check()
+            assert problem.name == "array" and "cannot read" in problem.text
+
+    in_child(use)
+
+
 @pytest.mark.parametrize("part", ["root", "map list", "map", "catalog"])
 def test_metadata_on_a_bad_block(disk: BadDisk, part: str) -> None:
     path = spoiled(disk, part)

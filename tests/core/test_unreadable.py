@@ -226,7 +226,7 @@ def test_check_reads_no_part_of_a_large_array_without_asking(disk: BadDisk) -> N
 
 @pytest.mark.parametrize("number, at", [(9, 0), (101 * PAGE // 8 - 100, 101 * PAGE)], ids=["slab", "last hash"])
 def test_check_reads_neither_slab_nor_hash_without_asking(disk: BadDisk, number: int, at: int) -> None:
-    """Of the larger array's 101 hashes the last one is on a page of its own."""
+    """The last of the larger array's 101 hashes is on a page of its own."""
     with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
         store["array"] = np.arange(float(number))
         store.commit()

@@ -540,6 +540,18 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/recovery/verify.c",
+        "size_t room = report->room ? 2 * report->room : 16;",
+        "How much memory is taken for more problems.",
+        "(2 + 1)",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
+        "pm_key key = i < node->count ? (pm_key){0} : to, before = from;",
+        "The key of a cell takes the place of the empty one.",
+        "{(0 + 1)}",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
         "for (int i = 0; i < 5; i++) inverse *= 2 - odd * inverse;",
         "An inverse that is right in all bits stays so in a further step.",
         "i <= 5",

@@ -17,7 +17,7 @@ import pytest
 
 import pmstore
 from tests.core.test_lost_writes import digest
-from tests.support.images import DATA, MAP, MAP_LIST, PAGE, REGION, SLAB, WORD, Cell, Image
+from tests.support.images import DATA, MAP, MAP_LIST, PAGE, REGION, SLAB, SLAB_PAGE, SLOTS, WORD, Cell, Image
 
 LINE = 64
 FREE_PAGES = range(40 * PAGE, 45 * PAGE, PAGE)
@@ -59,13 +59,17 @@ class File:
         self.image.change_cell(b"n" + name.encode(), offset=offset)
 
     def seal(self, place: int | None = None, more: int = 0) -> None:
-        """Set the digest: that of the image, unless the contribution of a place is to differ, and more."""
-        total, moment = digest(self.image)
-        if place is not None:
-            total, moment = (total + 5) & WORD, (moment + 5 * (place // LINE) + more) & WORD
-        for copy in (0, PAGE):
-            struct.pack_into("<QQ", self.image.bytes, copy + 72, total, moment)
-        self.image.set_header()
+        seal(self.image, place, more)
+
+
+def seal(image: Image, place: int | None = None, more: int = 0) -> None:
+    """Set the digest: that of the image, unless the contribution of a place is to differ, and more."""
+    total, moment = digest(image)
+    if place is not None:
+        total, moment = (total + 5) & WORD, (moment + 5 * (place // LINE) + more) & WORD
+    for copy in (0, PAGE):
+        struct.pack_into("<QQ", image.bytes, copy + 72, total, moment)
+    image.set_header()
 
 
 def header(file: File) -> list[Place]:
@@ -110,6 +114,19 @@ def contents(file: File) -> list[Place]:
         file.entry("b", 3, range(384, 500)),
         file.entry("small", 0, range(9)),
     ]
+
+
+def contents_and_space(file: File) -> list[Place]:
+    """Damaged contents tell nothing of other problems, and hide none."""
+    file.flip(REGION + file.at["a"])
+    file.image.map_kind(FREE_PAGES[0], DATA)
+    file.seal()
+    return [file.entry("a", 0, range(512)), Place(None, FREE_PAGES[0], PAGE, says="the space map says")]
+
+
+def no_contents(file: File) -> list[Place]:
+    file.image.change_cell(b"nsmall", length=0)
+    return [file.entry("small", 0, says="lies outside the store")]
 
 
 def no_block(file: File) -> list[Place]:
@@ -185,6 +202,11 @@ def level_of_a_node(file: File) -> list[Place]:
     return [Place(None, 0, 0), Place(None, FREE_PAGES[1], PAGE, says="the catalog node")]
 
 
+def height_of_the_catalog(file: File) -> list[Place]:
+    file.image.put(file.tree, 20, 24, "I")
+    return [Place(None, 0, 0), Place(None, 0, PAGE, says="the catalog's root")]
+
+
 def child_behind_the_region(file: File) -> list[Place]:
     cells, end = file.image.cells(file.tree), file.image.region_size
     file.image.write_node(FREE_PAGES[0], 0, cells[:2])
@@ -196,6 +218,12 @@ def space_map(file: File) -> list[Place]:
     file.image.map_kind(FREE_PAGES[0], DATA)
     file.seal()
     return [Place(None, FREE_PAGES[0], PAGE)]
+
+
+def space_map_of_the_root(file: File) -> list[Place]:
+    file.image.map_kind(0, SLAB_PAGE)
+    file.seal()
+    return [Place(None, 0, PAGE, says="is a slab; it is metadata")]
 
 
 def root(file: File) -> list[Place]:
@@ -218,7 +246,7 @@ def another_page(file: File) -> list[Place]:
 
 def another_slab(file: File) -> list[Place]:
     file.seal(file.slab)
-    return [Place(None, file.slab, LINE)]
+    return [Place(None, file.slab, LINE, says="the slab page")]
 
 
 def other_contents(file: File) -> list[Place]:
@@ -233,15 +261,23 @@ def deleted_contents(file: File) -> list[Place]:
 
 def several(file: File) -> list[Place]:
     file.seal(file.map, more=1)
-    return [Place(None, 0, file.image.region_size)]
+    return [Place(None, 0, file.image.region_size, says="several pages")]
+
+
+def several_that_point_behind_the_region(file: File) -> list[Place]:
+    file.seal(file.image.region_size)
+    return [Place(None, 0, file.image.region_size, says="several pages")]
 
 
 CASES: list[Callable[[File], list[Place]]] = [
-    *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents, no_block),
+    *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents),
+    *(contents_and_space, no_contents, no_block),
     *(behind_the_last_block, block_in_contents),
     *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, bounds_of_a_child),
-    *(order_of_keys, level_of_a_node, child_behind_the_region, space_map, root, place_of_the_catalog),
-    *(another_page, another_slab, other_contents, deleted_contents, several),
+    *(order_of_keys, level_of_a_node, child_behind_the_region, height_of_the_catalog),
+    *(space_map, space_map_of_the_root, root, place_of_the_catalog),
+    *(another_page, another_slab, other_contents, deleted_contents),
+    *(several, several_that_point_behind_the_region),
 ]
 
 
@@ -259,3 +295,38 @@ def test_check_tells_where_a_problem_is(case: Callable[[File], list[Place]], tmp
         assert key or not block, "only contents have blocks"
         assert {int(at) for at in re.findall(r"region offset (\d+)", text)} <= {offset}
         assert {int(at) for at in re.findall(r"\(bytes (\d+)", text)} <= {block * PAGE}
+
+
+def test_check_reads_the_table_of_slots(tmp_path: Path) -> None:
+    """It compares arrays with their slots."""
+    with pmstore.open(tmp_path / "x.pm", "x", media="file") as store:
+        x = store.create_array("x", 200_000)
+        for value in range(5):  # from the third commit on it has two slots
+            x[:] = value
+            store.commit()
+    image = Image(tmp_path / "x.pm")
+    (cell,) = image.cells(image.tree)
+    image.change_cell(b"nx", length=cell.length - 8)
+    image.save()
+    with pmstore.open(image.path, "r", media="file", exclusive=True) as store:
+        (problem,) = store.check()
+    assert (problem.name, problem.offset, problem.length, problem.block) == ("x", cell.offset, cell.length - 8, 0)
+    assert "another length than its slots" in problem.text
+    image.change_cell(b"nx", length=cell.length)
+    (table,) = image.pages(SLOTS)
+    seal(image, table)
+    image.save()
+    with pmstore.open(image.path, "r", media="file", exclusive=True) as store:
+        (problem,) = store.check()
+    assert (problem.offset, problem.length) == (table, PAGE) and "table of slots" in problem.text
+
+
+def test_check_keeps_a_thousand_problems(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "x.pm", "x", media="file") as store:
+        for number in range(1010):
+            store[f"{number:04d}"] = np.full(9, 0x5555)
+    data = (tmp_path / "x.pm").read_bytes()
+    (tmp_path / "x.pm").write_bytes(data.replace(struct.pack("<9q", *[0x5555] * 9), struct.pack("<9q", *[0x5554] * 9)))
+    with pmstore.open(tmp_path / "x.pm", "r", media="file", exclusive=True) as store:
+        report = store.check()
+    assert [problem.name for problem in report] == [f"{number:04d}" for number in range(1000)]

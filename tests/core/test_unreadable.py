@@ -201,6 +201,7 @@ def test_check_goes_on_after_what_the_disk_can_not_read(disk: BadDisk) -> None:
         (header,) = (problem for problem in report if problem.name is None)
         assert (header.offset, header.length, header.block) == (0, 0, None), "no part of the region"
         assert all("cannot read" in problem.text and "offset" in problem.text for problem in report)
+        assert all(key or not block for _, _, block, key, _ in store._catalog.core.check())
         store.close()
         with pytest.raises(pmstore.CorruptStoreError, match="cannot read contents"):
             pmstore.open(path, "r", media="file", verify=True, exclusive=True)
@@ -255,6 +256,7 @@ def test_metadata_on_a_bad_block(disk: BadDisk, part: str) -> None:
             refused(lambda: store["n"], "a page of metadata", "offset")  # noqa: B023
             refused(lambda: list(store), "a page of metadata")  # noqa: B023
             assert any("cannot read" in problem.text for problem in store.check())
+            assert not any(block for _, _, block, _, _ in store._catalog.core.check())
             if mode == "r+":
                 refused(lambda: store.__setitem__("fresh", 1), "a page of metadata")  # noqa: B023
             store.close()

@@ -12,6 +12,7 @@ from pmstore._core import ffi, hash64, lib
 PAGE = 4096
 REGION = 2 * PAGE
 ROOT, MAP_LIST, MAP, NODE, SLAB = 0x544F4F52, 0x5453494C, 0x2050414D, 0x45444F4E, 0x42414C53
+SLOTS = 0x544F4C53
 FREE, DATA, META, SLAB_PAGE = range(4)  # as in the space map
 HEADER = {"store_id": 16, "sequence": 40, "salt": 32, "region_size": 48, "log_offset": 56, "log_size": 64}
 RECORD_MAGIC = 0x43524D50

@@ -47,7 +47,6 @@ static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t b
         report->problems = problems, report->room = room;
     }
     pm_problem *problem = &report->problems[report->count++];
-    memset(problem, 0, sizeof *problem);
     problem->offset = offset, problem->length = length, problem->block = block;
     problem->key_length = (uint32_t)key.length;
     if (key.length) memcpy(problem->key, key.bytes, key.length);

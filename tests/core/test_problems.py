@@ -244,6 +244,11 @@ def another_page(file: File) -> list[Place]:
     return [Place(None, file.map, PAGE)]
 
 
+def another_root(file: File) -> list[Place]:
+    file.seal(0)
+    return [Place(None, 0, PAGE, says="the root page")]
+
+
 def another_slab(file: File) -> list[Place]:
     file.seal(file.slab)
     return [Place(None, file.slab, LINE, says="the slab page")]
@@ -252,6 +257,11 @@ def another_slab(file: File) -> list[Place]:
 def other_contents(file: File) -> list[Place]:
     file.seal(file.at["a"] + 2 * PAGE)
     return [file.entry("a", 2, range(1024, 1536))]
+
+
+def damaged_and_other_contents(file: File) -> list[Place]:
+    file.flip(REGION + file.at["a"] + PAGE)
+    return [file.entry("a", 1, range(512, 1024), says="damaged"), *other_contents(file)]
 
 
 def deleted_contents(file: File) -> list[Place]:
@@ -276,7 +286,7 @@ CASES: list[Callable[[File], list[Place]]] = [
     *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, bounds_of_a_child),
     *(order_of_keys, level_of_a_node, child_behind_the_region, height_of_the_catalog),
     *(space_map, space_map_of_the_root, root, place_of_the_catalog),
-    *(another_page, another_slab, other_contents, deleted_contents),
+    *(another_page, another_root, another_slab, other_contents, damaged_and_other_contents, deleted_contents),
     *(several, several_that_point_behind_the_region),
 ]
 

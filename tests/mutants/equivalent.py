@@ -546,6 +546,30 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/recovery/verify.c",
+        "size_t room = report->room ? 2 * report->room : 16;",
+        "How much memory is taken at first.",
+        "(16 + 1)",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
+        ".report = calloc(1, sizeof *c.report),",
+        "More memory than is used, for the time of a check.",
+        "calloc((1 + 1)",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
+        ".kinds = calloc(pages, 1),",
+        "More memory than is used, for the time of a check.",
+        "calloc(pages, (1 + 1))",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
+        "if (!difference.sum) return UINT64_MAX;",
+        "Without it the place is 0, which only a difference without a moment confirms: that is no difference.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/recovery/verify.c",
         "pm_key key = i < node->count ? (pm_key){0} : to, before = from;",
         "The key of a cell takes the place of the empty one.",
         "{(0 + 1)}",

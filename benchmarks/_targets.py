@@ -222,7 +222,7 @@ def targets(raw: Raw) -> list[Target]:
     return found
 
 
-AGGREGATE_WAYS = ("plain files", "whole files", "aggregate")
+AGGREGATE_WAYS = ("plain files", "whole files", "aggregate", "one file")
 
 
 def aggregate_targets(raw: Raw) -> list[Target]:
@@ -242,11 +242,6 @@ def aggregate_targets(raw: Raw) -> list[Target]:
     return found
 
 
-def archive_ratio(one: list[float], other: list[float]) -> float:
-    """The ratio of the medians: the two take turns in one run."""
-    return statistics.median(one) / statistics.median(other)
-
-
 def archive_targets(raw: Raw) -> list[Target]:
     """The targets of bench_archive.py."""
     found = []
@@ -254,12 +249,12 @@ def archive_targets(raw: Raw) -> list[Target]:
         medium, fits, commits, read = cell["medium"], cell["fits"], cell["commits"], cell["reading"]
         versions, mixtures = cell["versions"], cell["mixtures"]
         for what, most, value in (
-            ("a fit of KMeans with a drain ÷ without", 1.031, archive_ratio(fits["with"], fits["without"])),
-            ("a fit of a mixture with a drain ÷ without", 1.031, archive_ratio(mixtures["with"], mixtures["without"])),
-            ("a commit of 62,720 B with a drain ÷ without", 1.2, archive_ratio(commits["with"], commits["without"])),
-            ("restoring ÷ copying the bytes", 2, archive_ratio(read["restore"], read["copy"])),
-            ("62,720 B of one version ÷ reading what it needs", 2, archive_ratio(read["array"], read["needed"])),
-            ("64 MB of one version ÷ reading what it needs", 2, archive_ratio(read["large"], read["large needed"])),
+            ("a fit of KMeans with a drain ÷ without", 1.031, ratio(fits["with"], fits["without"])),
+            ("a fit of a mixture with a drain ÷ without", 1.031, ratio(mixtures["with"], mixtures["without"])),
+            ("a commit of 62,720 B with a drain ÷ without", 1.2, ratio(commits["with"], commits["without"])),
+            ("restoring ÷ copying the bytes", 2, ratio(read["restore"], read["copy"])),
+            ("62,720 B of one version ÷ reading what it needs", 2, ratio(read["array"], read["needed"])),
+            ("64 MB of one version ÷ reading what it needs", 2, ratio(read["large"], read["large needed"])),
         ):
             found.append(Target(medium, what, f"≤ {most}", f"{value:.3f}", value <= most))
         seconds = statistics.median(read["list"])
@@ -267,7 +262,7 @@ def archive_targets(raw: Raw) -> list[Target]:
             found.append(Target(medium, "listing 100,000 versions", "≤ 1 s", f"{seconds:.2f} s", seconds <= 1))
         if "icechunk" in versions:
             for way, what in (("captured", "each one captured"), ("waited", "each one waited for")):
-                gain = archive_ratio(versions["icechunk"], versions[way])
+                gain = ratio(versions["icechunk"], versions[way])
                 text = f"versions a second ÷ Icechunk's, {what}"
                 found.append(Target(medium, text, "≥ 100", f"{gain:.1f}", gain >= 100))
     return found

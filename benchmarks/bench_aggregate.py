@@ -1,11 +1,13 @@
 """Aggregates: the shards of many processes in few files, beside a file for each shard.
 
 Two worker processes stand for N processes, each with half of the shards. A file for each shard, written in two ways,
-and `pmstore.archive.aggregate` take turns in one run, so that the drift of the disk cancels.
+`pmstore.archive.aggregate`, and one file, which is the least work, take turns in one run, so that the drift of the disk
+cancels.
 
     plain files   open, write, fdatasync: a crash may leave half a file, or none where one was said to be
     whole files   a temporary name, write, fsync, rename, fsync of the folder: each file is whole or absent
     aggregate     one part for each 128 MiB, and a manifest: all shards whole or absent, together
+    one file      each worker writes its half of one file, and fdatasync: no names, hashes or manifest
 
 The order rotates. Files of one repetition are deleted before the next one, which is not timed: a file system may pass
 deletions on to the disk, which is then busy with them. Reading is from the page cache; the
@@ -19,6 +21,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,13 +40,15 @@ from _common import (
 )
 
 from pmstore.archive import LocalGroup, aggregate, open_aggregate
+from pmstore.archive._shared import write_all
 
 WORKERS = 2
 SHARDS = {64: 4 << 20, 256: 1 << 20, 1024: 64 << 10, 4096: 16 << 10}  # number: bytes of each
-WAYS = ("plain files", "whole files", "aggregate")
+WAYS = ("plain files", "whole files", "aggregate", "one file")
 REPETITIONS = 9
 
 Step = Callable[[int], None]
+Read = dict[str, np.ndarray[Any, Any]]
 
 
 def plain(folder: Path, names: list[str], data: np.ndarray[Any, Any]) -> Step:
@@ -78,12 +83,27 @@ def together(folder: Path, names: list[str], data: np.ndarray[Any, Any], group: 
     return lambda turn: void(aggregate(folder, turn, shards, group))
 
 
+def one_file(folder: Path, names: list[str], data: np.ndarray[Any, Any], rank: int) -> Step:
+    def write(turn: int) -> None:
+        fd = os.open(folder / str(turn), os.O_WRONLY | os.O_CREAT, 0o666)
+        write_all(fd, [data] * len(names), rank * len(names) * len(data))
+        os.fdatasync(fd)
+        os.close(fd)
+
+    return write
+
+
 def void(result: object) -> None:
     """Nothing."""
 
 
-def read_files(folder: Path, names: list[str], turn: int) -> dict[str, np.ndarray[Any, Any]]:
+def read_files(folder: Path, names: list[str], turn: int) -> Read:
     return {name: np.fromfile(folder / f"{turn}-{name}", np.uint8) for name in names}
+
+
+def read_one_file(folder: Path, names: list[str], each: int, rank: int, turn: int) -> Read:
+    count = len(names) * each
+    return dict(zip(names, np.fromfile(folder / str(turn), np.uint8, count, offset=rank * count).reshape(-1, each)))
 
 
 def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number: int, barrier: Any, told: Any) -> None:
@@ -96,6 +116,13 @@ def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number:
         "plain files": plain(folders["plain files"], names, data),
         "whole files": whole(folders["whole files"], names, data),
         "aggregate": together(folders["aggregate"], names, data, group),
+        "one file": one_file(folders["one file"], names, data, rank),
+    }
+    reads: dict[str, Callable[[int], Read]] = {
+        "plain files": partial(read_files, folders["plain files"], names),
+        "whole files": partial(read_files, folders["whole files"], names),
+        "aggregate": lambda turn: open_aggregate(folders["aggregate"], turn).shards(rank),
+        "one file": partial(read_one_file, folders["one file"], names, len(data), rank),
     }
     with no_collection():
         for turn in range(turns):
@@ -107,10 +134,7 @@ def work(rank: int, folders: dict[str, Path], meeting: Path, turns: int, number:
                 step(turn)
                 barrier.wait()
                 middle = perf_counter()
-                if way == "aggregate":
-                    read = open_aggregate(folders[way], turn).shards(rank)
-                else:
-                    read = read_files(folders[way], names, turn)
+                read = reads[way](turn)
                 barrier.wait()
                 end = perf_counter()
                 assert len(read) == len(names)

@@ -31,7 +31,6 @@ from _targets import (
     Raw,
     Target,
     aggregate_targets,
-    archive_ratio,
     archive_targets,
     beside,
     copied,
@@ -347,7 +346,7 @@ def aggregates(raw: Raw, what: str) -> str:
     for cell in raw["aggregate"]["cells"]:
         size = cell["shards"] * cell["bytes"]
         rates = [size / statistics.median(cell[way][what]) / 1e6 for way in AGGREGATE_WAYS]
-        gains = [ratio(cell[way][what], cell["aggregate"][what]) for way in AGGREGATE_WAYS[:2]]
+        gains = [ratio(cell[way][what], cell["aggregate"][what]) for way in AGGREGATE_WAYS if way != "aggregate"]
         files = f"{cell[AGGREGATE_WAYS[0]]['files']:,} → {cell['aggregate']['files']}"
         rows.append(
             [
@@ -357,7 +356,7 @@ def aggregates(raw: Raw, what: str) -> str:
                 *([files] if what == "write" else []),
             ]
         )
-    head = ["MB/s", *AGGREGATE_WAYS, *(f"× {way}" for way in AGGREGATE_WAYS[:2])]
+    head = ["MB/s", *AGGREGATE_WAYS, *(f"× {way}" for way in AGGREGATE_WAYS if way != "aggregate")]
     return table([*head, "files"] if what == "write" else head, rows)
 
 
@@ -387,7 +386,7 @@ def archive_drains(raw: Raw) -> str:
                     f"{cell['medium']}, {what}",
                     seconds(median(without)),
                     seconds(median(with_)),
-                    f"{archive_ratio(with_, without):.3f}",
+                    f"{ratio(with_, without):.3f}",
                     f"{archived:,.0f} of {count:,}",
                 ]
             )
@@ -409,9 +408,7 @@ def archive_reading(raw: Raw) -> str:
             ("a version that is captured", made["captured"], "Icechunk", made.get("icechunk", [])),
         ]
         for what, own, other_what, other in beside:
-            compared = (
-                [other_what, seconds(statistics.median(other)), f"{archive_ratio(own, other):.2f}"] if other else []
-            )
+            compared = [other_what, seconds(statistics.median(other)), f"{ratio(own, other):.2f}"] if other else []
             rows.append([f"{medium}, {what}", seconds(statistics.median(own)), *(compared or ["", "", ""])])
     return table(["", "pmstore", "beside it", "", "÷"], rows)
 

@@ -258,13 +258,13 @@ def test_aggregates_take_turns_with_files(benchmarks: None, tmpfs: Path, monkeyp
     monkeypatch.setattr(bench_aggregate, "SHARDS", {8: 2048})
     monkeypatch.setattr(bench_aggregate, "real_time", lambda: "normal priority")
     cell = bench_aggregate.cell(tmpfs, "disk", 8, 3)
-    assert [cell[way]["files"] for way in bench_aggregate.WAYS] == [8, 8, 2]
+    assert [cell[way]["files"] for way in bench_aggregate.WAYS] == [8, 8, 2, 1]
     assert all(len(cell[way][what]) == 3 for way in bench_aggregate.WAYS for what in ("write", "read"))
     cell |= {"shards": 1024} | {
-        way: cell[way] | {"write": [time] * 3} for way, time in zip(bench_aggregate.WAYS, (4, 60, 2))
+        way: cell[way] | {"write": [time] * 3} for way, time in zip(bench_aggregate.WAYS, (4, 60, 2, 1))
     }
     told = report.sections({"aggregate": {"cells": [cell], "machine": "", "priority": ""}})
-    assert "| disk, 1,024 × 2 KiB | 1 | 0 | 1 | 2.0 | 30.0 | 8 → 2 |" in told["aggregate-write"]
+    assert "| disk, 1,024 × 2 KiB | 1 | 0 | 1 | 2 | 2.0 | 30.0 | 0.5 | 8 → 2 |" in told["aggregate-write"]
     what = "1,024 shards of 2 KiB"
     assert f"| disk | {what}: plain files ÷ aggregate | ≥ 30 | 2.0 | no |" in told["aggregate-targets"]
     assert f"| disk | {what}: whole files ÷ aggregate | ≥ 30 | 30.0 | yes |" in told["aggregate-targets"]

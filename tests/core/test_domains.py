@@ -5,7 +5,9 @@ tests/core/media.c looks at the instructions that each domain needs. The crash e
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import signal
 from pathlib import Path
 
@@ -60,6 +62,18 @@ def test_a_wrong_value_is_an_error_that_lists_the_right_ones(
     assert not path.exists()
     monkeypatch.setenv(name, "")
     pmstore.open(path, "w", media=medium.name).close()
+
+
+def test_an_instruction_of_another_kind_of_processor(medium: Medium, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = medium.directory / "store.pm", "cvap" if platform.machine() == "x86_64" else "clwb"
+    monkeypatch.setenv("PMSTORE_FLUSH", other)
+    with (
+        contextlib.nullcontext()
+        if medium.name == "file"
+        else pytest.raises(ValueError, match=f"this kind of processor has no {other}")
+    ):
+        pmstore.open(path, "w", media=medium.name).close()
+    assert path.exists() == (medium.name == "file")
 
 
 @pytest.mark.parametrize("flush", ["", *FLUSHES])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore.testing._store.recording import Recorder
 from tests.conftest import LONGER, Medium
 from tests.support import shim
 from tests.support.shim import MAPPINGS, MEMORY, ONCE, begin_memory, blocks_held, end, hits, watch_memory
@@ -186,6 +187,14 @@ def refusals(files: Files) -> None:
         store.rename("few", "many")
 
 
+def recorded(files: Files) -> None:
+    """Only tests record a store, and they have memory."""
+    files.new.write_bytes(files.sound.read_bytes())
+    with Recorder(files.new, files.media), pmstore.open(files.new, "r+") as store:
+        store["a"][3] = -1
+        store.commit()
+
+
 CASES: list[Callable[[Files], None]] = [
     nothing, commits, rollbacks, late, declared, children, readers, zero_copy, verified, copies, recovery, refusals,
 ]  # fmt: skip
@@ -204,7 +213,7 @@ def held() -> tuple[int, int, int]:
 def each_case(folder: str, media: str) -> None:
     files = Files(Path(folder), media)
     watch_memory()
-    for case in CASES:
+    for case in CASES + [recorded] * (media != "dax"):
         case(files)
         case(files)
         before = held()

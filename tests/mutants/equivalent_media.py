@@ -85,6 +85,47 @@ OF_MEDIA = [
         "to - from <= AT_ONCE",
     ),
     Equivalent(
+        "csrc/media/media.c",
+        "from = from / PM_PAGE * PM_PAGE;",
+        "The kernel refuses another place, and each first store is a fault: only times depend on it.",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
+        "if (from < to) madvise(media->view + from, to - from, MADV_POPULATE_WRITE);",
+        "Nothing is populated, and each first store is a fault: only times depend on it.",
+        "!(from < to)",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
+        "media->dio.file = -1; /* while a store is created, no second descriptor of the file may be closed "
+        "(direct_io.h) */",
+        "Any negative number means that there is no file.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
+        "result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;",
+        "Any number but 0 is a failure.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
+        "errno = error;",
+        "The calls before it succeed, and leave errno alone.",
+    ),
+    Equivalent(
+        "csrc/media/media.c",
+        "if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;",
+        "How often an exploration has a small stage is a matter of its schedule.",
+        "(2 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/memory.c",
+        "media->plain = 0;",
+        "Bytes are streamed earlier: they are ordered and durable by either way.",
+        "(void)0;",
+    ),
+    Equivalent(
         "csrc/media/memory.c",
         "media->plain = 0;",
         "One byte less stays in the cache before bytes are streamed: they are ordered and durable by either way.",

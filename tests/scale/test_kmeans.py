@@ -188,20 +188,26 @@ def test_few_distinct_samples_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"init": "k-means++", "n_init": 2}, {"init": "k-means||"}, {"init": far_away(BLOBS)}]
+    "given",
+    [
+        {"init": "k-means++", "n_init": 2},
+        {"n_clusters": 2, "init": "k-means++", "n_init": 4},  # each run begins with one row found, another one
+        {"init": "k-means||"},
+        {"init": far_away(BLOBS)},
+    ],
 )
 def test_a_coordinator_that_stops_anywhere_goes_on(given: dict[str, Any], path: Path) -> None:
     shards = parts(BLOBS, 3)
-    given = {"random_state": 0, "n_init": 1, **given}
-    reference = KMeans(K, engine=Serial(), **given).fit(shards)
+    given = {"n_clusters": K, "random_state": 0, "n_init": 1, **given}
+    reference = KMeans(engine=Serial(), **given).fit(shards)
     epochs = len(reference.history_["iteration"])
     for replies in range(3, 3 * (epochs + 1), 13):
         with pytest.raises(Stopped):
-            KMeans(K, store=path, name=f"{replies}", engine=Stopping(replies), **given).fit(shards)
-        fit = KMeans(K, store=path, name=f"{replies}", engine=Backwards(), **given).fit(shards)
+            KMeans(store=path, name=f"{replies}", engine=Stopping(replies), **given).fit(shards)
+        fit = KMeans(store=path, name=f"{replies}", engine=Backwards(), **given).fit(shards)
         assert bits(fit, RESULT) == bits(reference, RESULT)
         assert len(fit.history_["iteration"]) == epochs
-    again = KMeans(K, store=path, name=f"{replies}", engine=Stopping(3), **given).fit(shards)  # loads
+    again = KMeans(store=path, name=f"{replies}", engine=Stopping(3), **given).fit(shards)  # loads
     assert bits(again, RESULT) == bits(reference, RESULT)
     assert again.resumed_from_iter_ > 0
 

@@ -45,7 +45,7 @@ help:
 	@sed -n '1,3s/^# //p' Makefile
 	@echo 'make build     .venv with pmstore installed in it, editable'
 	@echo 'make style     ruff'
-	@echo 'make lint      ruff, mypy --strict'
+	@echo 'make lint      ruff, mypy --strict, and the tests of lines and words'
 	@echo 'make strict    the C files with every warning an error'
 	@echo 'make test-browser  the page of pmstore watch --web in Chromium'
 	@echo 'make docs      the documentation as a site in build/site, with tests of it and of the gallery'
@@ -187,9 +187,12 @@ check:
 style: $(LINT)/.built
 	@$(LINT)/bin/ruff check -q . && $(LINT)/bin/ruff format -q --check .
 
-# The types are not in make test: mypy takes half a minute of processor time if it has not run before.
+# The types are not in make test: mypy takes half a minute of processor time if it has not run before. Lines, files and
+# words, which test_tidy.py looks at, are in both: a document that is too wide is known at once.
 lint: style
 	@$(LINT)/bin/mypy --no-error-summary --python-executable $(BIN)/python
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_tidy.py >build/tidy.log 2>&1 || \
+		{ grep '^E ' build/tidy.log; exit 1; }
 
 $(LINT)/.built: pyproject.toml | build
 	@echo "Installing ruff and mypy into $(LINT) …"

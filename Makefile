@@ -192,7 +192,7 @@ style: $(LINT)/.built
 lint: style
 	@$(LINT)/bin/mypy --no-error-summary --python-executable $(BIN)/python
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/project/test_tidy.py >build/tidy.log 2>&1 || \
-		{ grep '^E ' build/tidy.log; exit 1; }
+		{ cat build/tidy.log; exit 1; }
 
 $(LINT)/.built: pyproject.toml | build
 	@echo "Installing ruff and mypy into $(LINT) …"

@@ -34,17 +34,18 @@ from _common import (
     no_collection,
     parent,
     parser,
+    ratio,
     real_time,
     save,
     scratch,
 )
+from _targets import AGGREGATE_WAYS as WAYS
 
 from pmstore.archive import LocalGroup, aggregate, open_aggregate
 from pmstore.archive._shared import write_all
 
 WORKERS = 2
 SHARDS = {64: 4 << 20, 256: 1 << 20, 1024: 64 << 10, 4096: 16 << 10}  # number: bytes of each
-WAYS = ("plain files", "whole files", "aggregate", "one file")
 REPETITIONS = 9
 
 Step = Callable[[int], None]
@@ -180,19 +181,15 @@ def rate(known: dict[str, Any], way: str, what: str) -> float:
     return float(known["shards"] * known["bytes"] / statistics.median(known[way][what]) / 1e6)
 
 
-def gain(known: dict[str, Any], way: str, what: str) -> float:
-    """The median of the paired ratios: how many times as fast the aggregate is."""
-    return statistics.median(a / b for a, b in zip(known[way][what], known["aggregate"][what]))
-
-
 def show(known: dict[str, Any]) -> None:
     """One line."""
     rates = ", ".join(f"{way} {rate(known, way, 'write'):,.0f}" for way in WAYS)
-    gains = " and ".join(f"{gain(known, way, 'write'):.1f} ×" for way in WAYS[:2])
-    reading = f"{gain(known, WAYS[0], 'read'):.2f} ×"
+    files, aggregates = known[WAYS[0]], known["aggregate"]
+    gains = " and ".join(f"{ratio(known[way]['write'], aggregates['write']):.1f} ×" for way in WAYS[:2])
+    reading = f"{ratio(files['read'], aggregates['read']):.2f} ×"
     print(
         f"{known['medium']}, {known['shards']:,} × {known['bytes'] >> 10:,} KiB: {rates} MB/s; {gains}; "
-        f"reading {reading}; {known['aggregate']['files']} files",
+        f"reading {reading}; {aggregates['files']} files",
         flush=True,
     )
 

@@ -342,11 +342,11 @@ def readers_waiting(raw: Raw) -> str:
 
 def aggregates(raw: Raw, what: str) -> str:
     """MB/s of each way, and how many times as fast the aggregate is; what: "write" or "read"."""
-    rows = []
+    rows, others = [], [way for way in AGGREGATE_WAYS if way != "aggregate"]
     for cell in raw["aggregate"]["cells"]:
         size = cell["shards"] * cell["bytes"]
         rates = [size / statistics.median(cell[way][what]) / 1e6 for way in AGGREGATE_WAYS]
-        gains = [ratio(cell[way][what], cell["aggregate"][what]) for way in AGGREGATE_WAYS if way != "aggregate"]
+        gains = [ratio(cell[way][what], cell["aggregate"][what]) for way in others]
         files = f"{cell[AGGREGATE_WAYS[0]]['files']:,} → {cell['aggregate']['files']}"
         rows.append(
             [
@@ -356,7 +356,7 @@ def aggregates(raw: Raw, what: str) -> str:
                 *([files] if what == "write" else []),
             ]
         )
-    head = ["MB/s", *AGGREGATE_WAYS, *(f"× {way}" for way in AGGREGATE_WAYS if way != "aggregate")]
+    head = ["MB/s", *AGGREGATE_WAYS, *(f"× {way}" for way in others)]
     return table([*head, "files"] if what == "write" else head, rows)
 
 

@@ -552,7 +552,8 @@ def test_a_full_disk(small_disk):
                         w[:] = i
                         store[f"x{i}"] = np.full(100_000, i)
                 except pmstore.OutOfSpaceError as error:
-                    left = os.statvfs(mount).f_bavail * os.statvfs(mount).f_frsize // 1024
+                    disk = os.statvfs(mount)
+                    left = disk.f_bavail * disk.f_frsize // 1024
                     told = rf"the file can't grow by \d+ KiB: {mount}/ has {left} KiB left \(make room"
                     assert re.search(told, str(error))
                     break

@@ -87,6 +87,17 @@ def test_stats_count_every_ordering_point(medium: Medium, open_store: OpenStore)
     assert medium.name == "file" or after.fences > before.fences + 1
 
 
+def test_stats_count_all_bytes_that_reach_the_committed_image(store: pmstore.Store) -> None:
+    x = store.create_array("x", 20_000)
+    store.commit()
+    before = store.stats()
+    for i in range(3):
+        x[[0, 5000, 9000]] = i + 1
+        store.commit()
+    after = store.stats()
+    assert after.bytes_home - before.bytes_home >= 3 * 3 * 8
+
+
 def test_the_log_grows_for_rare_checkpoints_up_to_a_limit(medium: Medium, store: pmstore.Store) -> None:
     array = store.create_array("x", 100_000)
     store.commit()

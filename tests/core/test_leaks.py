@@ -102,6 +102,20 @@ def late(files: Files) -> None:
         store.sync()
 
 
+def second_slots(files: Files) -> None:
+    with files.open(files.sound, "r+") as store:
+        for name in ("first", "second"):
+            array = store.create_array(name, 20_000, "f8")
+            for i in range(6):
+                array[:] = i
+                store.commit()
+            del array, store[name]
+            store.commit()
+        for _ in range(40):  # it gives its second slot back
+            store["twice"][7] += 1
+            store.commit()
+
+
 def declared(files: Files) -> None:
     with files.open(files.sound, "r+") as store, store.transaction(only=[store["a"][5:9]]):
         store["a"][5:9] += 1
@@ -196,7 +210,8 @@ def recorded(files: Files) -> None:
 
 
 CASES: list[Callable[[Files], None]] = [
-    nothing, commits, rollbacks, late, declared, children, readers, zero_copy, verified, copies, recovery, refusals,
+    nothing, commits, rollbacks, late, second_slots, declared, children, readers, zero_copy, verified, copies, recovery,
+    refusals,
 ]  # fmt: skip
 
 

@@ -255,16 +255,22 @@ def each_request(least: int) -> Iterator[int]:
 
 
 def refused_to_a_reader(folder: str) -> None:
-    path = Path(folder) / "overflowed.pm"
-    overflowed(path)
-    writer = os.open(path, os.O_RDWR)
+    late, whole = Path(folder) / "overflowed.pm", Path(folder) / "slots.pm"
+    overflowed(late)
+    writer = os.open(late, os.O_RDWR)
     for byte in (WRITER_BYTE, BEGUN_BYTE):
         fcntl.fcntl(writer, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    for at in each_request(4):
-        begin_memory(ONCE, at)
-        with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, "r") as store:
-            assert (store.read("a") == 1).all(), at
-        shims.end()
+    with pmstore.open(whole, "x", media="file") as store:
+        a = store.create_array("a", 140_000)
+        for _ in range(4):  # it has two slots, and the second one is current
+            store.commit()
+            a += 0.25
+    for path in (late, whole):
+        for at in each_request(4):
+            begin_memory(ONCE, at)
+            with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, "r") as store:
+                assert (store.read("a") == 1).all(), (path.name, at)
+            shims.end()
 
 
 def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path, directory: Path) -> None:

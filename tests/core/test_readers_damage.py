@@ -18,7 +18,7 @@ from pmstore._core import ffi, lib
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
-from tests.support.images import MAP, PAGE, Image
+from tests.support.images import MAP, PAGE, REGION, Image
 from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
@@ -123,6 +123,24 @@ def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> Non
                 read()
 
 
+@pytest.mark.parametrize("commits", [3, 4])
+def test_a_damaged_table_of_slots_is_no_reason_to_read_the_other_slot(tmp_path: Path, commits: int) -> None:
+    """It has the commit before, whose hashes are sound."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        x = store.create_array("x", 140_000, "f8")
+        for _ in range(1 + commits):
+            store.commit()
+            x += 1
+    image = Image(path)
+    table = image.get(0, 2160)
+    assert image.get(table, 80) == x.nbytes
+    image.bytes[REGION + table + PAGE - 8] ^= 1
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError, match=f"offset {table} is damaged"):
+        pmstore.open(path, "r")
+
+
 def test_an_array_between_pages_takes_none_with_it(tmp_path: Path) -> None:
     """Its table of hashes would end in the last page of another array's table, at another byte."""
     path = tmp_path / "store.pm"
@@ -198,6 +216,19 @@ def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pms
         assert reader["n"] == 1
 
 
+def read_without_standard_input(path: Path) -> None:
+    with pmstore.open(path, "x") as store:
+        store["n"] = 1
+    streams = iter([0])
+    with before_each_read(lambda: [os.close(fd) for fd in streams]), pmstore.open(path, "r") as reader:
+        assert reader["n"] == 1
+        assert "pmstore-snapshot" in os.readlink("/proc/self/fd/0"), "the snapshot has the first free descriptor"
+
+
+def test_a_reader_needs_no_standard_input(tmp_path: Path) -> None:
+    run_in_fork(read_without_standard_input, tmp_path / "store.pm")
+
+
 def read_between_stops(path: str) -> None:
     """Run in another process, under the shim: while a reader is stopped for long, processes write the store and die."""
 
@@ -230,6 +261,36 @@ def test_a_reader_that_was_stopped_for_long_reads_on(medium: Medium, fault_libra
     """Its patience is with commits that come too quickly. It once said that the log is damaged."""
     path = medium.directory / "store.pm"
     assert shims.call(fault_library, read_between_stops, path) == "read\n"
+
+
+def read_what_changes_too_quickly(path: str) -> None:
+    """Run in another process, under the shim: a commit comes before each read."""
+    store = pmstore.open(path, "x")
+    store["x"] = np.zeros(100_000)
+    store.commit()
+    commits, last, ahead = 0, 60, variable("fault_clock_ahead")
+
+    def commit() -> None:
+        nonlocal commits
+        if commits < last:
+            commits += 1
+            store["x"] = np.full(100_000, commits)
+            store.commit()
+            ahead.value += last > 60
+
+    reader = pmstore.open(path, "r")
+    with before_each_read(commit):
+        assert reader.refresh() == store.sequence and commits == last, "it is patient for some seconds"
+        last = 10_000  # and each takes a second
+        for look in (reader.refresh, lambda: pmstore.open(path, "r")):
+            with pytest.raises(pmstore.StaleSnapshotError, match="too quickly"):
+                look()
+    assert reader.refresh() == store.sequence and (reader["x"] == commits).all()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_reader_of_what_changes_too_quickly_gives_up(medium: Medium, fault_library: Path) -> None:
+    shims.call(fault_library, read_what_changes_too_quickly, medium.directory / "store.pm")
 
 
 def read_impossible_nodes(directory: str) -> None:

@@ -571,11 +571,17 @@ def test_a_full_disk(small_disk):
 
 
 def test_a_later_version_is_believed_only_if_both_copies_of_the_header_have_it(path: Path) -> None:
+    """And if it is one that there may once be."""
     pmstore.open(path).close()
     old = path.read_bytes()
-    for second, kind in ((8, pmstore.FormatVersionError), (9, pmstore.CorruptStoreError)):
+    for first, second in ((8, 8), (8, 9), (999, 999), (1000, 1000)):
         data = bytearray(old)
-        data[8], data[4096 + 8] = 8, second  # with checksums that this version can't know
+        for copy, version in ((0, first), (4096, second)):  # with checksums that this version can't know
+            struct.pack_into("<I", data, copy + 8, version)
         path.write_bytes(data)
-        with pytest.raises(kind, match="format version 8" if second == 8 else "both copies of the header are damaged"):
-            pmstore.open(path)
+        if first == second < 1000:
+            with pytest.raises(pmstore.FormatVersionError, match=f"format version {first}"):
+                pmstore.open(path)
+        else:
+            with pytest.raises(pmstore.CorruptStoreError, match="both copies of the header are damaged"):
+                pmstore.open(path)

@@ -214,8 +214,7 @@ void pm_policy_committed_whole(pm_policy *policy, uint64_t offset)
     if (learned->balance < 0) learned->balance = 0;
 }
 
-/* ---- declared write sets
- * ------------------------------------------------------------------------------------------ */
+/* ---- declared write sets ----------------------------------------------------------------------------------------- */
 
 void pm_policy_declare(pm_policy *policy, uint64_t page, uint64_t end)
 {

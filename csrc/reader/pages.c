@@ -36,7 +36,6 @@ static void note_declared(pm_pages *t, size_t record)
         if (!pm_log_is_direct(&item)) continue;
         uint64_t first = item.offset / PM_PAGE, end = first + pm_extent_pages(item.length);
         pm_page_set_clear(&t->loaded, first, end);
-        pm_page_set_clear(&t->unapplied, first, end);
         for (uint64_t page = first + pm_extent_table(item.length) / PM_PAGE; page < end; page++)
             pm_page_hashes_remove(&t->tables, page);
         if (item.kind == PM_ITEM_SLOT) {
@@ -380,9 +379,8 @@ static bool is_table_missing(const pm_pages *t, uint64_t page)
 /* Queues the pages of a table, up to the end of its extent, or copies those of them that records change (I19). */
 static pm_status need_table(pm_pages *t, uint64_t table, uint64_t extent_end)
 {
-    uint64_t first = table / PM_PAGE, end = (extent_end + PM_PAGE - 1) / PM_PAGE;
-    if (first >= t->loaded_pages || end > t->loaded_pages) return outside(t, first * PM_PAGE);
-    for (uint64_t page = first; page < end && t->added < AT_ONCE && t->queued < QUEUED_MOST; page++) {
+    uint64_t end = (extent_end + PM_PAGE - 1) / PM_PAGE;
+    for (uint64_t page = table / PM_PAGE; page < end && t->added < AT_ONCE && t->queued < QUEUED_MOST; page++) {
         if (pm_page_set_has(&t->changed, page)) PM_TRY(need(t, page, page + 1, true));
         if (!is_table_missing(t, page)) continue;
         t->queue[t->queued++] = (pm_table_page){.page = page, .used = pm_pages_used(page, extent_end)};
@@ -541,7 +539,6 @@ static pm_status advance(pm_pages *t)
     uint64_t begun = pm_readers_time();
     unsigned passes = 0;
     bool late = false;
-    t->missed = false;
     /* The log is read first, as most of its records are older than the pages. */
     if (!t->log_read) PM_TRY(apply_records(t));
     t->log_read = true;

@@ -216,6 +216,27 @@ def test_I19_the_log_is_emptied_while_its_newest_record_is_looked_for(store: pms
         assert reader["n"] == 1
 
 
+def test_I19_a_durable_commit_that_the_log_has_lost_is_missed(medium: Medium) -> None:
+    """A process that writes may be emptying the log. Without one, the log is damaged."""
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "x", media=medium.name) as store:  # type: ignore[arg-type]
+        store["n"] = 1
+        store.commit()
+        old = Image(path)
+        store["n"] = 2
+        store.commit()
+        store._drop(discard=True)
+    image = Image(path)
+    log = slice(image.log_offset, image.log_offset + image.log_size)
+    assert image.bytes[log] != old.bytes[log]
+    image.bytes[log] = old.bytes[log]
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError, match="commit 2 was durable, and can't be read any more"):
+        pmstore.open(path, "r")
+    with locked(path, WRITER_BYTE, BEGUN_BYTE), pytest.raises(pmstore.StaleSnapshotError, match="too quickly"):
+        pmstore.open(path, "r")
+
+
 def read_without_standard_input(path: Path) -> None:
     with pmstore.open(path, "x") as store:
         store["n"] = 1

@@ -271,3 +271,26 @@ def test_a_rollback_takes_marks_back(disk: BadDisk) -> None:  # noqa: F811
     in_child(use)
     with pmstore.open(path, "r", media="file", exclusive=True) as store:
         assert store["x"][0] == 6 and not store["x"][1:].any()
+
+
+def test_a_reader_reads_what_other_pages_of_the_table_have_hashes_of(disk: BadDisk) -> None:  # noqa: F811
+    """Pages of a table are read several at a time, and those beside one that can't be read one by one."""
+    blocks = 1300  # and 512 hashes in a page
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store["x"] = np.arange(blocks * PAGE // 8)
+        store.commit()
+        table = page_of(store, "x", blocks * PAGE)
+    disk.spoil("store.pm", table + 1)
+    path = disk.mount / "store.pm"
+
+    def use() -> None:
+        with pmstore.open(path, "r") as reader:
+            for first, sound in ((0, True), (512, False), (1024, True)):
+                part = np.s_[first * PAGE // 8 : (first + 200) * PAGE // 8]
+                if sound:
+                    assert np.array_equal(reader.read(("x", part)), np.arange(part.start, part.stop))
+                else:
+                    refused(lambda part=part: reader.read(("x", part)), f"offset {(table + 1) * PAGE} ")
+        os._exit(0)
+
+    in_child(use)

@@ -64,7 +64,7 @@ NOTICED = [
         "pm_page_set_clear(&t->loaded, first, end);",
         "",
         "a snapshot has the bytes of a deleted array",
-        within="pm_page_set_clear(&t->loaded, first, end);\n        pm_page_set_clear(&t->unapplied",
+        within="pm_page_set_clear(&t->loaded, first, end);\n        for (uint64_t page = first + pm_extent_table",
     ),
     Mutant(
         "snapshot-keeps-the-slot-of-the-header",

@@ -1,5 +1,5 @@
-"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py has
-those of csrc/media."""
+"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py and
+equivalent_reader.py have those of csrc/media and csrc/reader."""
 
 from __future__ import annotations
 
@@ -28,6 +28,38 @@ ELSEWHERE = {
 }
 
 EQUIVALENT = [
+    Equivalent(
+        "csrc/commit/gather.c",
+        "bool in_place = extent->scan < PM_SCAN_CHANGED;",
+        "Whether pages are compared before or after they are copied: what is found equal is left out in either way.",
+        "<= PM_SCAN_CHANGED",
+    ),
+    Equivalent(
+        "csrc/dirty/tracker.c",
+        "return scan(tracker, from, length, how, NULL) >= 0;",
+        "Where all pages are in memory, none is filled. Later scans then also ask for that, which only takes longer.",
+        "> 0",
+        "pm_tracker_fill",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "pm_page_set_clear(&policy->dirty, learned->offset / PM_PAGE, end / PM_PAGE);",
+        "The first commit of a new array in the place writes it whole, and clears its pages in the set.",
+        "(void)0;",
+        "pm_policy_forget",
+    ),
+    Equivalent(
+        "csrc/space/slots.c",
+        "PM_TRY(pm_heap_free(region, slots->slot[1], slots->length));",
+        "The space map was compared with the table of slots when the store was opened.",
+        "(void)",
+    ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "pm_routine *routine = calloc(1, sizeof *routine);",
+        "More memory than is needed.",
+        "(1 + 1)",
+    ),
     Equivalent(
         "csrc/recovery/verify.c",
         "if (!cell->length || cell->length > PM_REGION_LIMIT",
@@ -202,18 +234,6 @@ EQUIVALENT = [
         "> BETWEEN",
     ),
     Equivalent(
-        "csrc/reader/parts.c",
-        "if (count > TAKEN_MOST) count = TAKEN_MOST;",
-        "If they are equal, the assignment changes nothing.",
-        "count >= TAKEN_MOST",
-    ),
-    Equivalent(
-        "csrc/reader/parts.c",
-        "if (count < PM_PARTS_PAGES) count = PM_PARTS_PAGES;",
-        "If they are equal, the assignment changes nothing.",
-        "count <= PM_PARTS_PAGES",
-    ),
-    Equivalent(
         "csrc/dirty/policy.c",
         "learned->balance -= (int64_t)learned->pages * FAULT;",
         "An estimate of time: how soon an array is watched.",
@@ -304,12 +324,6 @@ EQUIVALENT = [
         "(void)0;",
     ),
     Equivalent(
-        "csrc/reader/page_hashes.c",
-        "size_t at = (size_t)(page * UINT64_C(0x9e3779b97f4a7c15) >> 20) & (hashes->size - 1);",
-        "Where the search for a slot begins: only times depend on it.",
-        "<< 20",
-    ),
-    Equivalent(
         "csrc/space/region_map.c",
         "region->media = NULL;",
         "Nothing uses the medium of a closed region: it would have ended the process.",
@@ -332,12 +346,6 @@ EQUIVALENT = [
         "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
         "How empty a leaf must be before it is merged: both trees are sound.",
         "(4u + 1)",
-    ),
-    Equivalent(
-        "csrc/reader/source.c",
-        "if (head.magic != PM_RECORD_MAGIC || head.length > log->header.log_size - log->head) return PM_OK;",
-        "The writer leaves a page of the log free behind each record (pm_log_room).",
-        "head.length >= log->header.log_size",
     ),
     Equivalent(
         "csrc/commit/readers.c",
@@ -449,12 +457,6 @@ EQUIVALENT = [
         "return False",
         "The descriptions of two shards have other names, so that they are never added.",
         function="Describe.adds",
-    ),
-    Equivalent(
-        "csrc/reader/pages.c",
-        "bool many = passes++ > PASSES_MOST, quick = t->flips > FLIPS_MOST || many;",
-        "The process that writes is asked for a pause one flip sooner: only the time differs.",
-        "t->flips >= FLIPS_MOST || many",
     ),
     Equivalent(
         "csrc/space/catalog.c",

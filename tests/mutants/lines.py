@@ -11,7 +11,7 @@ python -m tests.mutants.lines               exit status 1 if the score is below 
   --write FILE            puts the scores between the marks of docs/mutants.md
 
 Beside this file, c_changes.py and python_changes.py have the operators, reach.py finds the tests that reach each
-function, equivalent.py and equivalent_media.py list the mutants that change no behaviour.
+function, and equivalent*.py list the mutants that change no behaviour.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from tests.mutants.build import VARIABLE, Edit, build, chosen, fill, ran, writte
 from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
 from tests.mutants.equivalent_media import OF_MEDIA
+from tests.mutants.equivalent_reader import OF_READER
 from tests.mutants.reach import C_FILES, COVER, PYTHON_FILES, environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -131,11 +132,11 @@ def is_mutant(change: Change) -> bool:
 
 
 def equivalent(change: Change) -> bool:
-    """Whether tests/mutants/equivalent.py or equivalent_media.py lists it."""
+    """Whether one of tests/mutants/equivalent*.py lists it."""
     return any(
         (one.file, one.line, one.function or change.function) == (change.file, change.at, change.function)
         and one.new in " ".join(change.new.split())
-        for one in (*EQUIVALENT, *OF_MEDIA)
+        for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER)
     )
 
 

@@ -156,6 +156,9 @@ def test_without_a_seed_the_first_one_drawn_is_kept(path: Path) -> None:
     with pmstore.open(path) as store:
         (seed,) = (int(store[name]["seed"]) for name in store if name.endswith("/progress"))
     assert_same(first, SklearnKMeans(6, init="random", n_init=1, random_state=seed).fit(BLOBS))
+    KMeans(6, init="random", n_init=1, random_state=seed, store=path, name="given").fit(BLOBS)
+    with pmstore.open(path) as store:
+        assert store["given/progress"]["seed"] == -1
 
 
 def test_data_are_left_alone_or_put_back(path: Path) -> None:

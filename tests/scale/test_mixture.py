@@ -114,6 +114,16 @@ def test_the_engine_does_not_matter(start: str) -> None:
         assert one.lower_bound_ == pytest.approx(theirs.lower_bound_, rel=0.1)
 
 
+@pytest.mark.parametrize("start", ["kmeans", "k-means++", "random", "random_from_data"])
+def test_random_state_decides_where_a_run_starts(start: str) -> None:
+    fits = [
+        GaussianMixture(K, init_params=start, max_iter=0, random_state=seed, engine=Serial()).fit(parts())
+        for seed in (1, 2, 1)
+    ]
+    assert bits(fits[0], RESULT) == bits(fits[2], RESULT)
+    assert not np.array_equal(fits[0].means_, fits[1].means_)
+
+
 def test_data_far_from_the_origin() -> None:
     """Sums of squares around the origin would have no digits left there."""
     near = GaussianMixture(K, random_state=0, engine=Serial()).fit(parts())

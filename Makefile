@@ -33,7 +33,7 @@ WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/pro
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0 \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0:quarantine_size_mb=32 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pmstore.torch._full import Names
-from pmstore.torch._layout import Layout, Setting, settings_of
+from pmstore.torch._layout import Layout, Setting, order_of, settings_of
 
 __all__ = [
     "all_finite",
@@ -20,6 +20,7 @@ __all__ = [
     "fingerprint_of",
     "inner",
     "kept",
+    "reads_memory",
     "skips",
     "supported",
     "unscale",
@@ -45,7 +46,7 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in _SUPPORTED:
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} is not an optimizer whose step GradLog can replay from gradients: "
-            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist"
+            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist, which takes all but LBFGS"
         )
     return optimizer
 
@@ -73,12 +74,22 @@ def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
             f"the optimizer has {len(parameters)} parameters, which are not the {len(layout.parameters)} that it had "
             "when the log was made: make the GradLog after add_param_group()"
         )
+    if not layout.is_fulfilled():
+        raise ValueError(
+            "a parameter has another memory order than when the log was made: call model.to(memory_format=…) before "
+            "the GradLog is made"
+        )
     for one in set(layout.settings).symmetric_difference(settings_of(optimizer)):
         if one.key in optimizer.defaults:  # others are those of schedulers
             raise ValueError(
                 f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
                 f"was made, and is {optimizer.param_groups[one.group].get(one.key)!r} now: make the GradLog after that"
             )
+
+
+def reads_memory(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer reads gradients as they lie in memory, whatever their strides: torch's fused ones do."""
+    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:
@@ -139,13 +150,14 @@ def fingerprint_of(
 ) -> dict[str, Any]:
     """The parameters, optimizer, settings and kept objects of a log, as plain values."""
     numbers = {(one.group, one.key) for one in settings}
-    tensors = {f"parameter {name}": one for name, one in names.parameters.items()}
+    tensors: dict[str, torch.Tensor] = {f"parameter {name}": one for name, one in names.parameters.items()}
     tensors |= {f"buffer {name}": one for name, one in names.buffers.items()}
+    in_rows = {id(one) for _, one in names.stepped} if mode != "replica" else set()
     return {
         "training": "gradient log, version 1",
         "mode": f"{mode}, ratio {ratio:g}" if mode == "topk" else mode,
         "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-        **{key: f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for key, one in tensors.items()},
+        **{key: _form(one, id(one) in in_rows) for key, one in tensors.items()},
         "stepped": [name for name, _ in names.stepped],
         **{
             f"group {number}": {
@@ -161,3 +173,13 @@ def fingerprint_of(
         },
         "kept": sorted(objects),
     }
+
+
+def _form(tensor: torch.Tensor, is_in_rows: bool) -> str:
+    """The dtype and the shape. Rows have gradients in the memory order of their parameters, which is named unless it is
+    C."""
+    form = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    like = torch.empty_like(tensor, device="meta")
+    in_order = torch.empty(tensor.shape, device="meta")
+    is_c = not tensor.numel() or order_of(like.shape, like.stride()) == order_of(like.shape, in_order.stride())
+    return form if is_c or not is_in_rows else f"{form}, strides {like.stride()}"

@@ -72,6 +72,9 @@ class Names:
                 self.parameters.setdefault(name, one)
                 self.stepped.append((name, one))
         self._model = model
+        for name, one in {**self.parameters, **self.buffers}.items():
+            if one.numel() > 1 + sum((length - 1) * stride for length, stride in zip(one.shape, one.stride())):
+                raise ValueError(f"elements of {name!r} overlap in memory, as after expand(): make it {name}.clone()")
         self._buffers = {name: _form(one) for name, one in self.buffers.items()}
 
     @property

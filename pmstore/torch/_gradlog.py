@@ -25,10 +25,12 @@ from pmstore.torch._checks import (
     fingerprint_of,
     inner,
     kept,
+    reads_memory,
     skips,
     supported,
     unscale,
 )
+from pmstore.torch._extra import extra_states
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
 from pmstore.torch._log import Log
@@ -165,7 +167,8 @@ class GradLog:
         )
         self._compression = Compression(layout) if mode == "topk" else None
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
-        self._objects = kept({"scheduler": scheduler, "scaler": scaler, "data": data}, keep or {})
+        own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
+        self._objects = kept(own, keep or {})
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, self._objects, mode, ratio)
         self._fit: FitGroup | None = None
@@ -186,7 +189,8 @@ class GradLog:
             )
         self._logged: list[tuple[torch.Tensor, int]] = []  # the gradients of this step, and their versions
         self._told = False  # that parameters were changed
-        self._begun = self._quiet = False  # quiet: the hook lets steps pass, which are those of a replay
+        self._begun = False
+        self._is_last = True  # no other hook comes between the row and the step
         self._captured = self._stepping = False  # the gradients were taken; and the optimizer has not returned since
         self._seen: tuple[Any, int] | None = None  # a gradient that was logged, and its version
         self._before = self._stepped_at = 0.0
@@ -312,6 +316,7 @@ class GradLog:
         `resume` still finds that state.
         """
         self._check_begun()
+        self._write()
         self._write(full=True)
         if isinstance(self._side, Log):
             self._side.finish()
@@ -356,13 +361,13 @@ class GradLog:
 
         A closure is called here, and its gradients are logged. The optimizer gets one that returns the same loss.
         """
-        if self._quiet:
-            return None
         self._check_begun()
         if self._captured:
             raise TransactionError("the optimizer was stepped again, without GradLog.step() or record() in between")
         if skips(optimizer):
             return None
+        self._come_first_after()
+        self._is_last = self._hooks[0].id == next(reversed(optimizer._optimizer_step_pre_hooks))
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._capture(optimizer)
@@ -378,7 +383,9 @@ class GradLog:
         self._check_gradients(found)
         check_groups(optimizer, self._layout)
         unscale(optimizer, [one for _, one in found])
-        if self._changes.found():
+        if self._changes.found() or (
+            reads_memory(optimizer) and not all(self._layout.has_order_of(*one) for one in found)
+        ):
             self._lose()
         rows, row = self._side.row()
         self._captured = self._stepping = True
@@ -398,10 +405,19 @@ class GradLog:
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls this at the end of the optimizer's step()."""
         self._stepping = False
-        if any(one._version != version for one, version in self._logged):
-            self._lose()  # a hook that torch called after this one has changed gradients
+        if not self._is_last or any(one._version != version for one, version in self._logged):
+            self._lose()  # a hook that torch called after this one may have changed anything
+        self._come_last_before()
         self._logged.clear()
         self._changes.remember()
+
+    def _come_last_before(self) -> None:
+        """Let what other hooks do before a step be in its row."""
+        self._optimizer._optimizer_step_pre_hooks.move_to_end(self._hooks[0].id)
+
+    def _come_first_after(self) -> None:
+        """Let what other hooks do after a step be a change by other code."""
+        self._optimizer._optimizer_step_post_hooks.move_to_end(self._hooks[1].id, last=False)
 
     def _check_gradients(self, found: list[tuple[int, torch.Tensor]]) -> None:
         if not found:
@@ -439,9 +455,13 @@ class GradLog:
         figures = {"objective": loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
         full = self._side.add(figures, self._before - began, stepping)
         self._captured = False
-        if full:
+        if full or self._epoch_is_done():
             self._write(wait=False)
         return self.iteration
+
+    def _epoch_is_done(self) -> bool:
+        """Whether code at the end of an epoch comes next, which a resume runs again: the log has what was before."""
+        return isinstance(self._data, BatchSampler) and self._data.position == len(self._data)
 
     # ---- durable state
 
@@ -462,17 +482,14 @@ class GradLog:
                 self._side.begin(self._fingerprint, self._rest(states))
             return rest, self._side.where
 
-        self._quiet = True
-        try:
-            rest, where = self._on_first(begin)
-        finally:
-            self._quiet = False
+        rest, where = self._on_first(begin)
         if isinstance(self._side, Follower):
             self._side.begin_at(*where)
         if rest is not None:
             self._ranks.share(self._names, self._optimizer, self._compression)
             self._take(rest)
         self._begun = True
+        self._come_last_before()
         self._changes.remember(durable=True)
         self._before = time.perf_counter()
 
@@ -483,9 +500,11 @@ class GradLog:
         states = self._ranks.gather(generators())
 
         def write() -> tuple[int, int, int]:
-            assert isinstance(self._side, Log)
-            self._side.write(self._rest(states), full=full, wait=wait)
-            return self._side.where
+            side = self._side
+            assert isinstance(side, Log)
+            is_known = full and side.iteration == side.durable and self._epoch_is_done()
+            side.write(side.rest if is_known else self._rest(states), full=full, wait=wait)
+            return side.where
 
         where = self._on_first(write)
         if isinstance(self._side, Follower):

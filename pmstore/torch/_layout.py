@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "set_numbers", "settings_of"]
+__all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "order_of", "set_numbers", "settings_of"]
 
 _ALIGNED = 16  # bytes; no dtype has larger elements
 _MOST_INT32 = 2**31 - 1
@@ -89,6 +89,11 @@ def give(
         parameter.grad = rows.gradient(row, number).to(parameter.device) if present else None
 
 
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides of the axes along which the elements' places differ: they tell the memory order."""
+    return tuple(stride for length, stride in zip(shape, strides, strict=True) if length > 1)
+
+
 class Part(NamedTuple):
     """The place of a parameter's gradient in a row. kept: the number of its elements that are kept."""
 
@@ -122,6 +127,7 @@ class Layout:
         self.gpus = [one for one in dict.fromkeys(one.device for one in self.parameters) if one.type == "cuda"]
         # A parameter that is a slice of a larger tensor has gaps in its memory. Gradients have none.
         self.strides = [torch.empty_like(one, device="meta").stride() for one in self.parameters]
+        self._given = [one.stride() for one in self.parameters]
         self._present = 8
         self._numbers = _up(self._present + len(self.parameters), 8)
         at = self._numbers + 8 * len(self.settings)
@@ -133,6 +139,15 @@ class Layout:
             at = indices if ratio is None else indices + count * index_dtype(parameter.numel()).itemsize
             self.parts.append(Part(values, indices, count))
         self.row_bytes = _up(at, _ALIGNED)
+
+    def is_fulfilled(self) -> bool:
+        """Whether the parameters still have the memory order that rows were made for."""
+        return all(one.stride() == strides for one, strides in zip(self.parameters, self._given, strict=True))
+
+    def has_order_of(self, number: int, gradient: torch.Tensor) -> bool:
+        """Whether a gradient has the memory order of the rows."""
+        shape = gradient.shape
+        return order_of(shape, gradient.stride()) == order_of(shape, self.strides[number])
 
     def rows(self, content: torch.Tensor) -> Rows:
         """Views of a tensor of uint8 in main memory, of shape (iterations, row_bytes)."""

@@ -31,6 +31,7 @@ from pmstore._resume.history import at_work, check_history
 from pmstore.archive._tuning import Tuner
 from pmstore.torch._full import BUFFERS, FULL, Names, put, read_buffers, read_full, stored, write_buffers, write_full
 from pmstore.torch._layout import Layout, Rows, give, set_numbers
+from pmstore.torch._replica import step_alone
 from pmstore.torch._topk import Compression
 
 __all__ = ["Log"]
@@ -156,18 +157,12 @@ class Log:
         if not batches:
             return
         began = self._clock()
-        hooks = self._optimizer._optimizer_step_pre_hooks
-        others = dict(hooks)
-        hooks.clear()  # what they do to gradients was done when these were logged
-        try:
-            for number, count in enumerate(batches):
-                rows = self._layout.rows(torch.from_numpy(np.array(self._group[f"log/{number}"])))
-                for row in range(count):
-                    if rows.stepped[row]:
-                        self._take(rows, row)
-                        self._optimizer.step()
-        finally:
-            hooks.update(others)
+        for number, count in enumerate(batches):
+            rows = self._layout.rows(torch.from_numpy(np.array(self._group[f"log/{number}"])))
+            for row in range(count):
+                if rows.stepped[row]:
+                    self._take(rows, row)
+                    step_alone(self._optimizer)  # what hooks do is in the rows
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._tuner.merged(max(self._clock() - began, 1e-9), len(batches))
@@ -293,6 +288,11 @@ class Log:
     def close(self) -> None:
         """Other threads see all rows of the history from now on."""
         self._work.close()
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """The rest of the last durable iteration."""
+        return dict(self._group["rest"])
 
     @property
     def left(self) -> int:

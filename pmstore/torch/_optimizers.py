@@ -172,7 +172,7 @@ class OptimizerTensors:
                 if isinstance(now, torch.Tensor) and isinstance(value, np.ndarray):
                     now.copy_(tensor_of(value))
                 else:
-                    group[name] = value
+                    group[name] = tensor_of(value).clone() if isinstance(value, np.ndarray) else value
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }

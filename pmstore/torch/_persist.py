@@ -34,6 +34,7 @@ from pmstore._errors import (
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
 from pmstore._values.values import encode
+from pmstore.torch._extra import extra_states
 from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
 
@@ -71,7 +72,7 @@ class Persisted:
                 optimizer, self._tensors.key_of, self._in[OPTIMIZER], mapping.group(f"{TRAINING}/{OPTIMIZER}")
             )
         )
-        self._also = dict(also or {})
+        self._also = {**extra_states(module), **(also or {})}
         self._encoded: dict[str, bytes] = {}  # of what the store has of `also`
         self._ended = ""  # why nothing is in the store any more
         self._commits = 0

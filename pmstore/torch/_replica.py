@@ -18,7 +18,7 @@ from pmstore.torch._full import FULL, Names, write_full
 from pmstore.torch._layout import Layout, Rows, give
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["Replica", "same_bits"]
+__all__ = ["Replica", "same_bits", "step_alone"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -61,7 +61,7 @@ class Replica:
             return
         parameters = [one for _, one in self.stepped]
         give(self._optimizer, layout.settings, parameters, rows, row)
-        _step(self._optimizer)
+        step_alone(self._optimizer)
         for one in parameters:
             one.grad = None
 
@@ -116,8 +116,8 @@ def _made_like(optimizer: torch.optim.Optimizer, mine: dict[int, torch.Tensor]) 
     return made
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    """Step without the hooks of all optimizers, which belong to the training, and which the training's step calls."""
+def step_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Step without hooks, those of all optimizers included. They belong to the training, whose step calls them."""
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer) if getattr(step, "hooked", False) else step(optimizer)
 

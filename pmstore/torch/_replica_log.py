@@ -109,6 +109,10 @@ class ReplicaLog(Log):
         """The full state is that of the last iteration."""
 
     @property
+    def rest(self) -> dict[str, Any]:
+        return dict(self._group[f"{FULL}/rest"])
+
+    @property
     def left(self) -> int:
         """Each iteration is given to the thread at once."""
         return 0

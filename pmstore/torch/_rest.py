@@ -78,6 +78,13 @@ def plain(value: Any, where: str) -> Any:
     """
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
+    if isinstance(value, np.ndarray) and (
+        value.dtype.hasobject or value.dtype.kind == "T" or isinstance(value, np.ma.MaskedArray)
+    ):
+        raise TypeError(
+            f"{where} is a {type(value).__name__} of {value.dtype!r}, which a log can't keep: give the objects that "
+            "have it a state_dict() of plain arrays, lists and strings"
+        )
     if isinstance(value, (torch.Tensor, np.ndarray)):
         array = (
             np.ascontiguousarray(array_of_tensor(value))

@@ -180,7 +180,7 @@ PYTHON_ORDER = {
     ],
     "torch": [
         "_tensors _layout _sampler",
-        "_modules _topk _rest _worker",
+        "_extra _modules _topk _rest _worker",
         "_optimizers _full",
         "_ranks _log _checks _changes _replica",
         "_replica_log",

@@ -364,7 +364,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_step(tmp_path: Path, monke
     with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store, "replica", batch=3) as log:
         log.resume()
         with monkeypatch.context() as patch:
-            patch.setattr(_replica, "_step", lambda optimizer: 1 / 0)
+            patch.setattr(_replica, "step_alone", lambda optimizer: 1 / 0)
             for _ in range(2):
                 backward(net)
                 log.step()

@@ -100,7 +100,7 @@ def in_turns(patch: pytest.MonkeyPatch, seed: int | None) -> list[Turns]:
         for chosen, gradient in zip(parameters, gradients, strict=True):
             for one in parameters:
                 one.grad = gradient if one is chosen else None
-            _replica._step(self._optimizer)
+            _replica.step_alone(self._optimizer)
             made[-1].stop()
 
     patch.setattr(_replica_log, "Worker", worker)

@@ -1,0 +1,305 @@
+"""GradLog: what would make a resumed training another one without a word (I30)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import pmstore
+from pmstore.torch import BatchSampler, GradLog, persist
+from tests.torch.training import equal
+
+MODES = ("dense", "topk", "replica")
+Hook = Callable[[nn.Module, torch.optim.Optimizer], None]
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2))
+
+
+def iterate(log: GradLog, net: nn.Module, optimizer: torch.optim.Optimizer, until: int, *shape: int) -> None:
+    """Call resume() before."""
+    for _ in range(log.iteration, until):
+        optimizer.zero_grad()
+        net(torch.randn(*shape)).square().mean().backward()
+        log.step()
+
+
+def fit(path: Path, until: int, mode: str, change: Callable[[nn.Module], object], when: str, **options: Any) -> Any:
+    """Train with images. change: what the program does with the net before the log is made, or after."""
+    torch.manual_seed(0)
+    net = convolution()
+    if when == "before":
+        change(net)
+    optimizer = torch.optim.Adam(net.parameters(), 0.1, **options)
+    with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=2) as log:  # type: ignore[arg-type]
+        if when == "after":
+            change(net)
+        log.resume()
+        iterate(log, net, optimizer, until, 2, 3, 5, 5)
+    return net.state_dict()
+
+
+def last(net: nn.Module) -> nn.Module:
+    return net.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_of_one_memory_order(mode: str, tmp_path: Path) -> None:
+    """The replica is a copy by places, and goes on in any order."""
+    first = fit(tmp_path / "s.pm", 4, mode, lambda net: net, "before")
+    if mode == "replica":
+        assert equal(first, fit(tmp_path / "s.pm", 4, mode, last, "before"))
+        return
+    with pytest.raises(pmstore.FingerprintMismatchError, match=r"0\.weight.*strides \(27, 1, 9, 3\)"):
+        fit(tmp_path / "s.pm", 4, mode, last, "before")
+    whole = fit(tmp_path / "whole.pm", 4, mode, last, "before")
+    assert equal(whole, fit(tmp_path / "whole.pm", 4, mode, last, "before"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_memory_order_stays_after_the_log_was_made(mode: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another memory order"):
+        fit(tmp_path / "s.pm", 4, mode, last, "after")
+
+
+@pytest.mark.parametrize("mode", ["dense", "replica"])
+def test_a_fused_optimizer_with_gradients_in_another_memory_order(mode: str, tmp_path: Path) -> None:
+    """It reads them as they lie in memory."""
+
+    def train(path: Path, until: int) -> Any:
+        torch.manual_seed(0)
+        net = nn.Linear(6, 4, bias=False)
+        optimizer = torch.optim.Adam(net.parameters(), 0.1, fused=True)
+        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+            for _ in range(log.resume(), until):
+                net.weight.grad = torch.randn(6, 4).t()
+                log.step()
+        return net.state_dict()
+
+    whole = train(tmp_path / "whole.pm", 8)
+    train(tmp_path / "parts.pm", 5)
+    assert equal(whole, train(tmp_path / "parts.pm", 8))
+
+
+# ---- hooks
+
+
+def noise(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        for one in net.parameters():
+            one.add_(torch.rand_like(one) / 10)
+
+
+def slow(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def double(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for one in net.parameters():
+        if one.grad is not None:
+            one.grad = one.grad * 2
+
+
+def halve(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for one in net.parameters():
+        if one.grad is not None:
+            one.grad.mul_(0.5)
+
+
+def shrink(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        for one in net.parameters():
+            one.mul_(0.9)
+
+
+@contextmanager
+def hooked(net: nn.Module, optimizer: torch.optim.Optimizer, hook: Hook, place: str) -> Iterator[None]:
+    if place == "global":
+        handle = register_optimizer_step_pre_hook(lambda *_: hook(net, optimizer))
+    elif place == "pre":
+        handle = optimizer.register_step_pre_hook(lambda *_: hook(net, optimizer))
+    else:
+        handle = optimizer.register_step_post_hook(lambda *_: hook(net, optimizer))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+PLACES = [
+    ("pre", "before the log"),
+    ("pre", "before resume"),
+    ("pre", "later"),
+    ("post", "before the log"),
+    ("post", "later"),
+    ("global", "before the log"),
+]
+
+
+@pytest.mark.parametrize(("place", "when"), PLACES)
+@pytest.mark.parametrize("hook", [noise, slow, double, halve, shrink])
+@pytest.mark.parametrize("mode", ["dense", "replica"])
+def test_hooks_of_the_optimizer(mode: str, hook: Hook, place: str, when: str, tmp_path: Path) -> None:
+    """What hooks do is in the rows, or a commit has a full state; a replay calls none."""
+
+    def train(path: Path, until: int) -> Any:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)
+
+        def with_hook() -> Any:
+            return hooked(net, optimizer, hook, place)
+
+        with pmstore.open(path) as store:
+            if when == "before the log":
+                with with_hook(), GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+                    log.resume()
+                    iterate(log, net, optimizer, until, 5, 4)
+            elif when == "before resume":
+                with GradLog(net, optimizer, store, mode, batch=3) as log, with_hook():  # type: ignore[arg-type]
+                    log.resume()
+                    iterate(log, net, optimizer, until, 5, 4)
+            else:
+                with GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+                    if log.resume() < 1:
+                        iterate(log, net, optimizer, 1, 5, 4)
+                    with with_hook():
+                        iterate(log, net, optimizer, until, 5, 4)
+        return net.state_dict(), optimizer.state_dict()
+
+    whole = train(tmp_path / "whole.pm", 9)
+    train(tmp_path / "parts.pm", 5)
+    assert equal(whole, train(tmp_path / "parts.pm", 9))
+
+
+# ---- what is kept
+
+
+@pytest.mark.parametrize("end", ["with", "flush", "finish"])
+@pytest.mark.parametrize("batch", [1, 4, 5, 7])
+@pytest.mark.parametrize("mode", ["dense", "replica"])
+def test_code_at_the_end_of_an_epoch_runs_once_in_effect(mode: str, batch: int, end: str, tmp_path: Path) -> None:
+    """It runs again after a resume, so the log has what was before it."""
+
+    def train(path: Path, epochs: int) -> Any:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        sampler = BatchSampler(10, 2)
+        options = {"batch": batch, "data": sampler, "keep": {"epochs": scheduler}}
+        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, **options) as log:  # type: ignore[arg-type]
+            log.resume()
+            for _ in range(sampler.epoch, epochs):
+                for _ in sampler:
+                    optimizer.zero_grad()
+                    net(torch.randn(5, 4)).square().mean().backward()
+                    log.step()
+                scheduler.step()
+            if end == "flush":
+                log.flush()
+            elif end == "finish":
+                log.finish()
+        return net.state_dict(), optimizer.state_dict(), scheduler.state_dict()
+
+    whole = train(tmp_path / "whole.pm", 4)
+    train(tmp_path / "parts.pm", 2)
+    assert equal(whole, train(tmp_path / "parts.pm", 4))
+
+
+class Counting(nn.Module):
+    """A module that has a state beside its tensors, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 2), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize("how", [*MODES, "persist"])
+def test_the_extra_state_of_a_module_is_kept(how: str, tmp_path: Path) -> None:
+    def train(path: Path, until: int) -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(Counting(), nn.Tanh(), Counting())
+        net[2].linear = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        with pmstore.open(path) as store:
+            if how == "persist":
+                persist(net, optimizer, store)
+                for number in range(store.get("done", 0), until):
+                    with store.transaction():
+                        optimizer.zero_grad()
+                        net(torch.ones(5, 4) * number).square().mean().backward()
+                        optimizer.step()
+                        store["done"] = number + 1
+            else:
+                with GradLog(net, optimizer, store, how, batch=2) as log:  # type: ignore[arg-type]
+                    log.resume(replay=how != "topk")
+                    iterate(log, net, optimizer, until, 5, 4)
+            return copies(net.state_dict())
+
+    whole = train(tmp_path / "whole.pm", 8)
+    assert whole["0._extra_state"] == {"calls": 8}
+    train(tmp_path / "parts.pm", 4)
+    assert equal(whole, train(tmp_path / "parts.pm", 8))
+
+
+def copies(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_buffer_whose_elements_overlap_is_refused_at_once(mode: str, tmp_path: Path) -> None:
+    """It could be written, and never be read again."""
+    net = nn.Linear(4, 2)
+    net.register_buffer("ones", torch.ones(1).expand(3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "s.pm") as store, pytest.raises(ValueError, match=r"ones.*overlap.*clone"):
+        GradLog(net, optimizer, store, mode)  # type: ignore[arg-type]
+
+
+class Kept:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array(["a", None], object),
+        np.array(["a", "b"], np.dtypes.StringDType()),
+        np.ma.masked_array([1.0, 2.0], [True, False]),
+        np.array([(1, "a")], [("n", "i4"), ("o", object)]),
+    ],
+    ids=["objects", "strings", "masked", "objects in fields"],
+)
+def test_arrays_whose_elements_lie_elsewhere_are_not_kept(value: Any, tmp_path: Path) -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "s.pm") as store, GradLog(net, optimizer, store, keep={"one": Kept(value)}) as log:
+        with pytest.raises(TypeError, match="the state of 'one'"):
+            log.resume()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import platform
 import re
+import threading
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -41,13 +43,18 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def is_same(stored: Any, wanted: Any) -> bool:
+    """Whether two fingerprints, or two of their values, are equal, with their types: 2 is not 2.0, and 0.0 not -0.0."""
+    return json.dumps(stored, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
 def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The differences between two fingerprints, one ``key: stored ≠ wanted`` each, in the order of `wanted`."""
     keys = [*wanted, *(key for key in stored if key not in wanted)]
     return [
         f"{key}: {stored.get(key, 'absent')} ≠ {wanted.get(key, 'absent')}"
         for key in keys
-        if key not in stored or key not in wanted or stored[key] != wanted[key]
+        if key not in stored or key not in wanted or not is_same(stored[key], wanted[key])
     ]
 
 
@@ -127,7 +134,7 @@ def describe_environment(threads: int, libraries: Iterable[Mapping[str, Any]]) -
 def describe(value: Any) -> Any:
     """A JSON value that is equal for two objects if, and as far as possible only if, they give the same results.
 
-    Arrays are hashed, callables are identified by name and code, generators by their current state.
+    Arrays are hashed, callables are identified by name, code and what they hold, generators by their current state.
     """
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
@@ -187,26 +194,78 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
+_described = threading.local()  # ids: the objects that are being described, which may refer to themselves
+
+
 def _describe_callable(function: Any) -> Any:
-    """Name, code, defaults and closure of a function. Globals that the function reads are not included."""
+    """Name, code, and what the function holds: defaults, closure, the object that it is bound to, attributes. Globals
+    that it reads are not included."""
     if isinstance(function, functools.partial):
         return ["partial", *map(describe, (function.func, function.args, function.keywords))]
+    if isinstance(function, types.FunctionType):
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        around = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+        held = _once(function, lambda: [_describe_surrounding(value) for value in around])
+        return [_name_of(function), _hash_code(function.__code__), held]
+    owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodType):
-        return ["method", describe(function.__func__), type(function.__self__).__qualname__]
-    if not isinstance(function, types.FunctionType):
+        described = ["method", describe(function.__func__), type(owner).__qualname__]
+        return described if isinstance(owner, type) else [*described, _describe_held(owner)]
+    if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType):
+        is_bound = not isinstance(owner, type | types.ModuleType | None)
+        return [_name_of(function), _describe_held(owner)] if is_bound else _name_of(function)
+    if isinstance(function, type | np.ufunc) or type(function).__module__ == "builtins":
         return _name_of(function)
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    around = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
-    return [_name_of(function), _hash_code(function.__code__), [_describe_surrounding(value) for value in around]]
+    call = getattr(type(function).__call__, "__code__", None)
+    return [_name_of(function), _hash_code(call) if call else "", _describe_held(function)]
+
+
+def _describe_held(value: Any) -> Any:
+    """The contents of an object, as its class gives them to a pickle; what a function wraps is part of them."""
+    wrapped = getattr(value, "__wrapped__", None)
+    if wrapped is not None:
+        return _once(value, lambda: describe(wrapped))
+    if not callable(value):
+        try:
+            return describe(value)
+        except TypeError:  # by its contents
+            pass
+    if hasattr(value, "get_params"):
+        return _once(value, lambda: describe(value.get_params(deep=False)))
+    try:
+        reduced = value.__reduce_ex__(2)
+    except (TypeError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"a fingerprint can't describe a {_name_of(type(value))}, which can't be pickled: {error}"
+        ) from error
+    if isinstance(reduced, str):  # the name of a global object
+        return reduced
+    return _once(value, lambda: [describe(list(one) if isinstance(one, Iterator) else one) for one in reduced[1:]])
+
+
+def _once(value: Any, description: Callable[[], Any]) -> Any:
+    """The description of what an object holds, unless that is the object itself."""
+    ids = _described.__dict__.setdefault("ids", set())
+    if id(value) in ids:
+        return "itself"
+    ids.add(id(value))
+    try:
+        return description()
+    finally:
+        ids.remove(id(value))
 
 
 def _describe_surrounding(value: Any) -> Any:
-    if isinstance(value, types.FunctionType):  # not deeper, because functions may refer to each other
-        return [_name_of(value), _hash_code(value.__code__)]
+    """The same for what a function finds around itself, which may be anything."""
     try:
         return describe(value)
     except TypeError:  # the type can't be described
-        return [_name_of(type(value)), *map(_describe_surrounding, value if isinstance(value, list | tuple) else ())]
+        if isinstance(value, list | tuple):
+            return [_name_of(type(value)), *map(_describe_surrounding, value)]
+    try:
+        return [_name_of(type(value)), _describe_held(value)]
+    except TypeError:
+        return [_name_of(type(value))]
 
 
 def _name_of(function: Any) -> str:

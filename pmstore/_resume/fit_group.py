@@ -39,7 +39,7 @@ from pmstore._errors import (
     StoreLockedError,
     TransactionError,
 )
-from pmstore._resume.fingerprint import Fingerprint, differences, digest
+from pmstore._resume.fingerprint import Fingerprint, differences, digest, is_same
 from pmstore._store import held, opening
 from pmstore._store.entrance import open_for_fit
 from pmstore._store.store import Store
@@ -131,7 +131,7 @@ class FitGroup:
             self._refuse_what_is_no_fit()
             self._refuse_to_be_inside()
             return False
-        if stored != fingerprint:
+        if not is_same(stored, fingerprint):
             found = differences(stored, fingerprint)
             more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise FingerprintMismatchError(

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
+import operator
+import re
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
+import pmstore
 from pmstore._resume.fingerprint import (
     describe_environment,
     describe_parameters,
     differences,
     digest,
     hash_array,
+    is_same,
 )
+
+RBF = pytest.importorskip("sklearn.gaussian_process.kernels").RBF
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,99 @@ def test_a_hash_is_of_all_elements() -> None:
 
 def chosen(X: Any, k: int, random_state: Any, first: int = 0) -> Any:
     return X[first : first + k] if k in {1, 2, 3} else X[:k]
+
+
+class Chooser:
+    """A callable with contents, which may hold itself."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.itself = first, self
+
+    def __call__(self, X: Any, k: int, random_state: Any) -> Any:
+        return X[self.first : self.first + k]
+
+    def pick(self, X: Any, k: int, random_state: Any) -> Any:
+        return X[self.first : self.first + k]
+
+
+class Slotted:
+    __slots__ = ("first",)
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __call__(self, X: Any, k: int, random_state: Any) -> Any:
+        return X[self.first : self.first + k]
+
+
+def around(value: Any) -> Any:
+    """A function that finds a function around itself, which finds the value."""
+
+    def inner() -> Any:
+        return value
+
+    return lambda X, k, random_state: X[inner() : inner() + k]
+
+
+CALLABLES: list[Any] = [
+    Chooser,
+    lambda n: Chooser(n).pick,
+    Slotted,
+    lambda n: functools.partial(Chooser(n), k=1),
+    lambda n: np.vectorize(lambda x: x + n),
+    lambda n: functools.lru_cache(around(n)),
+    lambda n: np.poly1d([1, n]),
+    lambda n: np.random.default_rng(n).normal,
+    lambda n: operator.itemgetter(n),
+    lambda n: [n].count,
+    around,
+    lambda n: around(Chooser(n)),
+    lambda n: around([n, object()]),
+    RBF,
+]
+
+
+@pytest.mark.parametrize("make", CALLABLES)
+def test_callables_are_told_apart_by_what_they_hold(make: Any) -> None:
+    first, again, other = (describe_parameters({"p": make(n)}) for n in (1, 1, 2))
+    assert is_same(first, again) and not is_same(first, other)
+    assert digest(first) == digest(again) != digest(other)
+
+
+def test_a_callable_that_holds_what_nobody_can_tell_apart_is_refused() -> None:
+    odd = Chooser(1)
+    odd.first = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(TypeError, match=r"can't describe a _thread\.lock"):
+        describe_parameters({"p": odd})
+
+
+@pytest.mark.parametrize(("one", "other"), [(2, 2.0), (1, True), (0.0, -0.0), (0, False), ([1], [1.0])])
+def test_equal_numbers_of_other_types_are_other_fits(one: Any, other: Any) -> None:
+    """A fit without a name is found by its digest, which tells them apart."""
+
+    class Counting(pmstore.Resumable):
+        max_iter = 1
+
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def fields(self) -> Any:
+            return [pmstore.Field("n", dtype=np.int64)]
+
+        def fingerprint(self) -> Any:
+            return {"value": self.value}
+
+        def start(self) -> None:
+            pass
+
+        def step(self) -> None:
+            self.state.n += 1
+
+    with pmstore.open(":memory:") as store:
+        Counting(one).run(store, "fit")
+        Counting(one).run(store, "fit")
+        with pytest.raises(pmstore.FingerprintMismatchError, match=re.escape(f"value: {one} ≠ {other}")):
+            Counting(other).run(store, "fit")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,10 @@ from pmstore._values.tensors import array_of_tensor, named
 __all__ = ["ReadOnlyTensor", "state_dict", "tensor", "tensor_of"]
 
 _SAME_SIZE = {1: "u1", 2: "i2", 4: "i4"}
+_WRITES = (
+    "would write to a tensor of a store that is open for reading only, or of an array with writeable=False; "
+    "tensor.clone() can be written"
+)
 
 
 class ReadOnlyTensor(torch.Tensor):
@@ -39,12 +43,20 @@ class ReadOnlyTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        written, view = _effects(func)
-        if written:
+        written, view, switch = _effects(func)
+        if written and (switch is None or _value(switch, args, kwargs)):
             _refuse_writing(func, written, args, kwargs)
         with torch._C._DisableTorchDispatch():
             result = func(*args, **kwargs)
         return _guarded(result) if view else result
+
+    def apply_(self, callable: Any) -> torch.Tensor:
+        """Raises ReadOnlyStoreError. torch calls the function without looking at what the tensor is."""
+        raise ReadOnlyStoreError(f"apply_ {_WRITES}")
+
+    def map_(self, tensor: torch.Tensor, callable: Any) -> torch.Tensor:
+        """Raises ReadOnlyStoreError, as `apply_`."""
+        raise ReadOnlyStoreError(f"map_ {_WRITES}")
 
     def numpy(self, *, force: bool = False) -> Array:
         """The elements as an array that can't be written, without a copy."""
@@ -93,28 +105,37 @@ def _guarded(result: Any) -> Any:
 def _refuse_writing(
     func: Any, written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    for number, name in written:
-        value = kwargs.get(name, args[number] if number < len(args) else None)
+    for argument in written:
+        value = _value(argument, args, kwargs)
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, ReadOnlyTensor):
-                raise ReadOnlyStoreError(
-                    f"{func} would write to a tensor of a store that is open for reading only, or of an array with "
-                    "writeable=False; tensor.clone() can be written"
-                )
+                raise ReadOnlyStoreError(f"{func} {_WRITES}")
+
+
+def _value(argument: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    number, name = argument
+    return kwargs.get(name, args[number] if number < len(args) else None)
 
 
 @functools.cache
-def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool]:
-    """Number and name of the arguments that an operation writes to, and whether its results may share memory with
-    arguments."""
+def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool, tuple[int, str] | None]:
+    """Number and name of the arguments that an operation writes to, whether its results may share memory with
+    arguments, and the argument that says whether it writes at all, if there is one.
+
+    A batch normalization writes to its running statistics while it trains, and its schema does not say so.
+    """
     schema = func._schema
+    places = {argument.name: (number, argument.name) for number, argument in enumerate(schema.arguments)}
+    switch = next((places[name] for name in ("training", "train", "use_input_stats") if name in places), None)
+    statistics = tuple(places[name] for name in ("running_mean", "running_var") if name in places)
     written = tuple(
         (number, argument.name)
         for number, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    hidden = "unsafe_split" in schema.name  # it shares memory, and does not say so
-    return written, hidden or any(result.alias_info is not None for result in schema.returns)
+    hidden = "unsafe_split" in schema.name or "unsafe_view" in schema.name  # they share memory, and do not say so
+    view = hidden or any(result.alias_info is not None for result in schema.returns)
+    return (statistics, view, switch) if statistics and switch and not written else (written, view, None)
 
 
 def tensor_of(array: Array) -> torch.Tensor:

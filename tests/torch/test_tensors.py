@@ -372,3 +372,33 @@ def test_workers_of_a_data_loader_read_tensors(open_store: Open, start: str, bat
     rows = torch.cat([rows for rows, _ in found]) if batch else torch.stack([row for row, _ in found])
     assert torch.equal(rows, x) and {type(rows) for rows, _ in found} == {torch.Tensor}
     found[0][0].zero_()
+
+
+def test_statistics_that_can_not_be_written_are_read_and_not_trained(tmp_path: Path) -> None:
+    """Their operation does not say that it writes to them while it trains."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh())
+    rows = torch.randn(8, 4)
+    with pmstore.open(tmp_path / "s.pm") as store:
+        store.group("m").update(net.state_dict())
+    wanted = net.eval()(rows)
+    with pmstore.open(tmp_path / "s.pm", "r") as store:
+        net.load_state_dict(pmstore.torch.state_dict(store.group("m")), assign=True)
+        assert torch.equal(net(rows), wanted)
+        net[1].num_batches_tracked = torch.tensor(0)
+        with pytest.raises(pmstore.ReadOnlyStoreError):
+            net.train()(rows)
+        assert not store["m/1.running_mean"].any()
+
+
+def test_functions_of_elements_write_nothing_that_can_not_be_written(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "s.pm") as store:
+        store["x"] = np.arange(6.0)
+    with pmstore.open(tmp_path / "s.pm", "r") as store:
+        x = pmstore.torch.tensor(store, "x")
+        for write in (lambda: x.apply_(lambda v: v + 1), lambda: x.map_(torch.ones(6), lambda a, b: a + b)):
+            with pytest.raises(pmstore.ReadOnlyStoreError, match="clone"):
+                write()
+        view = torch.ops.aten._unsafe_view(x, [2, 3])
+        with pytest.raises(pmstore.ReadOnlyStoreError):
+            view.add_(1)
+        assert store["x"].tolist() == [0, 1, 2, 3, 4, 5]

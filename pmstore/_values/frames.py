@@ -179,10 +179,14 @@ def _column_parts(column: Any, name: str, parts: Parts) -> list[Any]:
         parts[name] = None
         ends = [_index_parts(getattr(values, end), f"{name}.{end}", parts) for end in ("left", "right")]
         return ["interval", dtype.closed, *ends]
+    ways = {
+        "SparseDtype": ".sparse.to_dense()",
+        "DatetimeTZDtype": '.dt.tz_convert("UTC")',
+        "ArrowDtype": '.convert_dtypes(dtype_backend="numpy_nullable")',
+    }
     raise TypeError(
         f"a store can't keep the dtype {dtype}: use one of numpy's, or text, nullable numbers, categories, times with "
-        "a zone of zoneinfo, periods or intervals; for a dtype of pyarrow, .convert_dtypes(dtype_backend="
-        '"numpy_nullable")'
+        f"a zone of zoneinfo, periods or intervals{f'. Here: {ways[kind]}' if kind in ways else ''}"
     )
 
 

@@ -74,6 +74,9 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
         - the path of an ``.npy`` or ``.parquet`` file: blocks of rows, or row groups;
         - a list or tuple of `Shard`, arrays and paths: their shards, in this order. An array in a list is one shard.
 
+        Columns of ``.parquet`` files go by their names, in the order of the first file. Those that pandas wrote as the
+        index are left out.
+
     Returns
     -------
     tuple of Shard
@@ -81,7 +84,7 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
     Raises
     ------
     TypeError, ValueError
-        The data are of another kind, or have no rows.
+        The data are of another kind, or have no rows, or ``.parquet`` files have different columns.
     """
     if isinstance(data, Shard):
         return (data,)
@@ -93,7 +96,7 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
         shards = tuple(_others(data))
     if not shards:
         raise ValueError("there are no shards: the data are empty")
-    return shards
+    return _with_same_columns(shards)
 
 
 def _of_part(part: Any) -> Iterable[Shard]:
@@ -159,9 +162,26 @@ def _of_file(path: Path) -> Iterable[Shard]:
             import pyarrow.parquet
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("reading .parquet files needs pyarrow: pip install pyarrow") from error
-        groups = pyarrow.parquet.ParquetFile(path).num_row_groups
-        return [Shard(_row_group, os.fspath(path), group) for group in range(groups)]
+        file = pyarrow.parquet.ParquetFile(path)
+        index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        columns = [name for name in file.schema_arrow.names if name not in index]
+        groups = [group for group in range(file.num_row_groups) if file.metadata.row_group(group).num_rows]
+        return [Shard(_row_group, os.fspath(path), group, columns) for group in groups]
     raise ValueError(f"{os.fspath(path)!r} is no .npy or .parquet file: give a pmstore.Shard with a loader of your own")
+
+
+def _with_same_columns(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+    """The shards, with the columns of all .parquet files in the order of the first one."""
+    groups = [shard._arguments for shard in shards if shard._load is _row_group]
+    if not groups:
+        return shards
+    first, _, order = groups[0]
+    for path, _, columns in groups:
+        if others := set(columns) ^ set(order):
+            raise ValueError(f"of {path!r} and {first!r} only one has the columns {_short(sorted(others))}")
+    return tuple(
+        Shard(_row_group, *shard._arguments[:2], order) if shard._load is _row_group else shard for shard in shards
+    )
 
 
 def _of_dask(data: Any) -> Iterable[Shard]:
@@ -209,11 +229,11 @@ def _npy(path: str, begin: int, end: int) -> Any:
     return np.load(path, mmap_mode="r")[begin:end]
 
 
-def _row_group(path: str, group: int) -> Any:
+def _row_group(path: str, group: int, columns: list[str]) -> Any:
     import pyarrow.parquet
 
-    columns = pyarrow.parquet.ParquetFile(path).read_row_group(group).columns
-    return np.column_stack([column.to_numpy() for column in columns])
+    table = pyarrow.parquet.ParquetFile(path).read_row_group(group, columns)
+    return np.column_stack([table.column(name).to_numpy() for name in columns])
 
 
 def _part(array: Any, begin: int, end: int) -> Any:

@@ -101,6 +101,43 @@ def test_row_groups_of_a_parquet_file(tmp_path: Path) -> None:
     assert list(map(len, found)) == [30, 30, 30, 10] and np.array_equal(np.concatenate(found), ROWS)
 
 
+def test_columns_of_parquet_files_go_by_their_names(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    a, b, c = ROWS.T
+    parquet.write_table(pyarrow.table({"a": a, "b": b, "c": c}), tmp_path / "abc.parquet")
+    parquet.write_table(pyarrow.table({"c": c, "a": a, "b": b}), tmp_path / "cab.parquet")
+    parquet.write_table(pyarrow.table({"a": a, "b": b, "d": c}), tmp_path / "abd.parquet")
+    paths = [tmp_path / "cab.parquet", ROWS[:5], tmp_path / "abc.parquet"]
+    first, _, second = (shard() for shard in shards_of(paths))
+    assert np.array_equal(first, ROWS[:, [2, 0, 1]]) and np.array_equal(second, first)
+    with pytest.raises(ValueError, match=r"abd.parquet' and .*abc.parquet' only one has the columns \['c', 'd'\]"):
+        shards_of([tmp_path / "abc.parquet", tmp_path / "abd.parquet"])
+
+
+def test_an_index_of_pandas_is_no_column(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="no pandas: make test-frames installs it")
+    frame = pandas.DataFrame(ROWS, columns=list("abc"))
+    frame[frame.a > 30].to_parquet(tmp_path / "some.parquet")
+    frame.set_index("b").to_parquet(tmp_path / "named.parquet")
+    frame.to_parquet(tmp_path / "all.parquet")
+    some, all_rows = (shard() for shard in shards_of([tmp_path / "some.parquet", tmp_path / "all.parquet"]))
+    assert np.array_equal(some, ROWS[11:]) and np.array_equal(all_rows, ROWS)
+    (named,) = shards_of(tmp_path / "named.parquet")
+    assert np.array_equal(named(), ROWS[:, [0, 2]])
+
+
+def test_row_groups_without_rows_are_no_shards(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table(dict(zip("abc", ROWS.T)))
+    with parquet.ParquetWriter(tmp_path / "rows.parquet", table.schema) as writer:
+        for rows in (table[:30], table[:0], table[30:]):
+            writer.write_table(rows)
+    found = [shard() for shard in shards_of(tmp_path / "rows.parquet")]
+    assert list(map(len, found)) == [30, 70] and np.array_equal(np.concatenate(found), ROWS)
+
+
 def test_a_parquet_file_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ModuleNotFoundError, match="pip install pyarrow"):

@@ -7,11 +7,9 @@ package, so that a change of scikit-learn affects one place. The names exist, wi
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,8 @@ from sklearn.utils.parallel import _get_threadpool_controller as threadpool_cont
 from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
 from sklearn.utils.validation import check_is_fitted
+
+from pmstore._resume.blas import limited_blas, unlimited
 
 __all__ = [
     "COUNT",
@@ -59,28 +59,10 @@ COUNT = Interval(Integral, 1, None, closed="left")
 ENGINE_LIKE = HasMethods(["submit", "cancel"])
 """An engine of pmstore.scale, or a dask client, as a constraint."""
 
-_limit_lock = threading.Lock()
-_limited = 0  # threads inside one_blas_thread
-_limiter: Any = None
-_unlimited: list[dict[str, Any]] = []  # the libraries' thread counts when the first thread entered
 
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """BLAS computes in one thread. The limit holds for the process, so the last thread that leaves removes it."""
-    global _limited, _limiter, _unlimited
-    with _limit_lock:
-        if not _limited:
-            _unlimited = threadpool_controller().info()
-            _limiter = threadpool_controller().limit(limits=1, user_api="blas")
-        _limited += 1
-    try:
-        yield
-    finally:
-        with _limit_lock:
-            _limited -= 1
-            if not _limited:
-                _limiter.restore_original_limits()
+def one_blas_thread() -> AbstractContextManager[None]:
+    """A context in which BLAS computes in one thread."""
+    return limited_blas(threadpool_controller(), 1)
 
 
 def versions() -> dict[str, str]:
@@ -93,20 +75,7 @@ def versions() -> dict[str, str]:
 def libraries() -> list[dict[str, Any]]:
     """The loaded libraries as ``threadpoolctl`` describes them, with the thread counts that they have outside
     one_blas_thread."""
-    with _limit_lock:
-        known: list[dict[str, Any]] = _unlimited if _limited else threadpool_controller().info()
-        return known
-
-
-def _after_fork() -> None:
-    global _limit_lock, _limited
-    _limit_lock = threading.Lock()  # another thread of the parent may hold the old one forever
-    if _limited:
-        _limited = 0
-        _limiter.restore_original_limits()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return unlimited(threadpool_controller())
 
 
 def is_being_shown() -> bool:

@@ -13,12 +13,12 @@ import mmap
 import sys
 import time
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
+from pmstore._resume.blas import limited_blas
 from pmstore._resume.fingerprint import describe, describe_environment, hash_array
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
@@ -173,13 +173,16 @@ def environment(threads: int) -> str:
     return json.dumps({**describe_environment(threads, libraries), "BLAS threads": threads}, sort_keys=True)
 
 
-def limited_threads(threads: int) -> AbstractContextManager[Any]:
-    """A context in which BLAS and OpenMP use so many threads, in the whole process."""
+@contextlib.contextmanager
+def limited_threads(threads: int) -> Iterator[None]:
+    """BLAS, in the whole process, and OpenMP, in this thread, compute in so many threads."""
     try:
-        limits: AbstractContextManager[Any] = _libraries(len(sys.modules)).limit(limits=threads)
+        libraries = _libraries(len(sys.modules))
     except ModuleNotFoundError:
-        return contextlib.nullcontext()
-    return limits
+        yield
+        return
+    with limited_blas(libraries, threads), libraries.select(user_api="openmp").limit(limits=threads):
+        yield
 
 
 @functools.lru_cache(maxsize=1)

@@ -162,7 +162,8 @@ PYTHON_ORDER = {
         "__init__ command xarray",
     ],
     "_resume": [
-        "__init__ sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
+        "__init__ blas",
+        "sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
         "fit",
     ],
     "scale": [

@@ -104,7 +104,7 @@ def _of_part(part: Any) -> Iterable[Shard]:
     if isinstance(part, Shard):
         return (part,)
     if isinstance(part, np.memmap):
-        return (_mapped(part, 0, len(part)),)
+        return _mapped(part, [(0, len(part))])
     if isinstance(part, np.ndarray):
         return (Shard(_given, _of_numbers(part)),)
     return _others(part)
@@ -113,8 +113,10 @@ def _of_part(part: Any) -> Iterable[Shard]:
 def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
     """Blocks of rows of an array."""
     _of_numbers(array)
-    for begin, end in _blocks(len(array), array.nbytes):
-        yield _mapped(array, begin, end) if isinstance(array, np.memmap) else Shard(_given, array[begin:end])
+    blocks = _blocks(len(array), array.nbytes)
+    if isinstance(array, np.memmap):
+        return _mapped(array, blocks)
+    return [Shard(_given, array[begin:end]) for begin, end in blocks]
 
 
 def _without_gaps(value: Any) -> Any:
@@ -207,18 +209,34 @@ def _given(array: Any) -> Any:
     return array
 
 
-def _mapped(array: np.memmap[Any, Any], begin: int, end: int) -> Shard:
-    """Rows of a memory map, which a worker maps again."""
+def _mapped(array: np.memmap[Any, Any], blocks: Iterable[tuple[int, int]]) -> Iterable[Shard]:
+    """Blocks of rows of a memory map, which a worker maps again."""
+    if not _is_in_file(array):
+        return [Shard(_given, np.asarray(array[begin:end])) for begin, end in blocks]
+    path, step = os.fspath(array.filename), array.strides[0]  # type: ignore[arg-type]
+    return [
+        Shard(_map, path, array.dtype, array.offset + begin * step, (end - begin, *array.shape[1:]))
+        for begin, end in blocks
+    ]
+
+
+def _is_in_file(array: np.memmap[Any, Any]) -> bool:
+    """Whether the file of a memory map has its rows, in one piece."""
     private = array.base is None or array.mode == "c"  # changes are not in the file
-    if private or array.filename is None or not array.flags.c_contiguous or _sliced(array):
-        return Shard(_given, np.asarray(array[begin:end]))
-    shape = (end - begin, *array.shape[1:])
-    return Shard(_map, os.fspath(array.filename), array.dtype, array.offset + begin * array.strides[0], shape)
+    sliced = isinstance(array.base, np.ndarray)  # its offset is that of the other map
+    if private or sliced or array.filename is None or not array.flags.c_contiguous:
+        return False
+    return _mapped_path(array.ctypes.data) == os.fsencode(os.path.realpath(array.filename))
 
 
-def _sliced(array: np.memmap[Any, Any]) -> bool:
-    """Whether a memory map is a part of another one: its offset is that of the other."""
-    return isinstance(array.base, np.ndarray)
+def _mapped_path(address: int) -> bytes:
+    """The path that the file at an address has now, with other words behind it if the file was deleted or replaced."""
+    with open("/proc/self/maps", "rb") as lines:
+        for line in lines:
+            begin, _, end = line.partition(b" ")[0].partition(b"-")
+            if int(begin, 16) <= address < int(end, 16):
+                return line.rstrip(b"\n").split(maxsplit=5)[-1].replace(rb"\012", b"\n")
+    return b""
 
 
 def _map(path: str, dtype: Any, offset: int, shape: tuple[int, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -56,6 +57,13 @@ def changed(array: Any) -> Any:
     return array
 
 
+def replaced(array: Any) -> Any:
+    path = Path(array.filename)
+    (path.parent / "other").write_bytes(bytes(path.stat().st_size))
+    os.replace(path.parent / "other", path)
+    return array
+
+
 # A map of the rows behind a header of 48 bytes, and whether workers map the file again.
 MAPS: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "read-only": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3)), True),
@@ -67,6 +75,7 @@ MAPS: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "changed in memory": (lambda path: changed(np.memmap(path, "f8", "c", 48, (100, 3))), False),
     "rows of a map": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3))[7:90], False),
     "columns of a map": (lambda path: np.memmap(path, "f8", "r", 48, (100, 3))[:, 1:], False),
+    "of a file that was replaced": (lambda path: replaced(np.memmap(path, "f8", "r", 48, (100, 3))), False),
     "in memory": (lambda path: changed(np.memmap(path, "f8", "r", 48, (100, 3)) + 1), False),
 }
 

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from numbers import Integral
 from typing import Any
@@ -72,10 +72,13 @@ class Processes(Engine):
         self.close()
         self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
-        self._shared_file = _shared(packed_apart(tuple(shards), "the shards"))
+        pieces = packed_apart(tuple(shards), "the shards")
+        self._shared_file = os.memfd_create("pmstore-shards")
+        _write_pieces(self._shared_file, pieces)
         self._count = min(self._workers, len(shards))
         for number in range(self._count):
             self._places.append(_Place(number, self._process))
+            self._places[-1].begin()  # after an interrupt in there, close() finds the place
         self._routes = Routes(self._places, len(shards), _Place.load)
 
     def has_begun(self) -> bool:
@@ -120,8 +123,7 @@ class Processes(Engine):
             os.close(self._shared_file)
             self._shared_file = -1
 
-    def _process(self, number: int, name: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair()
+    def _process(self, name: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
         threads = {f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL", "BLIS")}
         told = {
             "name": name,
@@ -133,14 +135,12 @@ class Processes(Engine):
             "workers": self._count,
         }
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(told)],
-                pass_fds=(theirs.fileno(), self._shared_file),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **threads},
-            )
-        return process, ours
+        return subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(told)],
+            pass_fds=(theirs.fileno(), self._shared_file),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **threads},
+        )
 
 
 class _Pickled:
@@ -161,21 +161,27 @@ class _Pickled:
 class _Place:
     """The place of a worker: one process after the other."""
 
-    def __init__(self, number: int, start: Any) -> None:
+    def __init__(self, number: int, start: Callable[[str, socket.socket], subprocess.Popen[bytes]]) -> None:
         self._number, self._start = number, start
         self._generation = -1
         self._deaths = 0
         self.has_begun = False  # whether a process of this place ever took questions
         self.waiting: deque[_Asked] = deque()
         self._has: dict[Question, _Asked] = {}  # what the process was asked, the oldest first
-        self._begin()
+        self._opened = contextlib.ExitStack()  # ends what `begin` began, as far as it came
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Start a process."""
         self._generation += 1
         self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
-        self._process, self.connection = self._start(self._number, self.name)
+        self.connection, theirs = socket.socketpair()
+        self._opened.enter_context(self.connection)
+        with theirs:
+            self._process = self._start(self.name, theirs)
+        self._opened.callback(_kill, self._process)
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._opened.callback(self._outbox.put, None)
         self._is_there = False  # whether the process has said that it takes questions
         self._ahead = AHEAD
         self._worked: tuple[list[str], float] = [], 0.0  # the time of the processor, and when it was seen first
@@ -238,7 +244,8 @@ class _Place:
         """Start another process; returns the questions that the last one had. If the last one never took a question,
         the next one gets its questions."""
         had, self._has = self._has, {}
-        name, status = self.name, self.end()
+        self.end()
+        name, status = self.name, _status(self._process)
         if not self._is_there:
             self._deaths += 1
             if self._deaths >= DEATHS:
@@ -249,16 +256,23 @@ class _Place:
                 )
             self.waiting.extendleft(reversed(had.values()))
             had = {}
-        self._begin()
+        self.begin()
         return [Lost(*question, name, f"the process ended with {status}") for question in had]
 
-    def end(self) -> str:
-        """Kill the process; returns its exit status in words."""
-        self._outbox.put(None)
-        self._process.kill()  # which does nothing if it ended by itself
-        status = self._process.wait()
-        self.connection.close()
-        return f"signal {-status}" if status < 0 else f"exit status {status}"
+    def end(self) -> None:
+        """Kill the process, if there is one. One that `begin` could not note ends when its connection is closed."""
+        self._opened.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # which does nothing if it ended by itself
+    process.wait()
+
+
+def _status(process: subprocess.Popen[bytes]) -> str:
+    """The exit status of a process that ended, in words."""
+    status = process.returncode
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 
 def _send_all(connection: socket.socket, outbox: queue.SimpleQueue[Any]) -> None:
@@ -268,15 +282,13 @@ def _send_all(connection: socket.socket, outbox: queue.SimpleQueue[Any]) -> None
             send(connection, message)
 
 
-def _shared(data: Sequence[Any]) -> int:
-    """A file in memory with pieces of data: their number, their lengths, and the pieces, each at a multiple of 64."""
-    file = os.memfd_create("pmstore-shards")
+def _write_pieces(file: int, data: Sequence[Any]) -> None:
+    """Write pieces of data: their number, their lengths, and the pieces, each at a multiple of 64."""
     header = json.dumps([len(piece) for piece in data]).encode()
     place = _write(file, 0, len(header).to_bytes(8, "little") + header)
     for piece in data:
         place = _write(file, -(-place // 64) * 64, piece)
     os.truncate(file, place)
-    return file
 
 
 def _write(file: int, place: int, data: Any) -> int:

@@ -249,6 +249,26 @@ def test_processes_end_with_their_run() -> None:
     assert len(set(pids)) == 4
 
 
+@pytest.mark.parametrize(("where", "name"), [(threading.Thread, "start"), (os, "pwrite")])
+def test_ctrl_c_while_processes_start_leaves_nothing(where: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened() -> list[str]:
+        children = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+        return [*children, *sorted(os.listdir("/proc/self/fd"))]
+
+    def interrupted(*arguments: Any) -> Any:
+        done.append(called(*arguments))
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        return done[-1]
+
+    before = opened()
+    called, done = getattr(where, name), []
+    monkeypatch.setattr(where, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Walk(several()).run(engine=Processes(3))
+    assert len(done) == 2 and opened() == before
+
+
 # ---- errors
 
 

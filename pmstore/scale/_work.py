@@ -50,7 +50,7 @@ class Work:
         return self._contents[i]
 
     def prepare(self, data: Any) -> Any:
-        return self._algorithm.prepare(data)
+        return read_only(self._algorithm.prepare(data))
 
     def adds(self, shared: Mapping[str, Array]) -> bool:
         return not self._directory and self._algorithm._adds(shared)

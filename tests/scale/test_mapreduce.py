@@ -466,6 +466,13 @@ def test_a_map_can_not_change_its_arguments() -> None:
     with pytest.raises(pmstore.ShardError, match="read-only"):
         Writes(several(2)).run(engine=Serial())
 
+    class WritesPrepared(Writes):
+        def prepare(self, shard: Any) -> Any:
+            return shard + 1
+
+    with pytest.raises(pmstore.ShardError, match="read-only"):
+        WritesPrepared(several(2)).run(engine=Serial())
+
     class WritesShared(Walk):
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
             shared["centers"][0] = 0

@@ -7,7 +7,7 @@ finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -200,7 +200,7 @@ class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
         if self._is_sharded():
             fit, state = self._fit_on_shards(X, lambda shards: ShardedPCA(self, shards))
             self.batch_size_ = fit.batch_size
-            self._take(state)
+            self._take(state, fit.batches())
             return self
         if self._is_theirs():
             self._started_afresh()
@@ -213,15 +213,14 @@ class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
         batches = PCAFit(self, X)
         state = self._fit_in_store(batches, X=X, y=y)
         batches.check()
-        self._take(state)
+        self._take(state, batches.batches)
         batches.end_callbacks()
         return self
 
-    def _take(self, state: State) -> None:
+    def _take(self, state: State, batches: Sequence[slice]) -> None:
         """Set the attributes."""
         self.n_samples_seen_, self.noise_variance_ = state.n_samples_seen, state.noise_variance
-        # The memory order is that of partial_fit, so that products with the components are added in the same order.
-        self.components_ = np.asarray(state.components, order=_sklearn.components_order())
+        self.components_ = _sklearn.laid_out(state.components, batches)
         self.singular_values_ = state.singular_values
         self.mean_, self.var_ = state.mean, state.var
         squares = self.singular_values_**2

@@ -56,7 +56,7 @@ class ShardedPCA(ShardedFit):
             )
         # What a shard's summary leaves out is lost: it has more than what is asked for.
         self.carried = self.kept if self.alone else min(d, 2 * self.kept + MORE)
-        self.single = self.alone and self._batches(n) == 1
+        self.single = self.alone and len(self.batches()) == 1
 
     def fields(self) -> Iterable[Field]:
         """The table of the state."""
@@ -126,5 +126,8 @@ class ShardedPCA(ShardedFit):
             state.noise_variance = max(0.0, whole - squares.sum()) / (n - 1) / (min(n, self.features) - self.kept)
         return {"objective": squares.sum() / whole if whole else np.nan, "noise_variance": state.noise_variance}
 
-    def _batches(self, rows: int) -> int:
-        return len(list(_sklearn.gen_batches(rows, self.batch_size, min_batch_size=self.wanted or 0)))
+    def batches(self) -> list[slice]:
+        """The batches of a single shard. Several shards count as one batch, all of whose vectors are components."""
+        if not self.alone:
+            return [slice(0, self.kept)]
+        return list(_sklearn.gen_batches(self.rows[0], self.batch_size, min_batch_size=self.wanted or 0))

@@ -73,6 +73,17 @@ def test_a_fit_in_a_store_is_scikit_learns(data: Any, parameters: dict[str, Any]
         assert_fits_are_the_same(again, reference, data)
 
 
+@pytest.mark.parametrize("rows, batch_size", [(17, None), (5, None), (20, 6)])
+def test_products_with_the_components_are_scikit_learns(rows: int, batch_size: int | None, path: Path) -> None:
+    """Which also depend on where the components are in memory, for some data."""
+    data = np.random.default_rng(43).normal(size=(rows, 8))
+    reference = SklearnIncrementalPCA(2, batch_size=batch_size).fit(data)
+    for _ in range(2):  # the second time it loads
+        fit = IncrementalPCA(2, batch_size=batch_size, store=path, name="pca").fit(data)
+        assert fit.components_.strides == reference.components_.strides
+        assert_fits_are_the_same(fit, reference, data)
+
+
 def test_two_threads(path: Path) -> None:
     parameters = {"n_components": 5, "batch_size": 40}
     with threadpool_limits(2):

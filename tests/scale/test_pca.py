@@ -60,6 +60,7 @@ def test_one_shard_gives_the_bits_of_one_machine(given: dict[str, Any], dtype: s
     ours = IncrementalPCA(**given, engine=Serial()).fit([X.astype(dtype)])
     assert bits(ours, RESULT) == bits(theirs, RESULT)
     assert np.array_equal(ours.transform(X), theirs.transform(X))
+    assert ours.components_.strides == theirs.components_.strides  # transform adds in an order that follows from them
     assert ours.n_features_in_ == 64
 
 

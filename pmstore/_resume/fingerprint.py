@@ -15,7 +15,7 @@ import re
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from numbers import Integral
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -181,6 +181,11 @@ def describe(value: Any) -> Any:
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"
     )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, text, a date or the like, all of which `describe` tells apart."""
+    return value is None or isinstance(value, Number | np.generic | str | bytes) or small_of(type(value)) is not None
 
 
 def _hash_state(state: Mapping[str, Any]) -> str:

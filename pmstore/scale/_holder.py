@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pmstore._resume.blas import limited_blas
-from pmstore._resume.fingerprint import describe, describe_environment, hash_array
+from pmstore._resume.fingerprint import describe, describe_environment, hash_array, is_plain
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
@@ -139,10 +139,28 @@ class Describe:
 
 
 def contents_of(data: Any) -> str:
-    """A hash of a loader's result: an array, or a tuple, list or dict of arrays and plain values."""
+    """A hash of a loader's result: an array, or a tuple, list or dict of arrays and plain values.
+
+    Raises TypeError for other types, which may have more in them than a hash covers, such as masks and names of
+    columns.
+    """
+    _check_kind(data)
     if isinstance(data, np.ndarray) and data.dtype != object:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
+
+
+def _check_kind(data: Any) -> None:
+    if isinstance(data, Mapping | list | tuple):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            _check_kind(value)
+        return
+    array = isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray)
+    if not (is_plain(data) or array or hasattr(data, "tocsr")):
+        raise TypeError(
+            f"a shard is an array, or a tuple, list or dict of arrays and plain values; {type(data).__module__}."
+            f"{type(data).__qualname__} is none of them: let the loader return its arrays"
+        )
 
 
 def read_only(data: Any) -> Any:

@@ -358,6 +358,19 @@ def test_a_shard_that_vanished(tmp_path: Path) -> None:
         Walk([rows(0), shard]).run(engine=Serial())
 
 
+class Labelled:
+    """An array, and more than that."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return rows(1)
+
+
+@pytest.mark.parametrize("data", [np.ma.masked_less(rows(1), 0), Labelled(), [rows(1), {"b": Labelled()}], print])
+def test_I34_a_shard_that_is_more_than_arrays_is_refused(data: Any) -> None:
+    with pytest.raises(pmstore.ShardError, match=r"(?s)shard 1 of.*(MaskedArray|Labelled|builtin\w+) is none of them"):
+        Walk([rows(0), pmstore.Shard(lambda: data)]).run(engine=Serial())
+
+
 def test_I34_a_shard_that_changed_between_two_attempts(path: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", rows(1))
     shards = [rows(0), tmp_path / "1.npy"]

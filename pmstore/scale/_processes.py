@@ -37,8 +37,8 @@ MOST = 64  # the same, for a process whose maps are so short that it adds result
 DEATHS = 5  # processes of a place that end, one after the other, before they can take a question
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pmstore.scale._worker import main; main()"
-
+# Python -c looks for modules in the working directory first, until the path is set.
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pmstore.scale._worker import main; main()"
 
 _Asked = tuple[Question, tuple[int, bytes], tuple[int, bytes]]
 """A question, with the numbers and pickles of its function and of its state."""
@@ -136,7 +136,7 @@ class Processes(Engine):
         }
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(path), json.dumps(told)],
+            [sys.executable, "-c", _BOOT, json.dumps(told), *path],
             pass_fds=(theirs.fileno(), self._shared_file),
             stdin=subprocess.DEVNULL,
             env={**os.environ, **threads},

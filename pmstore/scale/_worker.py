@@ -36,7 +36,7 @@ along."""
 
 def main() -> None:
     """Serve the coordinator that the command line tells of."""
-    told = json.loads(sys.argv[2])
+    told = json.loads(sys.argv[1])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != told["parent"]:
         return  # it ended before that

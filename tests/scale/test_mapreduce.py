@@ -535,6 +535,13 @@ def test_sys_path_may_have_other_things_in_it(monkeypatch: pytest.MonkeyPatch, u
     assert result(Walk(several()).run(engine=1)) == undisturbed
 
 
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise ImportError('another json')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in sys.path if entry])
+    Walk(several(2)).run(engine=1)
+
+
 def test_a_full_disk_at_the_decision_keeps_the_last_epoch(path: Path, undisturbed: bytes) -> None:
     class Fills(Walk):
         def update(self, total: Mapping[str, Any]) -> Any:

@@ -64,7 +64,10 @@ class Dask(Engine):
         travelling = [packed(shard, f"shard {i}, {shard},") for i, shard in enumerate(shards)]
         addresses = self._addresses()
         if not addresses:
-            self._client.wait_for_workers(1, timeout=self._patience)
+            try:
+                self._client.wait_for_workers(1, timeout=self._patience)
+            except (TimeoutError, asyncio.TimeoutError):  # until Python 3.11 these are two
+                raise self._without_workers() from None
             addresses = self._addresses()
         for _ in addresses[: len(shards)]:
             self._places.append(_Place(self, travelling))
@@ -130,7 +133,10 @@ class Dask(Engine):
         if not self._places or any(place.has_worker for place in self._places):
             self._alone = now
         elif now - self._alone > self._patience:
-            raise WorkersLostError(f"the dask cluster has had no worker for {self._patience:g} s")
+            raise self._without_workers()
+
+    def _without_workers(self) -> WorkersLostError:
+        return WorkersLostError(f"the dask cluster has had no worker for {self._patience:g} s")
 
     def _addresses(self) -> list[str]:
         """The addresses of the workers that the client knows."""
@@ -201,7 +207,7 @@ class _Place:
             try:
                 answers: list[Reply | Lost] = answer.result(timeout=CHECK)
                 break
-            except (TimeoutError, asyncio.TimeoutError):  # until Python 3.11 these are two
+            except (TimeoutError, asyncio.TimeoutError):
                 if self._ended.is_set():
                     return []
                 if self.address not in self._engine._addresses():

@@ -181,6 +181,15 @@ def test_a_client_that_was_closed() -> None:
             Walk(several(2)).run(engine=client)
 
 
+def test_a_cluster_without_workers() -> None:
+    with (
+        distributed.LocalCluster(n_workers=0, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        pytest.raises(pmstore.WorkersLostError, match="no worker for 0.1 s"),
+    ):
+        Walk(several(2)).run(engine=Dask(client, patience=0.1))
+
+
 def test_a_map_that_raises(client: Any) -> None:
     shards = several()
     with pytest.raises(pmstore.ShardError, match="(?s)shard 2 of 5.*dask worker tcp.*this shard is bad"):

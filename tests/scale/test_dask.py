@@ -190,6 +190,15 @@ def test_a_cluster_without_workers() -> None:
         Walk(several(2)).run(engine=Dask(client, patience=0.1))
 
 
+def test_an_asynchronous_client_is_refused() -> None:
+    async def fit() -> None:
+        async with distributed.Client(asynchronous=True, n_workers=0, dashboard_address=None) as client:
+            Walk(several(2)).run(engine=client)
+
+    with pytest.raises(ValueError, match="asynchronous"):
+        asyncio.run(fit())
+
+
 def test_a_map_that_raises(client: Any) -> None:
     shards = several()
     with pytest.raises(pmstore.ShardError, match="(?s)shard 2 of 5.*dask worker tcp.*this shard is bad"):

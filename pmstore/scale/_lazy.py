@@ -89,7 +89,7 @@ def _is_part(data: Any) -> bool:
 
 
 def _is_dask(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "dask" and hasattr(data, "map_blocks")
+    return type(data).__module__.partition(".")[0] == "dask" and hasattr(type(data), "map_blocks")
 
 
 def _over_dask(data: Any, function: Callable[[Array], Array]) -> Any:

@@ -144,7 +144,7 @@ def _others(data: Any) -> Iterable[Shard]:
     if isinstance(data, str | os.PathLike):
         return _of_file(Path(data).absolute())
     module = type(data).__module__.partition(".")[0]
-    if module == "dask" and hasattr(data, "to_delayed"):
+    if module == "dask" and hasattr(type(data), "to_delayed"):  # a Delayed has any
         return _of_dask(data)
     if module == "zarr" and hasattr(data, "chunks") and hasattr(data, "shape"):
         ends = [*range(0, data.shape[0], data.chunks[0]), data.shape[0]]

@@ -199,6 +199,14 @@ def test_an_asynchronous_client_is_refused() -> None:
         asyncio.run(fit())
 
 
+def test_delayed_objects_make_no_shards() -> None:
+    import dask
+
+    for data in (dask.delayed(rows)(0), [dask.delayed(rows)(0)]):
+        with pytest.raises(TypeError, match="not of dask.delayed.Delayed"):
+            Walk(data).run(engine=1)
+
+
 def test_a_map_that_raises(client: Any) -> None:
     shards = several()
     with pytest.raises(pmstore.ShardError, match="(?s)shard 2 of 5.*dask worker tcp.*this shard is bad"):

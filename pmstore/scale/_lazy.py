@@ -93,6 +93,8 @@ def _is_dask(data: Any) -> bool:
 
 
 def _over_dask(data: Any, function: Callable[[Array], Array]) -> Any:
+    if data.ndim != 2:
+        raise ValueError(f"a dask array of samples has two axes, not {data.ndim}: reshape it")
     if len(data.chunks[1]) > 1:
         data = data.rechunk({1: -1})
     meta = of_block(np.ones((0, data.shape[1]), data.dtype), function)

@@ -364,6 +364,8 @@ def test_dask_arrays() -> None:
     each = [fit.transform(DIGITS[i : i + 500]) for i in range(0, 1797, 500)]
     assert np.array_equal(distances.compute(scheduler="synchronous"), np.concatenate(each))
     assert not hasattr(pickle.loads(pickle.dumps(fit)), "labels_")
+    with pytest.raises(ValueError, match="two axes, not 1"):
+        fit.predict(X[:, 0])
     some = X[X[:, 2] > 5]  # chunks of unknown size
     assert np.array_equal(fit.predict(some).compute(scheduler="synchronous"), fit.predict(some.compute()))
 

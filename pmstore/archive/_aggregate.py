@@ -39,7 +39,7 @@ from pmstore.archive._manifest import (
     sequence_of,
     sequences,
 )
-from pmstore.archive._objects import ObjectExistsError, Place, Retrying, place_of
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place, Retrying, place_of
 from pmstore.archive._shared import SharedFile
 
 __all__ = ["Aggregation", "aggregate"]
@@ -276,6 +276,11 @@ class _Work:
 
     def _check_new(self) -> None:
         """Check that the version is new, and delete the leftovers of groups that died. Only the leader calls this."""
+        with contextlib.suppress(MissingObjectError):
+            self._place.size("archive")
+            raise ArchiveConflictError(
+                f"{self._place.url} is the archive of a drain: give aggregates a place of their own"
+            )
         there = set(sequences(self._place))
         if self._sequence in there and not self._replace:
             raise ArchiveConflictError(f"{self._place.url} has version {self._sequence} already")
@@ -283,8 +288,8 @@ class _Work:
             self._local.prepare("parts")
         key = os.getpid(), self._place.url
         if key not in _swept:
-            names = self._place.list("parts")
-            self._place.delete(f"parts/{name}" for name in names if sequence_of(name) not in there)
+            own = {name: sequence_of(name) for name in self._place.list("parts")}
+            self._place.delete(f"parts/{name}" for name, one in own.items() if one is not None and one not in there)
             _swept.add(key)
 
     def _divide(self, said: list[Any]) -> None:
@@ -378,6 +383,13 @@ class _Work:
         if self._local is not None:
             shared = [part.name for part in parts if part.name.startswith(f"{self._prefix}n")]
             self._local.publish(shared, self._token)
+        there = {f"parts/{name}" for name in self._place.list("parts")}
+        for part in parts:
+            if part.name not in there:
+                raise ArchiveUnavailableError(
+                    errno.ENOENT,
+                    f"{self._place.url} lacks {part.name}, which a rank has written: ranks write to other folders",
+                )
         self._retire(self._create(manifest))
         return [self._sequence, count, len(parts), sum(part.size for part in parts)]
 

@@ -434,7 +434,7 @@ class Archive(Mapping[int, Version]):
         Returns
         -------
         list of int
-            The versions that are gone.
+            The versions that are gone. A place that lags behind keeps its newest version and those that it has tagged.
         """
         self.refresh()
         if self._damaged_tags:
@@ -457,7 +457,7 @@ class Archive(Mapping[int, Version]):
             for place in self._sources.places:
                 Target(place, dict(self._about)).forget(going)
         self.refresh()
-        return sorted(going)
+        return sorted(going.difference(self._index.kept()))
 
 
 def _number(version: Any) -> int:

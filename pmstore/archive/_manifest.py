@@ -111,8 +111,8 @@ def sequences(place: Place) -> list[int]:
 
 
 def sequence_of(name: str) -> int | None:
-    """The version that a part belongs to; None: it is no part of any."""
-    match = re.match(r"([0-9]{16})-", name)
+    """The version that a part belongs to; None: it is no part of an aggregate."""
+    match = re.fullmatch(r"([0-9]{16})-[0-9a-f]{12}-(?:n[0-9]{4,}|r[0-9]{6,})-[0-9]{6,}", name)
     return int(match[1]) if match else None
 
 

@@ -268,6 +268,7 @@ class Target:
             retain(self._writer, self.place, keep, tagged, time.time(), until)
 
     def forget(self, going: set[int]) -> None:
-        """Removes versions, except for parts that other versions need."""
+        """Removes versions, except for the newest one and tagged ones here, and parts that other versions need."""
         self._parts = None
-        forget(self._writer, self.place, going)
+        stay = {*tags_of(Sources([self.place])).values(), *self.index.kept()[-1:]}
+        forget(self._writer, self.place, going - stay)

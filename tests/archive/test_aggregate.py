@@ -280,6 +280,41 @@ def test_some_versions_are_kept(tmp_path: Path) -> None:
     assert {name[:16] for name in os.listdir(tmp_path / "parts")} == {f"{9:016d}", f"{10:016d}"}
 
 
+@pytest.mark.parametrize("name", ["engine.step", "0000000000000001-notes.txt", "0000000000000001-0123456789ab-n0000"])
+def test_only_parts_of_aggregates_are_deleted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / name).write_text("mine")
+    leftover = tmp_path / "parts" / "0000000000000003-0123456789ab-n0000-000000"
+    leftover.write_text("of a group that died")
+    for version in (1, 2):
+        aggregate(tmp_path, version, {"a": b"x"}, keep=1)
+    assert (tmp_path / "parts" / name).read_text() == "mine" and not leftover.exists()
+
+
+def test_an_archive_of_a_drain_is_no_place_for_aggregates(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    with pmstore.open(tmp_path / "s.pm") as store:
+        store["w"] = np.arange(5000.0)
+        with store.drain(tmp_path / "to") as drain:
+            drain.wait()
+    with pytest.raises(pmstore.ArchiveConflictError, match="a place of their own"):
+        aggregate(tmp_path / "to", 7, {"x": np.arange(5)})
+    assert pmstore.archive.open(tmp_path / "to").verify().ok
+
+
+def test_ranks_that_write_to_other_folders(tmp_path: Path) -> None:
+    """Such as those on a machine where a mount is missing. The version before stays."""
+
+    def work(group: LocalGroup, version: int, folders: list[str]) -> Any:
+        shards = {"x": np.full(1000, group.rank)}
+        return aggregate(tmp_path / folders[group.rank], version, shards, group, part_size=1000, keep=1)
+
+    assert together(2, lambda group: work(group, 1, ["to", "to"]), tmp_path / "one")[0].parts == 2
+    for error in together(2, lambda group: work(group, 2, ["to", "other"]), tmp_path / "two"):
+        assert isinstance(error, pmstore.ArchiveUnavailableError) and "other folders" in str(error)
+    assert latest_common([tmp_path / "to"]) == 1 and open_aggregate(tmp_path / "to").is_whole(verify=True)
+
+
 # ---- damage
 
 

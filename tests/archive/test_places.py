@@ -122,6 +122,26 @@ def test_what_one_place_keeps_is_listed(tmp_path: Path) -> None:
     assert list(Archive(Sources(places[:1]))) == [2, 3]
 
 
+def test_a_place_that_lags_keeps_its_newest_and_tagged_versions(tmp_path: Path) -> None:
+    near, far = tmp_path / "near", tmp_path / "far"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        for places in ([near, far], [near]):
+            with store.drain(places) as drain:
+                for _ in range(3):
+                    store["n"] = store.get("n", 0) + 1
+                    store.commit()
+                    drain.wait()
+            if len(places) == 2:
+                first, _, newest = archive.open(far)
+                archive.open(far).tag("best", first)
+    gone = archive.open([near, far]).forget(keep=2)
+    assert len(archive.open(near)) == 3 and first not in gone and newest not in gone
+    behind = archive.open(far)
+    assert list(behind) == [first, newest] and behind.verify().ok
+    assert (behind[first]["n"], behind[newest]["n"]) == (1, 3)
+    behind.restore(tmp_path / "again.pm")
+
+
 def test_places_of_different_stores(tmp_path: Path) -> None:
     for name in "ab":
         goes_on(tmp_path / f"{name}.pm", [tmp_path / name], {})

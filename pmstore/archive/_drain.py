@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pmstore._display import size_text
 from pmstore._errors import (
     ArchiveConflictError,
+    ArchiveDamagedError,
     ArchiveError,
     ArchiveUnavailableError,
     ArchiveWarning,
@@ -112,6 +113,7 @@ class Steps:
         self._captured_at = time.time()
         self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
         self.jobs: deque[Flush] = deque()
+        self.tell: Callable[[str], object] = lambda text: None  # of versions that could not be removed
         self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
         self._writing = Writing(
             self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
@@ -239,7 +241,14 @@ class Steps:
             self._seen = Seen(0)
 
     def _retain(self, number: int) -> None:
-        self.targets[number].retain(self.options.keep, min(target.last for target in self.targets[number:]))
+        """Removes versions. If that fails, they stay, and the next call tries again."""
+        try:
+            self.targets[number].retain(self.options.keep, min(target.last for target in self.targets[number:]))
+        except (ArchiveDamagedError, ArchiveUnavailableError) as error:
+            if self.options.raises:
+                raise
+            tell, self.tell = self.tell, lambda text: None  # once
+            tell(f"versions stay that could go: {error}")
 
 
 class Trouble:
@@ -301,6 +310,7 @@ class Drain:
         self._pid = os.getpid()
         self._steps = steps
         self._trouble = trouble
+        steps.tell = trouble.warn
         self._options = steps.options
         self._capturing = threading.Lock()  # around the capture and the flush
         self._changed = threading.Condition()  # notified when any of what follows changes
@@ -366,6 +376,8 @@ class Drain:
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
         with self._changed:
+            if sequence is None:
+                self._raise()
             wanted = self._newest() if sequence is None else operator.index(sequence)
             while (done := min(target.last for target in self._steps.targets)) < wanted:
                 self._raise()
@@ -448,7 +460,7 @@ class Drain:
         store = self._store()
         if store is not None and self in store._drains:
             store._drains.remove(self)
-        last = self._steps.captured if self._errors[0] is None else max(self._steps.captured, self._committed)
+        last = self._newest() if any(self._errors) else self._steps.captured
         if any(target.last < last for target in self._steps.targets):
             error = next((one for one in self._errors if one is not None), None)
             text = f"the drain ended, and {self._lacking(last)}{f' ({error})' if error is not None else ''}"
@@ -457,10 +469,12 @@ class Drain:
             warnings.warn(text, ArchiveWarning, stacklevel=2)
 
     def _newest(self) -> int:
-        """The newest commit; of an ended drain, as far as it knows."""
+        """The newest commit; of an ended drain and a store that is gone, as far as it knows."""
         with self._changed:
-            steps = self._steps
-            return max(steps.captured, newest(steps.fd) if steps.fd >= 0 else self._committed)
+            steps, store = self._steps, self._store()
+            if steps.fd >= 0:
+                return max(steps.captured, newest(steps.fd))
+            return max(steps.captured, self._committed, -1 if store is None or store.closed else store.sequence)
 
     def _lacking(self, wanted: int) -> str:
         lacking = [

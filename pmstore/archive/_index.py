@@ -12,11 +12,12 @@ deleting the others changes nothing.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
-from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
 from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 
@@ -291,7 +292,8 @@ class IndexWriter:
             self.index.segments = segments
         else:
             self.index = Index(segments)
-        self._place.delete(segment.name for segment in old)
+        with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
+            self._place.delete(segment.name for segment in old)
 
 
 def _newest_token(place: Place) -> int:

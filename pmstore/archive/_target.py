@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pmstore._errors import ArchiveConflictError, ArchiveDamagedError
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveUnavailableError
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
@@ -191,7 +191,9 @@ class Target:
         named = {part for row in self.index.rows() for part in row.parts}
         there = (f"parts/{name}" for name in self.place.list("parts"))
         own = f"parts/{self.writer}-"  # of a version whose row comes later
-        self.place.delete([name for name in there if is_part(name) and name not in named and not name.startswith(own)])
+        gone = [name for name in there if is_part(name) and name not in named and not name.startswith(own)]
+        with contextlib.suppress(ArchiveUnavailableError):  # the versions are there; another drain tries again
+            self.place.delete(gone)
 
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""

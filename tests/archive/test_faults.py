@@ -19,6 +19,7 @@ from pmstore.archive import _begin, _drain
 from pmstore.archive._archive import Archive
 from pmstore.archive._codecs import Chain
 from pmstore.archive._objects import LocalPlace
+from pmstore.archive._place import unavailable
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Crash, Memory, archived, stepping
 
@@ -261,3 +262,71 @@ def test_numbers_of_numpy(tmp_path: Path) -> None:
     assert one in found and found[one]["x"] == 0  # type: ignore[index]
     assert found.restore(tmp_path / "again.pm", one) == 1  # type: ignore[arg-type]
     assert found.forget(np.array([1, 2])) == [1, 2]  # type: ignore[arg-type]
+
+
+class Undeletable(LocalPlace):
+    """A place that takes objects, and lets none go, as an account without that permission finds it."""
+
+    def delete(self, names: Any) -> None:
+        for name in names:
+            if not name.startswith("writers/"):
+                raise unavailable(self.url, name, "deleted", PermissionError(13, "Permission denied"))
+
+
+def test_a_place_that_lets_nothing_go_gets_all_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither retention nor the merging of the index ends the drain."""
+    monkeypatch.setattr(_begin, "place_of", lambda url, *_, **__: Undeletable(url))
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with warnings.catch_warnings(), store.drain(tmp_path / "to", keep=2) as drain:
+            warnings.simplefilter("ignore", pmstore.ArchiveWarning)
+            for value in range(40):
+                store["n"] = value
+                store.commit()
+                assert drain.wait() == store.sequence
+    found = archive.open(tmp_path / "to")
+    assert found[found.latest]["n"] == 39 and found.verify().ok
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_damaged_tag_ends_no_drain_in_silence(tmp_path: Path, on_error: Any) -> None:
+    """Nothing is removed, as the tag may name it."""
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "to", keep=1, on_error=on_error)
+        for value in range(6):
+            store["n"] = value
+            store.commit()
+            if value < 3:
+                drain.wait()
+            if value == 2:
+                archive.open(tmp_path / "to").tag("best")
+                (tmp_path / "to" / "tags" / "best").write_bytes(b"")
+                first = store.sequence
+        if on_error == "warn":
+            with pytest.warns(pmstore.ArchiveWarning, match="versions stay that could go: .*best"):
+                assert drain.wait() == store.sequence
+                drain.close()
+            with pytest.warns(pmstore.ArchiveWarning, match="the tag 'best' is damaged"):
+                assert first in archive.open(tmp_path / "to").versions()
+            return
+        with pytest.raises(pmstore.ArchiveDamagedError, match="best"):
+            drain.wait(store.sequence + 1)
+        store["n"] = 7
+        store.commit()
+        with pytest.raises(pmstore.ArchiveDamagedError, match="best"):
+            drain.wait()
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="the drain ended"):
+            drain.close()
+
+
+def test_a_closed_drain_does_not_answer_for_later_commits(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "to")
+        store["n"] = 1
+        store.commit()
+        drain.close()
+        assert drain.wait() == store.sequence
+        store["n"] = 2
+        store.commit()
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="the drain is closed"):
+            drain.wait()
+        assert drain.wait(store.sequence - 1) == store.sequence - 1

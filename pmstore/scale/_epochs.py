@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pmstore._errors import NondeterminismError, ShardError, ShardTimeoutError, WorkersLostError
 from pmstore.scale._engine import Engine
+from pmstore.scale._gather import _kinds, _layouts
 from pmstore.scale._holder import Function
 from pmstore.scale._messages import BEHIND, Array, Lost, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
@@ -118,11 +119,15 @@ class Epochs:
         ------
         MapReduceError
             A shard can't be computed; the message names it, and the worker.
+        ValueError
+            Results that are to be added have other names, shapes or dtypes; the message names two shards.
         """
         self._function, self._tag, self._with_log = function, tag, with_log
         self._logs: dict[int, Mapping[str, Array]] = {}  # what is shared, with the log from an epoch on
         self._tree = Tree(len(self._shards), combine)
         self._missing = len(self._shards)
+        self._adds = function.adds(shared)
+        self._one: Reply | None = None  # whose result all others are like, if they are added
         self._slowest, self._early = 0.0, math.inf
         self.late = self.lost = 0
         self._began = self._counted = self._clock()  # the second: since when `timeout` counts
@@ -231,6 +236,7 @@ class Epochs:
         """A valid reply, which has the first result of some shards."""
         assert reply.result is not None
         self._check_environment(reply)
+        self._check_layout(reply)
         waited = self._clock() - self._began
         self._slowest = max(self._slowest, waited)
         for i in missing:
@@ -301,6 +307,15 @@ class Epochs:
                 "results would depend on which of them gets a shard: give all workers the same environment",
                 reply.shard,
                 reply.worker,
+            )
+
+    def _check_layout(self, reply: Reply) -> None:
+        one = self._one = self._one or reply
+        assert reply.result is not None and one.result is not None
+        if self._adds and _layouts(reply.result) != _layouts(one.result):
+            raise ValueError(
+                f"map() returned {_kinds(reply.result)} for {self._name(reply.shard)} on {reply.worker}, and "
+                f"{_kinds(one.result)} for {self._name(one.shard)} on {one.worker}"
             )
 
     def _differs(self, reply: Reply, i: int) -> NondeterminismError:

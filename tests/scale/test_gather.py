@@ -63,7 +63,7 @@ def test_contributions_that_cannot_be_added_are_told_by_the_coordinator() -> Non
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
             return {"sums": np.zeros(len(shard))}
 
-    with pytest.raises(ValueError, match=r"map\(\) returned sums: float64 \(\d+,\) for one shard, and"):
+    with pytest.raises(ValueError, match=r"map\(\) returned sums: float64 \(\d+,\) for shard \d of 3, "):
         Odd(several(3)).run(engine=Sums())
 
     class Text(Walk):

@@ -466,7 +466,7 @@ def test_contributions_of_different_shapes_are_named() -> None:
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
             return {"rows": shard}
 
-    with pytest.raises(ValueError, match=r"rows: float64 \(30, 4\).*rows: float64 \(37, 4\)"):
+    with pytest.raises(ValueError, match=r"\(37, 4\) for shard 1 of 2.* on .*\(30, 4\) for shard 0 of 2.* on"):
         Lengths(several(2)).run(engine=Serial())
 
 

@@ -498,14 +498,16 @@ class Rated(Factors):
         return {"rate": self.rate}
 
 
-def test_a_fingerprint_that_is_equal_and_looks_different(path: Path, tmp_path: Path, undisturbed: bytes) -> None:
+def test_a_number_of_another_type_is_another_fit(path: Path, tmp_path: Path, undisturbed: bytes) -> None:
     with pytest.raises(ConnectionError):
         Rated(several(), 1, At(3, Once(tmp_path / "once", "raise"))).run(path, "f", engine=Serial())
-    assert ran(Rated(several(), 1.0), path, "f") == undisturbed
+    with pytest.raises(pmstore.FingerprintMismatchError, match=r"rate: 1 ≠ 1\.0"):
+        Rated(several(), 1.0).run(path, "f", engine=Serial())
+    assert ran(Rated(several(), 1), path, "f") == undisturbed
     (states,) = Path(f"{path}.local").iterdir()
     assert prune_local(path) == []
     shutil.rmtree(states)
-    assert ran(Rated(several(), True), path, "f") == undisturbed  # from the log
+    assert ran(Rated(several(), 1), path, "f") == undisturbed  # from the log
 
 
 def test_nan_and_shards_without_rows(path: Path) -> None:

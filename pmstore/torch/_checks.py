@@ -179,7 +179,8 @@ def _form(tensor: torch.Tensor, is_in_rows: bool) -> str:
     """The dtype and the shape. Rows have gradients in the memory order of their parameters, which is named unless it is
     C."""
     form = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    like = torch.empty_like(tensor, device="meta")
-    in_order = torch.empty(tensor.shape, device="meta")
-    is_c = not tensor.numel() or order_of(like.shape, like.stride()) == order_of(like.shape, in_order.stride())
-    return form if is_c or not is_in_rows else f"{form}, strides {like.stride()}"
+    if not is_in_rows or not tensor.numel():
+        return form
+    shape, strides = tensor.shape, torch.empty_like(tensor, device="meta").stride()
+    is_c = order_of(shape, strides) == order_of(shape, torch.empty(shape, device="meta").stride())
+    return form if is_c else f"{form}, strides {strides}"

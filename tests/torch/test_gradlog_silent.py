@@ -33,14 +33,14 @@ def iterate(log: GradLog, net: nn.Module, optimizer: torch.optim.Optimizer, unti
         log.step()
 
 
-def fit(path: Path, until: int, mode: str, change: Callable[[nn.Module], object], when: str, **options: Any) -> Any:
+def fit(path: Path, until: int, mode: Any, change: Callable[[nn.Module], object], when: str, **options: Any) -> Any:
     """Train with images. change: what the program does with the net before the log is made, or after."""
     torch.manual_seed(0)
     net = convolution()
     if when == "before":
         change(net)
     optimizer = torch.optim.Adam(net.parameters(), 0.1, **options)
-    with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=2) as log:  # type: ignore[arg-type]
+    with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=2) as log:
         if when == "after":
             change(net)
         log.resume()
@@ -53,7 +53,7 @@ def last(net: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_are_of_one_memory_order(mode: str, tmp_path: Path) -> None:
+def test_rows_are_of_one_memory_order(mode: Any, tmp_path: Path) -> None:
     """The replica is a copy by places, and goes on in any order."""
     first = fit(tmp_path / "s.pm", 4, mode, lambda net: net, "before")
     if mode == "replica":
@@ -66,20 +66,20 @@ def test_rows_are_of_one_memory_order(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_memory_order_stays_after_the_log_was_made(mode: str, tmp_path: Path) -> None:
+def test_the_memory_order_stays_after_the_log_was_made(mode: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another memory order"):
         fit(tmp_path / "s.pm", 4, mode, last, "after")
 
 
 @pytest.mark.parametrize("mode", ["dense", "replica"])
-def test_a_fused_optimizer_with_gradients_in_another_memory_order(mode: str, tmp_path: Path) -> None:
+def test_a_fused_optimizer_with_gradients_in_another_memory_order(mode: Any, tmp_path: Path) -> None:
     """It reads them as they lie in memory."""
 
     def train(path: Path, until: int) -> Any:
         torch.manual_seed(0)
         net = nn.Linear(6, 4, bias=False)
         optimizer = torch.optim.Adam(net.parameters(), 0.1, fused=True)
-        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=3) as log:
             for _ in range(log.resume(), until):
                 net.weight.grad = torch.randn(6, 4).t()
                 log.step()
@@ -148,7 +148,7 @@ PLACES = [
 @pytest.mark.parametrize(("place", "when"), PLACES)
 @pytest.mark.parametrize("hook", [noise, slow, double, halve, shrink])
 @pytest.mark.parametrize("mode", ["dense", "replica"])
-def test_hooks_of_the_optimizer(mode: str, hook: Hook, place: str, when: str, tmp_path: Path) -> None:
+def test_hooks_of_the_optimizer(mode: Any, hook: Hook, place: str, when: str, tmp_path: Path) -> None:
     """What hooks do is in the rows, or a commit has a full state; a replay calls none."""
 
     def train(path: Path, until: int) -> Any:
@@ -161,15 +161,15 @@ def test_hooks_of_the_optimizer(mode: str, hook: Hook, place: str, when: str, tm
 
         with pmstore.open(path) as store:
             if when == "before the log":
-                with with_hook(), GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+                with with_hook(), GradLog(net, optimizer, store, mode, batch=3) as log:
                     log.resume()
                     iterate(log, net, optimizer, until, 5, 4)
             elif when == "before resume":
-                with GradLog(net, optimizer, store, mode, batch=3) as log, with_hook():  # type: ignore[arg-type]
+                with GradLog(net, optimizer, store, mode, batch=3) as log, with_hook():
                     log.resume()
                     iterate(log, net, optimizer, until, 5, 4)
             else:
-                with GradLog(net, optimizer, store, mode, batch=3) as log:  # type: ignore[arg-type]
+                with GradLog(net, optimizer, store, mode, batch=3) as log:
                     if log.resume() < 1:
                         iterate(log, net, optimizer, 1, 5, 4)
                     with with_hook():
@@ -187,7 +187,7 @@ def test_hooks_of_the_optimizer(mode: str, hook: Hook, place: str, when: str, tm
 @pytest.mark.parametrize("end", ["with", "flush", "finish"])
 @pytest.mark.parametrize("batch", [1, 4, 5, 7])
 @pytest.mark.parametrize("mode", ["dense", "replica"])
-def test_code_at_the_end_of_an_epoch_runs_once_in_effect(mode: str, batch: int, end: str, tmp_path: Path) -> None:
+def test_code_at_the_end_of_an_epoch_runs_once_in_effect(mode: Any, batch: int, end: str, tmp_path: Path) -> None:
     """It runs again after a resume, so the log has what was before it."""
 
     def train(path: Path, epochs: int) -> Any:
@@ -197,7 +197,7 @@ def test_code_at_the_end_of_an_epoch_runs_once_in_effect(mode: str, batch: int, 
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         sampler = BatchSampler(10, 2)
         options = {"batch": batch, "data": sampler, "keep": {"epochs": scheduler}}
-        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, **options) as log:  # type: ignore[arg-type]
+        with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, **options) as log:
             log.resume()
             for _ in range(sampler.epoch, epochs):
                 for _ in sampler:
@@ -235,7 +235,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("how", [*MODES, "persist"])
-def test_the_extra_state_of_a_module_is_kept(how: str, tmp_path: Path) -> None:
+def test_the_extra_state_of_a_module_is_kept(how: Any, tmp_path: Path) -> None:
     def train(path: Path, until: int) -> Any:
         torch.manual_seed(0)
         net = nn.Sequential(Counting(), nn.Tanh(), Counting())
@@ -251,7 +251,7 @@ def test_the_extra_state_of_a_module_is_kept(how: str, tmp_path: Path) -> None:
                         optimizer.step()
                         store["done"] = number + 1
             else:
-                with GradLog(net, optimizer, store, how, batch=2) as log:  # type: ignore[arg-type]
+                with GradLog(net, optimizer, store, how, batch=2) as log:
                     log.resume(replay=how != "topk")
                     iterate(log, net, optimizer, until, 5, 4)
             return copies(net.state_dict())
@@ -267,13 +267,13 @@ def copies(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_buffer_whose_elements_overlap_is_refused_at_once(mode: str, tmp_path: Path) -> None:
+def test_a_buffer_whose_elements_overlap_is_refused_at_once(mode: Any, tmp_path: Path) -> None:
     """It could be written, and never be read again."""
     net = nn.Linear(4, 2)
     net.register_buffer("ones", torch.ones(1).expand(3))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with pmstore.open(tmp_path / "s.pm") as store, pytest.raises(ValueError, match=r"ones.*overlap.*clone"):
-        GradLog(net, optimizer, store, mode)  # type: ignore[arg-type]
+        GradLog(net, optimizer, store, mode)
 
 
 class Kept:

@@ -99,7 +99,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "not clipped": {"max_grad_norm": 0.0},
     "accumulated": {"gradient_accumulation_steps": 2},
-    "bf16": {"bf16": True},
+    "bf16": {"bf16": True, "use_cpu": True},
     "max_steps": {"max_steps": 17},
     "evaluated": {"eval_strategy": "steps", "eval_steps": 2},
     "evaluated after epochs": {"eval_strategy": "epoch"},

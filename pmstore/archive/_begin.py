@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pmstore._store.lineage import lineage_of, parent_of
 from pmstore.archive._codecs import chosen
-from pmstore.archive._drain import Drain, Options, Steps, Trouble
+from pmstore.archive._drain import Drain, Trouble
 from pmstore.archive._objects import Place, Retrying, place_of
 from pmstore.archive._retention import Keep
 from pmstore.archive._sizes import size_of
+from pmstore.archive._steps import Options, Steps
 
 if TYPE_CHECKING:
     from pmstore._store.store import Store

@@ -5,9 +5,7 @@
 
 1, 2 and 3 are threads. Each does its steps again and again, and sleeps when there is nothing to do. None of them holds
 a lock that a commit takes. A capture that comes late takes the newest commit, so that what can't keep up has fewer
-versions. `Steps` has the steps without the threads.
-
-I23  A version is a commit: contents, names and note are those of one snapshot (I19, I20).
+versions. `_steps.py` has the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import math
 import operator
 import os
 import sys
@@ -23,55 +20,24 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pmstore._display import size_text
-from pmstore._errors import (
-    ArchiveConflictError,
-    ArchiveDamagedError,
-    ArchiveError,
-    ArchiveUnavailableError,
-    ArchiveWarning,
-    ForkedStoreError,
-    StaleSnapshotError,
-)
-from pmstore._snapshot import Reader, newest
-from pmstore._store.held import tell_pid
+from pmstore._errors import ArchiveUnavailableError, ArchiveWarning, ForkedStoreError, StaleSnapshotError
+from pmstore._snapshot import newest
 from pmstore._store.opening import seconds
-from pmstore.archive._capture import Seen, capture
-from pmstore.archive._codecs import Codecs
-from pmstore.archive._format import Row
-from pmstore.archive._objects import Place, RecoveredError
-from pmstore.archive._retention import Keep
-from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target
-from pmstore.archive._tuning import Tuner
-from pmstore.archive._versions import Library
-from pmstore.archive._writing import Flush, Stored, Writing
+from pmstore.archive._objects import RecoveredError
+from pmstore.archive._steps import Steps
 
 if TYPE_CHECKING:
     from pmstore._store.store import Store
 
-__all__ = ["Drain", "Options", "Progress", "Steps", "Trouble"]
+__all__ = ["Drain", "Progress", "Trouble"]
 
 _SHARE = 0.1  # of a processor that captures take, at most, so that the program keeps its own
 _LINGER = 0.5  # seconds that a version waits for others to share its part, at most
 _SOON, _LATER = 0.01, 0.05  # seconds between two looks for a commit: soon after one, and later
 _TURN = 0.25  # seconds between two looks for anything else
-
-
-class Options(NamedTuple):
-    """The arguments of `Store.drain`, checked."""
-
-    every: int
-    keep: Keep
-    codec: Codecs
-    part_size: int
-    queue_size: int
-    raises: bool
-    mtbf: float | None = None
 
 
 class Progress(NamedTuple):
@@ -96,159 +62,6 @@ class Progress(NamedTuple):
     archived: dict[str, int]
     queued: int
     error: str | None
-
-
-class Steps:
-    """The steps of a drain, each function in a thread of its own."""
-
-    def __init__(self, fd: int, places: Sequence[Place], about: dict[str, Any], options: Options) -> None:
-        """fd: of the store's file, open for reading; it becomes the drain's. about: the archive object, if there is
-        none yet."""
-        self.fd = fd
-        self.options = options
-        self.reader = Reader(fd, tell_pid)
-        self.targets = [Target(place, about) for place in places]
-        self.captured = self.targets[0].last
-        self._tuner = None if options.mtbf is None else Tuner(options.mtbf)
-        self._captured_at = time.time()
-        self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
-        self.jobs: deque[Flush] = deque()
-        self.tell: Callable[[str], object] = lambda text: None  # of versions that could not be removed
-        self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
-        self._writing = Writing(
-            self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
-        )
-        self._refuse_if_behind()
-
-    def _last(self) -> int | None:
-        return self.captured if self.captured >= 0 else None
-
-    def _refuse_if_behind(self) -> None:
-        now = newest(self.fd)
-        for target in self.targets:
-            row = target.index.find(now) if self.captured < now else None
-            if row is not None and row.lossy:  # the version would be another one in the first place (I27)
-                raise ArchiveConflictError(
-                    f"{target.place.url} has version {now} with approximated arrays, and {self.targets[0].place.url} "
-                    "lacks it: name the place that has it first, or commit before the drain begins"
-                )
-            if target.last > now:
-                raise ArchiveConflictError(
-                    f"{target.place.url} has version {target.last}, and the store is at {now}: it was taken back "
-                    "since. Archive.fork makes a store that goes on from an older version, with an archive of its own"
-                )
-
-    def _stored(self) -> list[tuple[bytes, Stored]]:
-        """Frames of the newest version, which the first base need not write anew."""
-        target = self.targets[0]
-        if self.captured < 0:
-            return []
-        try:
-            entries = Library(Sources([target.place])).entries(target.index.chain(self.captured))
-        except ArchiveError as error:
-            warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)
-            return []
-        return [
-            (key, (frame, chain))
-            for key, item in entries.items()
-            for frame, chain in item.frames
-            if not chain.delta and len(frame.runs) == 1
-        ]
-
-    @property
-    def queued(self) -> int:
-        """Bytes that wait in memory."""
-        return self._writing.waiting + sum(job.nbytes for job in list(self.jobs))
-
-    @property
-    def encoded(self) -> bool:
-        """Whether versions wait for others to share their part."""
-        return bool(self._writing.rows)
-
-    def capture(self) -> bool:
-        """Encodes the newest commit, if it is newer than the last version. Returns whether it was."""
-        if newest(self.fd) <= self.captured:
-            return False
-
-        def write(changes: Any) -> Any:
-            return self._writing.version(changes) if changes.sequence > self.captured else None
-
-        row = capture(self.reader, self._seen, write)
-        if row is None:
-            return False
-        self.captured = row.version
-        if self._writing.waiting >= self.options.part_size or len(self._writing.rows) >= self._tuned(row):
-            self._writing.flush()
-        return True
-
-    def _tuned(self, row: Row) -> float:
-        """The versions that share a part, at most. It also sets when the next base comes."""
-        if self._tuner is None:
-            return math.inf
-        while self._measured:
-            self._tuner.wrote(*self._measured.popleft())
-        self._tuner.committed(max(1e-6, row.time - self._captured_at), row.stored)
-        self._captured_at = row.time
-        if row.previous is None:
-            self._tuner.based(self._writing.base_bytes)
-        chosen = self._tuner.choice()
-        self._writing.base_after = chosen.base_interval - 1
-        return chosen.batch
-
-    def wait_for_room(self, room: Callable[[], None]) -> None:
-        """`room` is called in the middle of a version that has filled a part, after that was handed over."""
-        self._writing.room = room
-
-    def flush(self) -> None:
-        """Hands the versions that were encoded over to the first place."""
-        self._writing.flush()
-
-    def write(self) -> bool:
-        """Writes the oldest of the waiting flushes to the first place. False if there is none."""
-        if not self.jobs:
-            return False
-        begun = time.monotonic()
-        self.targets[0].write(self.jobs[0])
-        self._measured.append((self.jobs.popleft().nbytes, time.monotonic() - begun))
-        self._retain(0)
-        return True
-
-    def copy(self, number: int) -> bool:
-        """Brings a further place up to the one before. False if it is."""
-        near = self.targets[number - 1]
-        if not self.targets[number].copy(near.index, near.place):
-            return False
-        self.copy_tags(number)
-        self._retain(number)
-        return True
-
-    def copy_tags(self, number: int) -> None:
-        """Copies the tags of the place before to a further place, before versions are removed there."""
-        self.targets[number].copy_tags(self.targets[number - 1].place)
-
-    def leave(self) -> None:
-        """A forked process calls this: the parent keeps everything."""
-        if self.fd >= 0:
-            self.reader.leave()
-
-    def close(self) -> None:
-        """The file is not read any more."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            del self.reader
-            os.close(fd)
-            tell_pid()
-            self._seen = Seen(0)
-
-    def _retain(self, number: int) -> None:
-        """Removes versions. If that fails, they stay, and the next call tries again."""
-        try:
-            self.targets[number].retain(self.options.keep, min(target.last for target in self.targets[number:]))
-        except (ArchiveDamagedError, ArchiveUnavailableError) as error:
-            if self.options.raises:
-                raise
-            tell, self.tell = self.tell, lambda text: None  # once
-            tell(f"versions stay that could go: {error}")
 
 
 class Trouble:

@@ -11,9 +11,9 @@ import numpy as np
 import pmstore
 from pmstore._store.lineage import lineage_of, parent_of
 from pmstore.archive._codecs import chosen
-from pmstore.archive._drain import Options, Steps
 from pmstore.archive._objects import Buffer, MissingObjectError, ObjectExistsError, Place, ShortObjectError
 from pmstore.archive._retention import Keep
+from pmstore.archive._steps import Options, Steps
 
 __all__ = ["Crash", "Memory", "contents", "same", "stepping"]
 

@@ -15,7 +15,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive import _begin, _drain
+from pmstore.archive import _begin, _drain, _steps
 from pmstore.archive._archive import Archive
 from pmstore.archive._codecs import Chain
 from pmstore.archive._objects import LocalPlace
@@ -28,7 +28,7 @@ pytest.importorskip("numcodecs")
 
 def captures(monkeypatch: pytest.MonkeyPatch, *errors: Exception | None) -> list[str]:
     """The names of the threads that capture from now on. errors: what the first captures raise."""
-    real, threads, left = _drain.capture, list[str](), list(errors)
+    real, threads, left = _steps.capture, list[str](), list(errors)
 
     def capture(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
@@ -36,7 +36,7 @@ def captures(monkeypatch: pytest.MonkeyPatch, *errors: Exception | None) -> list
             raise error
         return real(*arguments)
 
-    monkeypatch.setattr(_drain, "capture", capture)
+    monkeypatch.setattr(_steps, "capture", capture)
     return threads
 
 

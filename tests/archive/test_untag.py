@@ -12,8 +12,8 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive._archive import Archive
-from pmstore.archive._drain import Steps
 from pmstore.archive._sources import Sources
+from pmstore.archive._steps import Steps
 from tests.archive.stepping import Crash, Memory, archived, stepping
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -39,6 +40,7 @@ from pmstore.archive._versions import Entries, Library, Version
 __all__ = ["Archive", "Info", "open", "restore"]
 
 _ENTRIES = 1 << 16  # of versions, that are kept in memory, about
+_ATTEMPTS = 20  # to restore a version that is not removed meanwhile
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 T = TypeVar("T")
@@ -164,7 +166,8 @@ class Archive(Mapping[int, Version]):
         """A version as a mapping from names to values. Raises UnknownVersionError, which is a KeyError;
         ArchiveDamagedError."""
         archive, row = self._find(version)
-        return archive._opened(row)
+        with archive._reading(row.version):
+            return archive._opened(row)
 
     def log(self) -> list[Info]:
         """A list of all versions, from the index alone: no version is read."""
@@ -334,25 +337,36 @@ class Archive(Mapping[int, Version]):
         int
             The version, which is the store's sequence number.
 
-        Raises StoreExistsError, UnknownVersionError, ArchiveDamagedError, ArchiveUnavailableError, OutOfSpaceError.
+        Raises StoreExistsError, UnknownVersionError if there is no such version, or a drain removed it meanwhile;
+        ArchiveDamagedError, ArchiveUnavailableError, OutOfSpaceError.
         """
         target = path_of(path)
         self.refresh()
         if version is not None:
             version = _number(version)
-            archive, row = self._find(version)
-            archive._restore(row, target, progress, fork=version != self.latest)
+            self._restored(version, target, progress, fork=False)
             return version
-        for number, version in enumerate(reversed(self.versions())):
-            archive, row = self._find(version)
+        if not len(self):
+            raise UnknownVersionError(f"{self.url} has no version yet")
+        damaged: set[int] = set()
+        removed = 0  # versions that went while they were read
+        while removed < _ATTEMPTS:
+            found = next((version for version in reversed(self.versions()) if version not in damaged), None)
+            if found is None:
+                raise ArchiveDamagedError(f"{self.url} has no version that is whole")
             try:
-                archive._restore(row, target, progress, fork=bool(number))
+                self._restored(found, target, progress, fork=False)
+            except UnknownVersionError:
+                removed += 1
             except ArchiveDamagedError as error:
-                text = f"version {version} is damaged ({error}): an older version is restored"
+                damaged.add(found)
+                text = f"version {found} is damaged ({error}): an older version is restored"
                 warnings.warn(text, ArchiveWarning, stacklevel=2)
-                continue
-            return version
-        raise ArchiveDamagedError(f"{self.url} has no version that is whole")
+            else:
+                return found
+        raise ArchiveUnavailableError(
+            f"versions of {self.url} are removed while they are read: tag one, or let the drain keep more"
+        )
 
     def fork(self, version: int, path: str | bytes | os.PathLike[Any], *, progress: Progress | None = None) -> int:
         """Make a store that continues from a version with an archive of its own.
@@ -362,18 +376,41 @@ class Archive(Mapping[int, Version]):
 
         Parameters, return value and errors as of `restore`.
         """
-        version = _number(version)
+        version, target = _number(version), path_of(path)
+        _refuse_taken(target)
         self.tag(f"fork-{version}", version)
-        archive, row = self._find(version)
-        archive._restore(row, path_of(path), progress, fork=True)
+        self._restored(version, target, progress, fork=True)
         return version
 
-    def _restore(self, row: Row, path: str, progress: Progress | None, *, fork: bool) -> None:
-        refuse_taken(path, os.devnull, "the archive", "a version is restored to a new file")
+    def _restored(self, version: int, path: str, progress: Progress | None, *, fork: bool) -> None:
+        """fork: the store has an archive of its own, even if it could continue this one."""
+        archive, row = self._find(version)
+        lineage, parent = self._about["lineage"], self.parent
+        # A fork whose drain was killed may have no version of its own yet. It goes on from the one that it left.
+        is_newest = version == self.latest and (archive is self or version == (parent or ("", None))[1])
+        if fork or not is_newest:
+            lineage, parent = None, (archive.url, version)
+        with archive._reading(version):
+            archive._restore(row, path, progress, lineage, parent)
+
+    @contextlib.contextmanager
+    def _reading(self, version: int) -> Iterator[None]:
+        """Around what reads a version. Raises UnknownVersionError if it is damaged because a drain has removed it."""
+        try:
+            yield
+        except ArchiveDamagedError as error:
+            self.refresh()
+            row = self._index.find(version)
+            if row is not None and row.kept:
+                raise
+            raise UnknownVersionError(f"version {version} of {self.url} was removed meanwhile") from error
+
+    def _restore(
+        self, row: Row, path: str, progress: Progress | None, lineage: str | None, parent: tuple[str, int] | None
+    ) -> None:
+        _refuse_taken(path)
         entries = self._entries(row)
         total, done = sum(item.length for item in entries.values()), 0
-        lineage = None if fork else self._about["lineage"]
-        parent = (self.url, row.version) if fork else self.parent
         with written_anew(path, room=_room(entries), sequence=row.version) as new:
             for key, item in entries.items():
                 if key == LINEAGE_KEY:
@@ -465,6 +502,10 @@ def _number(version: Any) -> int:
     if not isinstance(version, (int, np.integer)) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {type(version).__name__}")
     return int(version)
+
+
+def _refuse_taken(path: str) -> None:
+    refuse_taken(path, os.devnull, "the archive", "a version is restored to a new file")
 
 
 def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:

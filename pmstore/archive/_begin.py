@@ -69,6 +69,9 @@ def begin(
     places = [
         Retrying(place, trouble.stop, trouble.tell, patience=_PATIENCE) for place in places_of(url, storage_options)
     ]
+    named = [place.url if "://" in place.url else os.path.realpath(place.url) for place in places]
+    if len(set(named)) < len(named):
+        raise ValueError(f"each place of an archive is another one, not {', '.join(named)}")
     core = store._catalog.core
     about = {
         "id": secrets.token_hex(16),

@@ -27,7 +27,7 @@ from pmstore._values.array import read_layout
 from pmstore.archive._codecs import FRAME, Bytes
 from pmstore.archive._format import Loss
 
-__all__ = ["Approximation", "Change", "Changes", "Known", "Seen", "capture"]
+__all__ = ["Approximation", "Change", "Changes", "Known", "Seen", "capture", "mark"]
 
 _SMALL = 2016  # bytes; larger contents have a table of hashes in pages of its own
 
@@ -128,9 +128,7 @@ class Changes(NamedTuple):
         change, known = self.changed[key], self.known[key]
         assert change is not None
         change.data[:] = contents
-        small = len(contents) <= _SMALL
-        hashes = contents.data if small else np.array(_block_hashes(contents), np.uint64).data.cast("B")
-        self.known[key] = known._replace(mark=_mark(key, known.entry, hashes), approximation=approximation)
+        self.known[key] = known._replace(mark=mark(key, known.entry, contents), approximation=approximation)
 
     def element(self, key: bytes) -> int:
         """The bytes of an element of an array, as far as codecs go; 1 for anything else."""
@@ -276,9 +274,12 @@ def _mark(key: bytes, entry: Entry, contents: Any) -> int:
     return hash64(repr((key, entry.kind, entry.flags, entry.length, entry.meta, hash64(contents))).encode())
 
 
-def _block_hashes(contents: Bytes) -> list[int]:
-    """The hashes of the blocks, in the form of `Snapshot.block_hashes`."""
-    return [hash64(contents[at : at + BLOCK].data) for at in range(0, len(contents), BLOCK)]
+def mark(key: bytes, entry: Entry, contents: Bytes) -> int:
+    """The mark of an entry with these contents: see Known."""
+    if len(contents) <= _SMALL:
+        return _mark(key, entry, contents.data)
+    hashes = [hash64(contents[at : at + BLOCK].data) for at in range(0, len(contents), BLOCK)]
+    return _mark(key, entry, np.array(hashes, np.uint64).data.cast("B"))
 
 
 def _runs(blocks: Any, length: int) -> Runs:

@@ -12,7 +12,7 @@ from pmstore._display import aligned, count_text, name_text, size_text
 from pmstore._errors import ArchiveDamagedError, UnknownVersionError
 from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
-from pmstore._values.as_json import print_json
+from pmstore._values.as_json import print_json, to_json
 from pmstore.archive import _archive
 from pmstore.archive._archive import Archive, Info
 from pmstore.archive._export import export
@@ -147,9 +147,10 @@ def list_(chosen: argparse.Namespace) -> int:
 
 
 def _in_json(archive: Archive, row: Info, losses: bool) -> dict[str, Any]:
-    found = {**row._asdict(), "loss": None if row.loss is None else row.loss._asdict()}
+    loss = None if row.loss is None else row.loss._asdict()
+    found = {**row._asdict(), "attributes": to_json(row.attributes), "loss": to_json(loss)}
     if losses:
-        found["losses"] = {name: loss._asdict() for name, loss in archive[row.version].losses.items()}
+        found["losses"] = {name: to_json(loss._asdict()) for name, loss in archive[row.version].losses.items()}
     return found
 
 

@@ -123,7 +123,6 @@ class Drain:
         self._pid = os.getpid()
         self._steps = steps
         self._trouble = trouble
-        steps.tell = trouble.warn
         self._options = steps.options
         self._capturing = threading.Lock()  # around the capture and the flush
         self._changed = threading.Condition()  # notified when any of what follows changes
@@ -133,7 +132,7 @@ class Drain:
         self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
-        steps.wait_for_room(self._room)
+        steps.attach(self._room, trouble.warn)
         _drains.add(self)
         for number in range(len(self._ended)):
             name = f"pmstore-drain-{number}"
@@ -264,10 +263,15 @@ class Drain:
             self._closing = True
             self._changed.notify_all()
             shown = _Shown(self._steps)
-            while not all(self._ended) and (left := limit - time.monotonic()) > 0:
-                self._changed.wait(min(left, _TURN))
-                shown.update()
-            shown.end()
+            try:
+                while not all(self._ended) and (left := limit - time.monotonic()) > 0:
+                    self._changed.wait(min(left, _TURN))
+                    shown.update()
+            except BaseException:  # an interrupt: nobody waits for the places any more, also not the end of Python
+                self._trouble.stop.set()
+                raise
+            finally:
+                shown.end()
         self._trouble.stop.set()
         _drains.discard(self)
         store = self._store()

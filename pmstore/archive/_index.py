@@ -236,8 +236,14 @@ class IndexWriter:
         raise ArchiveConflictError(f"too many processes begin to write {place.url} at once")
 
     def require_newest(self) -> None:
-        """Raises ArchiveConflictError if another writer has begun."""
-        if _newest_token(self._place) > self._token:
+        """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied."""
+        newest = _newest_token(self._place)
+        if newest < self._token:
+            raise ArchiveDamagedError(
+                f"{self._place.url} was emptied or taken away while it was written: begin another drain, which writes "
+                "everything anew"
+            )
+        if newest > self._token:
             raise ArchiveConflictError(
                 f"another process drains to {self._place.url} since: one archive has one writer. Drain each store to "
                 "a place of its own"
@@ -268,15 +274,18 @@ class IndexWriter:
             self._replace(len(segments) - _FAN, len(segments), [row for _, rows in tail for row in rows])
             segments = self.index.segments
 
-    def change(self, changed: Callable[[Row], Row | None]) -> None:
+    def change(self, changed: Callable[[Row], Row | None], earlier: Index | None = None) -> None:
         """Replaces rows by those that the function returns; None removes a row. Objects without a change stay.
 
         The newest object comes first: after a crash, no version is listed that needs one that is gone (I26).
+
+        earlier: the index before the last call. Its rows are changed instead, so that some come back, the oldest first.
         """
-        for number in reversed(range(len(self.index.segments))):
-            rows = self.index.segments[number][1]
+        numbers = range(len(self.index.segments))
+        for number in numbers if earlier is not None else reversed(numbers):
+            rows = (earlier or self.index).segments[number][1]
             after = [row if new is None else new.packed() for row in map(Row.checked, rows) if (new := changed(row))]
-            if after != rows:
+            if after != self.index.segments[number][1]:
                 self.require_newest()
                 self._replace(number, number + 1, after)
 

@@ -7,14 +7,14 @@ I26  A version is removed only when no version that stays needs it, and a part i
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from pmstore.archive._format import Row
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import Place
 
-__all__ = ["Keep", "forget", "retain"]
+__all__ = ["Keep", "forget", "leaving"]
 
 
 class Keep(NamedTuple):
@@ -63,35 +63,50 @@ class Keep(NamedTuple):
         return by_number or by_step or (self.age is not None and now - row.time <= self.age)
 
 
-def retain(writer: IndexWriter, place: Place, keep: Keep, tagged: Iterable[int], now: float, until: int) -> None:
-    """Removes versions by the rules of `keep`. until: versions above it stay, as another place lacks them."""
-    if keep == Keep():
-        return
-    kept = writer.index.kept()
-    always = {*tagged, kept[-1]} if kept else set()
+def leaving(index: Index, keep: Keep, tagged: Collection[int], now: float, until: int) -> set[int]:
+    """The versions that go by the rules of `keep`; none as long as they are few. until: versions above it stay, as
+    another place lacks them."""
+    kept = index.kept()
     going = set()
-    for number, row in enumerate(reversed(list(writer.index.rows()))):
-        if row.kept and row.version <= until and row.version not in always and not keep.stays(number, row, now):
+    for number, row in enumerate(reversed(list(index.rows()))):
+        stays = row.version > until or row.version in kept[-1:] or row.version in tagged
+        if row.kept and not stays and not keep.stays(number, row, now):
             going.add(row.version)
-    if len(going) * 16 >= len(kept):  # in one go, so that each version costs little
-        forget(writer, place, going)
+    return going if len(going) * 16 >= len(kept) else set()  # in one go, so that each version costs little
 
 
-def forget(writer: IndexWriter, place: Place, going: set[int]) -> None:
-    """Remove versions from the list, and delete the parts that no other version needs."""
+def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[[], Iterable[int]]) -> None:
+    """Remove versions from the list, and delete the parts that no other version needs. None of them had a tag before
+    this call; tagged: reads which ones have one now.
+
+    `Archive.tag` makes the tag, and then looks whether the version is still listed::
+
+        tag       make the tag                                  ▶  is it listed?
+        forget    read the tags  ▶  write the list without it   ▶  read the tags again  ▶  put it back, or delete
+
+    If it saw the version, its tag is there when the tags are read again.
+    """
     if not going:
         return
-    index = writer.index
+    before = writer.index
+    writer.change(_without(before, going))
+    late = going.intersection(tagged())
+    if late:
+        writer.change(_without(before, going - late), before)
+    there = {part for row in before.rows() for part in row.parts}
+    place.delete(sorted(there - {part for row in writer.index.rows() for part in row.parts}))
+
+
+def _without(index: Index, going: set[int]) -> Callable[[Row], Row | None]:
+    """What becomes of each row."""
     needed = _needed(index, going)
-    before = {part for row in index.rows() for part in row.parts}
 
     def after(row: Row) -> Row | None:
         if row.version not in needed:
             return None
         return row._replace(kept=False) if row.version in going else row
 
-    writer.change(after)
-    place.delete(sorted(before - {part for row in writer.index.rows() for part in row.parts}))
+    return after
 
 
 def _needed(index: Index, going: set[int]) -> set[int]:

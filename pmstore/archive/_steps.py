@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pmstore._errors import (
-    ArchiveConflictError,
     ArchiveDamagedError,
     ArchiveError,
     ArchiveUnavailableError,
@@ -31,6 +30,7 @@ from pmstore.archive._capture import Seen, capture
 from pmstore.archive._codecs import Codecs
 from pmstore.archive._format import Row
 from pmstore.archive._objects import Place
+from pmstore.archive._past import refuse_another_past
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import Target
@@ -68,30 +68,16 @@ class Steps:
         self._captured_at = time.time()
         self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
         self.jobs: deque[Flush] = deque()
-        self.tell: Callable[[str], object] = lambda text: None  # of versions that could not be removed
+        self._tell: Callable[[str], object] = lambda text: None
+        self._told = False  # of versions that could not be removed
         self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
         self._writing = Writing(
             self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
         )
-        self._refuse_if_behind()
+        refuse_another_past(self.reader, newest(fd), self.targets)
 
     def _last(self) -> int | None:
         return self.captured if self.captured >= 0 else None
-
-    def _refuse_if_behind(self) -> None:
-        now = newest(self.fd)
-        for target in self.targets:
-            row = target.index.find(now) if self.captured < now else None
-            if row is not None and row.lossy:  # the version would be another one in the first place (I27)
-                raise ArchiveConflictError(
-                    f"{target.place.url} has version {now} with approximated arrays, and {self.targets[0].place.url} "
-                    "lacks it: name the place that has it first, or commit before the drain begins"
-                )
-            if target.last > now:
-                raise ArchiveConflictError(
-                    f"{target.place.url} has version {target.last}, and the store is at {now}: it was taken back "
-                    "since. Archive.fork makes a store that goes on from an older version, with an archive of its own"
-                )
 
     def _stored(self) -> list[tuple[bytes, Stored]]:
         """Frames of the newest version, which the first base need not write anew."""
@@ -150,9 +136,11 @@ class Steps:
         self._writing.base_after = chosen.base_interval - 1
         return chosen.batch
 
-    def wait_for_room(self, room: Callable[[], None]) -> None:
-        """`room` is called in the middle of a version that has filled a part, after that was handed over."""
+    def attach(self, room: Callable[[], None], tell: Callable[[str], object]) -> None:
+        """`room` is called in the middle of a version that has filled a part, after that was handed over; `tell` with
+        the text of a warning."""
         self._writing.room = room
+        self._writing.tell = self._tell = tell
 
     def flush(self) -> None:
         """Hands the versions that were encoded over to the first place."""
@@ -202,5 +190,6 @@ class Steps:
         except (ArchiveDamagedError, ArchiveUnavailableError) as error:
             if self.options.raises:
                 raise
-            tell, self.tell = self.tell, lambda text: None  # once
-            tell(f"versions stay that could go: {error}")
+            if not self._told:
+                self._told = True
+                self._tell(f"versions stay that could go: {error}")

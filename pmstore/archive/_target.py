@@ -21,14 +21,14 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveUnavailableError
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
-from pmstore.archive._retention import Keep, forget, retain
+from pmstore.archive._retention import Keep, forget, leaving
 from pmstore.archive._sources import Sources
 from pmstore.archive._writing import Flush
 
@@ -151,6 +151,8 @@ class Target:
         self._writer = IndexWriter(place, Index.read(place), token)  # read when the token has ended other writers
         self._parts: set[str] | None = None  # that are here, if it is known
         self._tags: set[str] = set()  # names of tags that need not be copied any more
+        self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
+        self._removals_here: list[str] = []  # and the removals of tags then
         self._removals: set[str] = set()  # of tags, that count here no more
         self._swept = False
 
@@ -203,7 +205,11 @@ class Target:
             self._parts = {part for row in self.index.rows() for part in row.parts}
         for part in dict.fromkeys(part for row in rows for part in row.parts):
             if part not in self._parts:
-                self.place.put(part, [source.get(part)])
+                try:
+                    data = source.get(part)
+                except MissingObjectError as error:
+                    raise ArchiveDamagedError(f"{error}, so that {self.place.url} can't have its versions") from error
+                self.place.put(part, [data])
                 self._parts.add(part)
         self.append(rows)
         return bool(rows)
@@ -265,12 +271,25 @@ class Target:
     def retain(self, keep: Keep, until: int) -> None:
         """Removes versions that do not stay. until: the newest that this place and all further ones have."""
         if keep != Keep() and len(self.index):
-            tagged = tags_of(Sources([self.place])).values()
-            self._parts = None
-            retain(self._writer, self.place, keep, tagged, time.time(), until)
+            now = time.time()
+            if leaving(self.index, keep, self._tagged.values(), now, until):
+                self._forget(leaving(self.index, keep, self._read_tagged(), now, until))
 
     def forget(self, going: set[int]) -> None:
         """Removes versions, except for the newest one and tagged ones here, and parts that other versions need."""
+        self._forget(going.difference(self.index.kept()[-1:], self._read_tagged()))
+
+    def _forget(self, going: set[int]) -> None:
         self._parts = None
-        stay = {*tags_of(Sources([self.place])).values(), *self.index.kept()[-1:]}
-        forget(self._writer, self.place, going - stay)
+        forget(self._writer, self.place, going, self._read_tagged)
+
+    def _read_tagged(self) -> Collection[int]:
+        """The versions that have a tag here. A tag is read once: none changes, unless it is taken away first."""
+        removals = self.place.list("untagged")
+        if removals != self._removals_here:
+            self._removals_here, self._tagged = removals, {}
+        known, self._tagged = self._tagged, {}
+        for name in self.place.list("tags"):
+            with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
+                self._tagged[name] = known[name] if name in known else tag_of(Sources([self.place]), name)
+        return self._tagged.values()

@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 
 from pmstore._catalog.catalog import Catalog
-from pmstore._catalog.names import NOTE_KEY
+from pmstore._catalog.names import NAME_PREFIX, NOTE_KEY, name_of
 from pmstore._core import Entry, hash64
 from pmstore.archive._capture import Approximation, Change, Changes
 from pmstore.archive._codecs import FRAME, LOSSY, Bytes, Chain, Codecs
@@ -79,8 +79,10 @@ class Writing:
         last: int | None = None,
         stored: Iterable[tuple[bytes, Stored]] = (),
     ) -> None:
+        self.tell: Callable[[str], object] = lambda text: None  # of a codec that does not take some contents
         self.room: Callable[[], None] | None = None  # called in the middle of a version; it may wait, or raise
         self.base_after: int | None = None  # differentials until the next base; None: as `_base_is_due` says
+        self._told: set[str] = set()  # codecs that `tell` told of
         self._writer, self._codecs, self._part_size, self._flush = writer, codecs, part_size, flush
         self._coder: Coder | None = None  # of lossy differences
         self._number = 0  # of the part that is being filled,
@@ -327,7 +329,17 @@ class Writing:
             return known
         configs = self._codecs.configs(key)
         chain = Chain.of(configs, element, len(data), before is not None)
-        encoded = chain.encode(data, before)
+        try:
+            encoded = chain.encode(data, before)
+        except MemoryError:
+            raise
+        except Exception as error:  # of a codec that a user chose: some take whole elements only
+            if not configs:
+                raise
+            self._tell(key, configs, error)
+            configs = None
+            chain = Chain.of(None, element, len(data), before is not None)
+            encoded = chain.encode(data, before)
         if len(encoded) >= len(data) and configs is None:
             chain, encoded = Chain(False, 1, ()), data.data
         if not chain.configs and not chain.delta:
@@ -336,6 +348,13 @@ class Writing:
         if not chain.delta and len(runs) == 1:
             self._have[key, runs, checksum] = made  # in case that this version has to be encoded again
         return made
+
+    def _tell(self, key: bytes, configs: tuple[dict[str, Any], ...], error: Exception) -> None:
+        name = configs[0]["id"]
+        if name not in self._told:
+            self._told.add(name)
+            what = f"of {name_of(key)!r}" if key.startswith(NAME_PREFIX) else "of a value"
+            self.tell(f"the codec {name!r} does not take the contents {what} ({error}); such contents have the default")
 
     # ---- parts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def test_list(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["archive", "list", place, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["version"] for row in rows] == [1, 2, 3, 4, 5] and rows[1]["attributes"] == {"loss": 0.5}
+
+
+def test_attributes_of_any_type_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attributes = {"loss": np.float32(0.5), "nan": np.nan, "raw": b"ab", "day": date(2026, 1, 2), "v": np.arange(2)}
+    with pmstore.open(tmp_path / "run.pm") as store, store.drain(tmp_path / "archive"):
+        with store.transaction(attributes=attributes):
+            store["w"] = 1
+    assert main(["archive", "list", str(tmp_path / "archive"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    expected = {"loss": 0.5, "nan": "nan", "raw": {"bytes": "YWI="}, "day": "2026-01-02", "v": [0, 1]}
+    assert row["attributes"] == expected
 
 
 def test_diff(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -330,3 +330,113 @@ def test_a_closed_drain_does_not_answer_for_later_commits(tmp_path: Path) -> Non
         with pytest.raises(pmstore.ArchiveUnavailableError, match="the drain is closed"):
             drain.wait()
         assert drain.wait(store.sequence - 1) == store.sequence - 1
+
+
+@pytest.mark.parametrize("codec", [{"id": "delta", "dtype": "<i4"}, {"id": "shuffle", "elementsize": 4}])
+def test_a_codec_that_takes_whole_elements_only(tmp_path: Path, codec: Any) -> None:
+    """Other contents have the default codec, and a warning says so once."""
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.warns(pmstore.ArchiveWarning, match="'(delta|shuffle)' does not take the contents of") as told:
+            with store.drain(tmp_path / "to", codec=codec) as drain:
+                store["odd"], store["even"] = np.arange(7, dtype="u1"), np.arange(1000)
+                for value in range(3):
+                    store["odd"][0] = value
+                    store["even"][0] = value
+                    store.commit()
+                    drain.wait()
+    assert len(told) == 1
+    found = archive.open(tmp_path / "to")
+    assert found.verify().ok and [int(found[v]["odd"][0]) for v in found] == [0, 1, 2]
+    assert found[3]["odd"].tolist() == [2, 1, 2, 3, 4, 5, 6] and found[3]["even"][[0, 999]].tolist() == [2, 999]
+
+
+def test_a_codec_that_loses_bits_of_odd_lengths(tmp_path: Path) -> None:
+    import numcodecs
+
+    class Pairs(numcodecs.abc.Codec):
+        codec_id = "pairs"
+
+        def encode(self, buf: Any) -> bytes:
+            data = bytes(buf)
+            return data[: len(data) // 2 * 2] + b"\0" * (len(data) % 2)
+
+        def decode(self, buf: Any, out: Any = None) -> bytes:
+            return bytes(buf)
+
+    numcodecs.register_codec(Pairs)
+    with pmstore.open(tmp_path / "store.pm") as store, pytest.raises(ValueError, match="'pairs' is lossy"):
+        store.drain(tmp_path / "to", codec=Pairs())
+
+
+def test_the_first_place_lacks_a_part(tmp_path: Path) -> None:
+    places = [tmp_path / "near", tmp_path / "far"]
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = np.random.default_rng(0).normal(size=4000)
+        with store.drain(places[0]) as drain:
+            drain.wait()
+        for part in (places[0] / "parts").iterdir():
+            part.unlink()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pmstore.ArchiveWarning)
+            drain = store.drain(places)
+            store["x"][0] = 1
+            store.commit()
+            with pytest.raises(pmstore.ArchiveDamagedError, match="is missing, so that .*far can't have its versions"):
+                drain.wait()
+            drain.close()
+
+
+def test_a_place_that_was_emptied(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = 1
+        with stepping(store, place) as steps:
+            archived(steps)
+            place.objects.clear()
+            store["x"] = 2
+            store.commit()
+            with pytest.raises(pmstore.ArchiveDamagedError, match="was emptied or taken away"):
+                archived(steps)
+        place.objects.clear()
+        with stepping(store, place) as steps:
+            archived(steps)
+    found = Archive(Sources([place]))
+    assert found[found.latest]["x"] == 2
+
+
+def test_a_place_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "to")
+    with pmstore.open(tmp_path / "store.pm") as store:
+        for other in (tmp_path / "to", f"file://{tmp_path}/to", tmp_path / "link"):
+            with pytest.raises(ValueError, match="each place of an archive is another one"):
+                store.drain([tmp_path / "to", other])
+        assert not (tmp_path / "to").exists()
+
+
+def test_an_interrupt_while_a_store_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is away. Neither the store nor the end of Python waits for it again."""
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "to")
+        store["x"] = 1
+        store.commit()
+        drain.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pmstore.ArchiveWarning)
+            (tmp_path / "to").rename(tmp_path / "away")
+            store["x"] = 2
+            store.commit()
+            changed, waits = drain._changed, list[float]()
+
+            def wait(timeout: float | None = None) -> bool:
+                if threading.current_thread() is threading.main_thread() and not waits:
+                    waits.append(timeout or 0)
+                    raise KeyboardInterrupt
+                return type(changed).wait(changed, timeout)
+
+            monkeypatch.setattr(changed, "wait", wait)
+            with pytest.raises(KeyboardInterrupt):
+                drain.close()
+            drain.close(timeout=math.inf)  # it does not wait for the place any more
+    (tmp_path / "away").rename(tmp_path / "to")
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "to") as drain:
+        assert drain.wait() == 2

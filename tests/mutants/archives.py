@@ -13,12 +13,13 @@ from pmstore.archive import _index as index
 from pmstore.archive._archive import Archive
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
-from tests.archive import test_damage, test_faults, test_lossy, test_places, test_sweeps
+from tests.archive import test_damage, test_faults, test_histories, test_lossy, test_places, test_removed, test_sweeps
 from tests.archive.stepping import Memory, archived, stepping
 from tests.mutants.build import Mutant
 
 CAPTURE, INDEX, RETENTION = (f"pmstore/archive/_{name}.py" for name in ("capture", "index", "retention"))
-TARGET, VERSIONS, WRITING = (f"pmstore/archive/_{name}.py" for name in ("target", "versions", "writing"))
+PAST, TARGET, VERSIONS = (f"pmstore/archive/_{name}.py" for name in ("past", "target", "versions"))
+WRITING = "pmstore/archive/_writing.py"
 
 NOTICED = [
     Mutant(
@@ -37,9 +38,10 @@ NOTICED = [
         "parts-deleted-before-their-rows",
         "F",
         RETENTION,
-        "writer.change(after)",
-        "place.delete(sorted(part for row in index.rows() if row.version not in needed for part in row.parts))\n"
-        "    writer.change(after)",
+        "writer.change(_without(before, going))",
+        "needed = _needed(before, going)\n"
+        "    place.delete(sorted(part for row in before.rows() if row.version not in needed for part in row.parts))\n"
+        "    writer.change(_without(before, going))",
         "a crash leaves a version that can't be read (I26)",
     ),
     Mutant(
@@ -54,8 +56,8 @@ NOTICED = [
         "nearer-place-does-not-wait-with-retention",
         "W",
         RETENTION,
-        "row.version <= until",
-        "True",
+        "row.version > until",
+        "False",
         "the further place never gets a version",
     ),
     Mutant(
@@ -71,7 +73,7 @@ NOTICED = [
         "older-writers-go-on",
         "W",
         INDEX,
-        "_newest_token(self._place) > self._token",
+        "newest > self._token",
         "False",
         "two drains write to one place",
     ),
@@ -123,7 +125,7 @@ NOTICED = [
         "state-of-the-commit-for-an-approximation",
         "W",
         CAPTURE,
-        "known._replace(mark=_mark(key, known.entry, hashes), approximation=approximation)",
+        "known._replace(mark=mark(key, known.entry, contents), approximation=approximation)",
         "known._replace(approximation=approximation)",
         "a differential is joined to contents that it was not taken to (I27)",
     ),
@@ -151,6 +153,30 @@ NOTICED = [
         "False",
         "a version has contents of two histories",
     ),
+    Mutant(
+        "another-copy-goes-on",
+        "W",
+        PAST,
+        "rest % (1 << 63) == 0",
+        "True",
+        "a version counts as durable, and the archive has another one",
+    ),
+    Mutant(
+        "tags-not-read-again",
+        "W",
+        RETENTION,
+        "late = going.intersection(tagged())",
+        "late: set[int] = set()",
+        "a version goes after it was tagged",
+    ),
+    Mutant(
+        "tags-never-read-again",
+        "W",
+        TARGET,
+        "removals != self._removals_here",
+        "False",
+        "a version goes, as its tag was another's before",
+    ),
 ]
 MUTANTS = [mutant._replace(parts=("archives",)) for mutant in NOTICED]
 
@@ -171,6 +197,9 @@ def archives(directory: Path) -> None:
     test_places.test_places_of_copies_that_went_on_without_each_other_are_not_joined(folder("copies"))
     test_places.test_a_place_gives_nothing_up_that_the_next_one_lacks(folder("lacks"))
     two_writers(folder("writers"))
+    test_histories.test_a_compacted_copy_with_other_contents("also", folder("compacted"))
+    test_removed.test_a_version_that_is_tagged_while_it_goes(True, 2, folder("tagged"))
+    test_removed.test_a_tag_is_read_once(folder("tags"))
     for wait in (0, 2):
         test_sweeps.test_a_writer_that_was_overtaken_names_no_part_that_was_deleted(folder(f"sweeps-{wait}"), wait)
     for test in (

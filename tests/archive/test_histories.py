@@ -1,0 +1,190 @@
+"""An archive has one history: a copy of a store that went another way is refused, and so is a fork's parent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive._archive import Archive
+from pmstore.archive._sources import Sources
+from tests.archive.stepping import Memory, archived, drained, stepping
+
+pytest.importorskip("numcodecs")
+
+
+def commits(path: Path, value: float, count: int, place: Any = None) -> int:
+    """Commits of x, each archived if there is a place. Returns the last one."""
+    with pmstore.open(path) as store:
+        if "x" not in store:
+            store.create_array("x", (3000,))
+        for step in range(count):
+            store["x"][:] = value + step
+            store.commit()
+            if place is not None:
+                drained(store, place)
+        return store.sequence
+
+
+@pytest.fixture
+def put_back(tmp_path: Path) -> Path:
+    """A store that was put back to version 1, and then made three commits, as many as its archive has."""
+    path, place = tmp_path / "store.pm", tmp_path / "archive"
+    commits(path, 0, 1, place)
+    shutil.copy(path, tmp_path / "copy.pm")
+    assert commits(path, 100, 3, place) == 4
+    shutil.copy(tmp_path / "copy.pm", path)
+    assert commits(path, 200, 3) == 4
+    return path
+
+
+def test_a_store_that_was_put_back_and_caught_up(put_back: Path) -> None:
+    """Its newest commit has the number of a version that has other contents: no drain may call it durable."""
+    place = put_back.with_name("archive")
+    for mode in ("r+", "r"):
+        with pmstore.open(put_back, mode) as store:
+            with pytest.raises(pmstore.ArchiveConflictError, match="version 4 with other contents"):
+                store.drain(place)
+    assert archive.open(place)[4]["x"][0] == 102, "nothing was changed"
+    with pmstore.open(put_back) as store, store.drain(place.with_name("another")) as drain:
+        assert drain.wait() == 4
+
+
+def test_a_further_place_of_another_history(put_back: Path) -> None:
+    """Its newest version has the number of the first place's, and other contents."""
+    near, far = put_back.with_name("near"), put_back.with_name("archive")
+    with pmstore.open(put_back) as store:
+        drained(store, near)
+        assert store.sequence == 4
+        with pytest.raises(pmstore.ArchiveConflictError, match="other contents"):
+            store.drain([near, far])
+
+
+def test_the_same_contents_go_on(tmp_path: Path) -> None:
+    """Its bytes may lie elsewhere, as in a copy, a compacted or a restored store."""
+    path, place = tmp_path / "store.pm", tmp_path / "archive"
+    with pmstore.open(path) as store:
+        store["values"] = {"a": [1, 2, {"b": "text"}], "big": np.arange(70_000)}
+        store.create_list("list").extend([1, "two", np.zeros(5000)])
+        store.create_array("grows", (5, 400), maxshape=(None, 400))
+        store["words"] = np.array(["a", "longer"] * 3000, np.dtypes.StringDType())
+        store.create_array("fixed", data=np.arange(9000.0), writeable=False)
+        store["gone"] = np.zeros(100_000)
+        store["fields"] = np.zeros(700, "f8,i4")
+        for _ in range(3):
+            store.append("grows", np.ones((30, 400)))
+            store.commit()
+        del store["gone"]
+        drained(store, place)
+        store.resize("grows", 40)
+        store["fields"] = store["fields"][::-2]
+        drained(store, place)
+        store.backup(tmp_path / "backup.pm")
+    shutil.copy(path, tmp_path / "copied.pm")
+    archive.open(place).restore(tmp_path / "restored.pm")
+    shutil.copy(tmp_path / "restored.pm", tmp_path / "compacted.pm")
+    pmstore.compact(tmp_path / "compacted.pm")
+    pmstore.compact(tmp_path / "copied.pm")
+    for name in ("store", "backup", "copied", "restored", "compacted"):
+        for mode in ("r", "r+"):
+            with pmstore.open(tmp_path / f"{name}.pm", mode) as store, store.drain(place) as drain:
+                assert drain.wait() == store.sequence, name
+
+
+@pytest.mark.parametrize("name", ["rows", "also", None])
+def test_a_compacted_copy_with_other_contents(name: str | None, tmp_path: Path) -> None:
+    """It lacks spare rows, so that its arrays that grow are compared row by row, and all others by their hashes."""
+    place, last = tmp_path / "archive", tmp_path / "last.pm"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store.create_array("rows", (0, 400), maxshape=(None, 400))
+        store.create_array("few", (0, 2), maxshape=(None, 2))
+        store["also"] = np.zeros(3000)
+        for _ in range(3):
+            store.append("rows", np.ones((30, 400)))
+            store.append("few", np.ones((3, 2)))
+            store.commit()
+        store.backup(last)
+        store["rows"][:] = 2
+        drained(store, place)
+    with pmstore.open(last) as store:
+        store["rows"][:] = 2
+        if name is not None:
+            store[name][70] = 7
+        store.commit()
+    assert pmstore.compact(last) > 0
+    with pmstore.open(last) as store:
+        if name is None:
+            drained(store, place)
+        else:
+            with pytest.raises(pmstore.ArchiveConflictError, match="other contents"):
+                store.drain(place)
+
+
+def test_an_approximated_version_is_not_compared(tmp_path: Path) -> None:
+    """Its state is that of the approximation, so that the store's contents prove nothing."""
+    from pmstore.codecs import LCDelta
+
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = np.random.default_rng(0).normal(size=30_000)
+        for _ in range(2):
+            with stepping(store, place, codec={"x": LCDelta(2)}) as steps:
+                for _ in range(3):
+                    store["x"] *= 1.001
+                    store.commit()
+                    archived(steps)
+    found = Archive(Sources([place]))
+    assert any(one.lossy for one in found.log()) and len(found) == 6
+
+
+def test_a_fork_without_a_version_of_its_own(tmp_path: Path) -> None:
+    """Its drain was killed before the first one. What is restored goes on with the fork's archive, not the parent's."""
+    trunk, branch, again = tmp_path / "trunk", tmp_path / "branch", tmp_path / "again.pm"
+    commits(tmp_path / "store.pm", 0, 4, trunk)
+    archive.open(trunk).fork(2, tmp_path / "fork.pm")
+    with pmstore.open(tmp_path / "fork.pm") as store, store.drain(branch):
+        pass
+    shutil.rmtree(branch / "index")
+    found = archive.open(branch)
+    assert found.versions() == [1, 2]
+    assert found.restore(again) == 2
+    with pmstore.open(again) as store:
+        with pytest.raises(pmstore.ArchiveConflictError, match="fork"):
+            store.drain(trunk)
+        store["x"][:] = 7
+        drained(store, branch)
+    found = archive.open(branch)
+    assert found.versions() == [1, 2, 3] and found[3]["x"][0] == 7 and found.parent == (str(trunk), 2)
+    assert found.restore(tmp_path / "older.pm", 2) == 2
+    with pmstore.open(tmp_path / "older.pm") as store:
+        for place in (trunk, branch):
+            with pytest.raises(pmstore.ArchiveConflictError, match="fork"):
+                store.drain(place)
+
+
+def test_a_fork_whose_parent_lost_the_version(tmp_path: Path) -> None:
+    """An older version than that of the fork does not go on with the fork's archive."""
+    trunk, branch = tmp_path / "trunk", tmp_path / "branch"
+    commits(tmp_path / "store.pm", 0, 4, trunk)
+    archive.open(trunk).fork(3, tmp_path / "fork.pm")
+    with pmstore.open(tmp_path / "fork.pm") as store, store.drain(branch):
+        pass
+    shutil.rmtree(branch / "index")
+    archive.open(trunk).untag("fork-3")
+    archive.open(trunk).forget([3])
+    assert archive.open(branch).restore(tmp_path / "again.pm") == 2
+    with pmstore.open(tmp_path / "again.pm") as store, pytest.raises(pmstore.ArchiveConflictError, match="fork"):
+        store.drain(branch)
+
+
+def test_a_path_that_is_taken_leaves_no_tag(tmp_path: Path) -> None:
+    commits(tmp_path / "store.pm", 0, 2, tmp_path / "archive")
+    found = archive.open(tmp_path / "archive")
+    with pytest.raises(pmstore.StoreExistsError):
+        found.fork(1, tmp_path / "store.pm")
+    assert archive.open(tmp_path / "archive").tags == {}

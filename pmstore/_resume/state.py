@@ -28,7 +28,8 @@ from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
 from pmstore._values.array import order_of
 from pmstore._values.generators import check_generator_state, set_generator_state
-from pmstore._values.values import encode
+from pmstore._values.types import is_text
+from pmstore._values.values import contents_of, encode
 
 __all__ = ["Field", "State", "check_generator_state"]
 
@@ -76,8 +77,10 @@ class Field:
         type. A Python float would make float32 arithmetic round differently.
     dtype : dtype, default=float
         Any dtype that a store can keep. ``object``: a Python value that a store can keep (None, str, a list, …). It is
-        None at first, and is committed when it is assigned. Such a value can also be an array whose dtype isn't known
-        before, or that each iteration makes anew. Then `shape` is its required shape, unless the value is None.
+        None at first. Each commit stores it if it was assigned, or changed in place. Such a value can also be an array
+        whose dtype isn't known before, or that each iteration makes anew. Then `shape` is its required shape, unless
+        the value is None. Each commit compares all of it with what is stored, so that a large array which changes in
+        place is better a field with axes.
     role : {"result", "working", "best", "derived"}, default="result"
         Where the field is kept, and for how long.
 
@@ -189,6 +192,7 @@ class State:
         "_fields",
         "_generators",
         "_group",
+        "_hashes",
         "_keepers",
         "_kept",
         "_live",
@@ -200,6 +204,7 @@ class State:
     _assigned: set[str]  # values that the next commit stores
     _fields: tuple[Field, ...]
     _generators: dict[str, Any]
+    _hashes: dict[str, Any]  # of values that can be changed in place, as the store has them; None: not known
     _group: Group | None  # a group of the store; None in plain memory
     _keepers: dict[str, Keeper]
     _kept: dict[str, bytes]  # encoded states of generators, as they are in the store
@@ -219,6 +224,7 @@ class State:
         set_slot("_fields", fields)
         set_slot("_group", None)
         set_slot("_kept", {})
+        set_slot("_hashes", {})
         set_slot("_live", {})
         set_slot("_assigned", set())
         set_slot("_record", np.zeros((), record_dtype(fields)))
@@ -285,6 +291,7 @@ class State:
             "_keepers": {},
             "_kept": {},
             "_live": {},
+            "_hashes": {},
             "_group": None,
         }
 
@@ -325,7 +332,8 @@ class State:
                 if field.role != "best":
                     self._arrays[field.name] = group[field.name]
             elif field.is_value:
-                self._values[field.name] = _copied(group[field.name])
+                value = self._values[field.name] = _copied(group[field.name])
+                self._hashes[field.name] = contents_of(value)
         for name in self._generators:
             self._restore(name, group)
             if isinstance(self._generators[name], np.random.RandomState):
@@ -355,8 +363,14 @@ class State:
         group = self._group
         if group is None:
             return
-        for name in self._assigned:
-            self._put_value(group, name, self._values[name])
+        for name, value in self._values.items():
+            if name in self._assigned:
+                self._put_value(group, name, value)
+                # Most values are assigned again before the next commit. Others than arrays are hashed only there.
+                self._hashes[name] = contents_of(value) if isinstance(value, np.ndarray) else None
+            elif (now := contents_of(value)) != self._hashes[name]:
+                self._put_value(group, name, value)
+                self._hashes[name] = now
         self._assigned.clear()
         for name, generator in self._generators.items() if generators else ():
             if isinstance(generator, np.random.RandomState):
@@ -376,6 +390,7 @@ class State:
             if field.role in ("working", "derived") and (field.is_array or field.is_value):
                 self._arrays.pop(field.name, None)
                 self._values.pop(field.name, None)
+                self._hashes.pop(field.name, None)
                 self._live.pop(field.name, None)
                 if self._group is not None and field.role == "working":
                     del self._group[field.name]
@@ -383,7 +398,8 @@ class State:
     def _put_value(self, group: Group, name: str, value: Any) -> None:
         """Copy a value into the store. A small array, which each iteration may make anew, goes into its existing
         place."""
-        live, small = self._live.get(name), isinstance(value, np.ndarray) and value.nbytes <= SMALL
+        is_live = isinstance(value, np.ndarray) and not is_text(value.dtype)
+        live, small = self._live.get(name), is_live and value.nbytes <= SMALL
         if small and live is not None and _layout(live) == _layout(value):
             live[...] = value
             return

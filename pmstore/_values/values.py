@@ -25,6 +25,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from pmstore._core import hash64
 from pmstore._errors import CorruptStoreError, DecodeError, TooLargeError
 from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
@@ -32,7 +33,7 @@ from pmstore._values.registry import Parts, made, parts_of, registered
 from pmstore._values.tensors import is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
-__all__ = ["DEPTH", "PLAIN", "decode", "encode", "has_containers", "type_name"]
+__all__ = ["DEPTH", "PLAIN", "contents_of", "decode", "encode", "has_containers", "type_name"]
 
 DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
 
@@ -101,6 +102,16 @@ def has_containers(value: Any) -> bool:
     if (found := registered(kind)) is not None:
         return found.watched
     return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
+
+
+def contents_of(value: Any) -> Any:
+    """A hash of all that can be changed in place, or None if nothing can be. Raises the errors of `encode`."""
+    if not has_containers(value):
+        return None
+    if type(value) is np.ndarray and value.nbytes and not is_text(value.dtype):  # without a copy, if it has no gaps
+        order = order_of(value)
+        return value.shape, value.dtype, order, hash64(value.ravel(order).view(np.uint8).data)
+    return hash64(encode(value))
 
 
 def type_name(value: Any) -> str:

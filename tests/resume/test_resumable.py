@@ -18,6 +18,7 @@ import pytest
 import pmstore
 from pmstore._core import Core
 from pmstore._resume import loop
+from pmstore._values.values import encode
 from tests.support.resuming import copied, in_memory, interrupted
 
 pytest.importorskip("xxhash")
@@ -328,6 +329,80 @@ def test_a_bad_commit_every(bad: Any, error: type[Exception], tmp_path: Path) ->
     with pytest.raises(error, match="commit_every"):
         Climb(PEAK).run(tmp_path / "x.pm", commit_every=bad)
     assert not (tmp_path / "x.pm").exists()
+
+
+@pytest.mark.parametrize("size", [4, 1 << 14])
+def test_a_value_that_is_changed_in_place(
+    size: int, tmp_path: Path, commits: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Log(pmstore.Resumable):
+        max_iter = 4
+
+        def fields(self) -> Any:
+            for name in ("list", "dict", "inside", "array", "turned", "gaps", "words", "record", "aside"):
+                yield pmstore.Field(name, dtype=object)
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {}
+
+        def start(self) -> None:
+            state = self.state
+            state.list, state.dict, state.inside = [], {"n": 0}, (1, [np.zeros(size), {}])
+            state.array, state.turned = np.zeros((2, size)), np.asfortranarray(np.zeros((2, size)))
+            state.gaps, state.words = np.zeros((2, size))[:, ::2], np.array(["a"] * 3, np.dtypes.StringDType())
+            state.record, state.aside = np.zeros((), "i4,f8")[()], []
+            self.derive()
+
+        def derive(self) -> None:
+            self.mine = self.state.aside
+
+        def step(self) -> None:
+            state, n = self.state, self.state.iteration
+            state.list.append(n)
+            state.dict["n"] += 1
+            state.inside[1][0][n] = state.inside[1][1][str(n)] = n
+            for one in (state.array, state.turned, state.gaps):
+                one[1, -1 if n else 0] += 1
+            if n == 2:
+                state.words = np.array(["b", "c", "d"], np.dtypes.StringDType())
+            state.words[1] = str(n) * 20
+            state.record["f1"] += 1
+            self.mine.append(n)
+
+    def found(state: Any) -> list[Any]:
+        return [encode(state[field.name]) for field in Log().fields()]
+
+    expected = found(Log().run())
+    number = itertools.count()
+    commits[0] = lambda: shutil.copy(tmp_path / "x.pm", tmp_path / f"{next(number)}.pm")
+    with pmstore.open(tmp_path / "x.pm") as store:
+        assert found(Log().run(store, "fit")) == expected
+    copies = commits[1:]
+    monkeypatch.undo()
+    assert len(copies) == 1 + 4 + 1 + 1
+    for copy in copies:
+        assert found(Log().run(copy, "fit")) == expected
+
+
+def test_a_value_that_stays_is_not_written_again(tmp_path: Path) -> None:
+    class Idle(pmstore.Resumable):
+        max_iter = 50
+
+        def fields(self) -> Any:
+            yield pmstore.Field("values", dtype=object)
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {}
+
+        def start(self) -> None:
+            self.state.values = [np.zeros(20_000), {"a": [1]}]
+
+        def step(self) -> None:
+            self.read = list(self.state.values)
+
+    with pmstore.open(tmp_path / "x.pm") as store:
+        Idle().run(store, "fit")
+    assert (tmp_path / "x.pm").stat().st_size < 4 << 20
 
 
 @pytest.mark.parametrize("size", [4, 1 << 14])

@@ -165,19 +165,22 @@ class Learned:
         self._arrays: dict[str, Array] = {}  # live arrays of the store
         self._nodes = b""  # encoded, as in the store
         self._layouts: dict[str, Any] = {}  # of the arrays, as in the store
+        self._gaps: dict[str, list[Any]] = {}  # of the arrays, as the estimator made them
         before = self.graph()
-        self._before = before.nodes, {name: np.array(array) for name, array in before.arrays.items()}
+        self._before = before.nodes, {name: (np.array(array), _gaps(array)) for name, array in before.arrays.items()}
 
     def describe_before(self) -> str:
         """A hash of the state before the fit, for a fingerprint."""
-        nodes, arrays = self._before
         import hashlib
 
-        return hashlib.sha256(encode([nodes, describe(arrays)])).hexdigest()[:16]
+        nodes, arrays = self._before
+        described = describe({name: array for name, (array, _) in arrays.items()})
+        return hashlib.sha256(encode([nodes, described])).hexdigest()[:16]
 
     def put_back(self) -> None:
         """Restore the state before the fit."""
-        self._restore(*self._before)
+        nodes, arrays = self._before
+        self._restore(nodes, {name: _with_gaps(*one) for name, one in arrays.items()})
 
     def remember(self, number: int, of_batch: int) -> None:
         """Add the hash of a batch."""
@@ -193,14 +196,15 @@ class Learned:
         outside = {name: array for name, array in graph.arrays.items() if not _same(array, self._arrays.get(name))}
         alive = {id(array) for array in self._arrays.values()}
         for name, array in outside.items():
+            self._gaps[name] = _gaps(array)
             # A view of another array in the store is copied: that array may be overwritten before the view is stored.
             outside[name] = _solid(array, copy=id(root_of(array)) in alive)
         for name in self._arrays.keys() - graph.arrays.keys():
-            del self._arrays[name], group[name]
+            del self._arrays[name], self._gaps[name], group[name]
         for name, array in outside.items():
             group[name] = array
             self._arrays[name] = group[name]
-        layouts = {name: _layout(array) for name, array in self._arrays.items()}
+        layouts = {name: _layout(array) + self._gaps[name] for name, array in self._arrays.items()}
         if layouts != self._layouts:
             group["layouts"] = self._layouts = layouts
         nodes = encode(graph.nodes)
@@ -217,14 +221,15 @@ class Learned:
         nodes = group["nodes"]
         self._nodes = encode(nodes)
         self._layouts = group["layouts"]
+        self._gaps = {name: found[3:] for name, found in self._layouts.items()}
         self._arrays = {name: group[name] for name in _names(nodes)}
         self._restore(nodes, self._arrays)
 
     def load(self, group: Group) -> None:
         """Take copies of the results of a finished fit from the store."""
         self._arrays = {}
-        nodes = group["nodes"]
-        self._restore(nodes, {name: group[name].copy(order="K") for name in _names(nodes)})
+        nodes, layouts = group["nodes"], group["layouts"]
+        self._restore(nodes, {name: _with_gaps(group[name], layouts[name][3:]) for name in _names(nodes)})
 
     def check(self, fit_group: FitGroup, name: str) -> None:
         """Raise FingerprintMismatchError unless the group holds a learned state."""
@@ -237,8 +242,11 @@ class Learned:
             for one, array in arrays.items():
                 if not isinstance(array, np.ndarray):
                     raise ValueError(f"{one} is no array")
-                if layouts.get(one) != _layout(array):
+                if type(layouts.get(one)) is not list or layouts[one][:3] != _layout(array):
                     raise ValueError(f"{one} has shape {array.shape} and dtype {array.dtype}, and had others")
+                gaps = layouts[one][3:]
+                if gaps and not (len(gaps) == 1 and type(gaps[0]) is list and _is_spread(array, gaps[0])):
+                    raise ValueError(f"{one} has impossible strides")
             batches = int(fit_group.group[PROGRESS]["iteration"])
             _check_roots(decode(nodes, arrays, self.parameters), self.parameters, batches)
         except CorruptStoreError:
@@ -333,6 +341,39 @@ def _layout(array: Array) -> list[Any]:
 def _same(array: Array, kept: Array | None) -> bool:
     """Whether two arrays are the same array in memory."""
     return kept is not None and array.dtype == kept.dtype and where(array) == where(kept)
+
+
+def _gaps(array: Array) -> list[Any]:
+    """The strides of an array with gaps, such as the first rows of one in Fortran order; nothing for any other.
+
+    Products with such an array are added in another order. In the store it has no gaps, so that it takes less space.
+    """
+    if array.flags.c_contiguous or array.flags.f_contiguous or not _is_spread(array, array.strides):
+        return []
+    return [list(array.strides)]
+
+
+def _is_spread(array: Array, strides: Any) -> bool:
+    """Whether elements with these strides do not overlap, in at most as much memory as a machine has addresses."""
+    if len(strides) != array.ndim or not all(type(stride) is int and 0 < stride < 1 << 46 for stride in strides):
+        return False
+    least = array.itemsize
+    for stride, count in sorted(zip(strides, array.shape)):
+        if stride < least:
+            return False
+        least = stride * count
+    return True
+
+
+def _with_gaps(array: Array, gaps: list[Any]) -> Array:
+    """A copy with the gaps that `_gaps` found, if any."""
+    if not gaps:
+        return np.array(array)
+    (strides,) = gaps
+    end = sum(stride * (count - 1) for stride, count in zip(strides, array.shape)) + array.itemsize
+    made: Array = np.ndarray(array.shape, array.dtype, np.empty(end, np.uint8), strides=strides)
+    made[...] = array
+    return made
 
 
 def _solid(array: Array, copy: bool) -> Array:

@@ -103,6 +103,10 @@ def entry(*path: str, value: Any) -> Callable[[Any], Any]:
     return change
 
 
+def with_strides(*strides: Any) -> Callable[[Any], Any]:
+    return lambda layouts: {name: [*found[:3], *strides] for name, found in layouts.items()}
+
+
 @pytest.mark.parametrize(
     ("fit", "name", "change"),
     [
@@ -125,6 +129,10 @@ def entry(*path: str, value: Any) -> Callable[[Any], Any]:
         ("learned", "learned/attributes/coef_", lambda coefficients: "many"),
         ("learned", "learned/generators/random_state", record(pos=10**8)),
         ("learned", "learned/layouts", lambda layouts: None),
+        ("learned", "learned/layouts", with_strides([8])),
+        ("learned", "learned/layouts", with_strides([-80, 8])),
+        ("learned", "learned/layouts", with_strides([8, 8])),
+        ("learned", "learned/layouts", with_strides("no", "list")),
         ("learned", "progress", record(index=-1)),
         ("philox", "rng", entry("buffer_pos", value=10**8)),
         ("philox", "rng", lambda state: {"bit_generator": "Philox", "buffer_pos": 4}),

@@ -131,6 +131,25 @@ def test_it_goes_on_after_every_commit(case: str, path: Path) -> None:
         assert_same(predictions(fit), predictions(reference))
 
 
+def test_arrays_with_gaps_have_them_again(path: Path) -> None:
+    """The components are the first rows of an array in Fortran order. Products with them are added in that order."""
+    data = np.random.RandomState(0).normal(size=(400, 50))
+    batches = [data[at : at + 100] for at in range(0, 400, 100)]
+    reference = learn(IncrementalPCA(3), batches)
+    before = learn(IncrementalPCA(3), batches[:2])
+    for start, of in ((IncrementalPCA(3), batches), (before, batches[2:])):
+        with copied(path) as copies:
+            fits = [pmstore.partial_fit(copy.deepcopy(start), of, store=path, name=f"{len(of)}")]
+        fits += [pmstore.partial_fit(copy.deepcopy(start), of, store=store, name=f"{len(of)}") for store in copies]
+        for fit in fits:
+            assert_same(fit, reference)
+            assert fit.components_.strides == reference.components_.strides
+            assert_same(fit.transform(data), reference.transform(data))
+    with pytest.raises(ValueError, match="features"):
+        pmstore.partial_fit(before, [batches[2], batches[3][:, :7]], store=path, name="fails")
+    assert_same(before.transform(data), learn(IncrementalPCA(3), batches[:2]).transform(data))
+
+
 def test_an_attribute_that_is_a_parameter_is_that_parameter_again(path: Path) -> None:
     def learned(store: Path) -> Any:
         model = MiniBatchKMeans(4, random_state=np.random.RandomState(5), n_init=1)

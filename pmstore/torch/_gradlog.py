@@ -32,12 +32,12 @@ from pmstore.torch._checks import (
 )
 from pmstore.torch._extra import extra_states
 from pmstore.torch._full import Names
-from pmstore.torch._layout import Layout, numbers_of, set_numbers, settings_of
+from pmstore.torch._layout import Layout, numbers_of, settings_of
 from pmstore.torch._log import Log
 from pmstore.torch._ranks import Follower, Ranks
 from pmstore.torch._replica_log import ReplicaLog
-from pmstore.torch._rest import edited, generators, plain, restore, set_generators
 from pmstore.torch._sampler import BatchSampler
+from pmstore.torch._states import States
 from pmstore.torch._topk import Compression
 
 __all__ = ["GradLog"]
@@ -168,9 +168,10 @@ class GradLog:
         self._compression = Compression(layout) if mode == "topk" else None
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
-        self._objects = kept(own, keep or {})
+        objects = kept(own, keep or {})
+        self._states = States(optimizer, self._settings, layout, objects, self._ranks.rank)
         self._changes = Changes(names, optimizer)
-        self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, self._objects, mode, ratio)
+        self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None
         self._side: Log | Follower
         if self._ranks.rank:
@@ -467,7 +468,7 @@ class GradLog:
 
     def _begin(self, replay: bool = True) -> None:
         """Take the state from the log, or begin it."""
-        prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(generators())
+        prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(self._states.own())
 
         def begin() -> tuple[dict[str, Any] | None, tuple[int, int, int]]:
             assert isinstance(self._side, Log) and self._fit is not None
@@ -479,7 +480,7 @@ class GradLog:
             found = self._fit.admit(self._fingerprint)
             rest = self._side.resume(replay) if found else None
             if rest is None:
-                self._side.begin(self._fingerprint, self._rest(states))
+                self._side.begin(self._fingerprint, self._states.together(states))
             return rest, self._side.where
 
         rest, where = self._on_first(begin)
@@ -487,7 +488,7 @@ class GradLog:
             self._side.begin_at(*where)
         if rest is not None:
             self._ranks.share(self._names, self._optimizer, self._compression)
-            self._take(rest)
+            self._states.take(rest)
         self._begun = True
         self._come_last_before()
         self._changes.remember(durable=True)
@@ -497,13 +498,13 @@ class GradLog:
         """Commit the iterations that are not durable yet. wait: for a thread that does it, too."""
         if self._changes.found() or self._changes.found_of_others():
             self._lose()
-        states = self._ranks.gather(generators())
+        states = self._ranks.gather(self._states.own())
 
         def write() -> tuple[int, int, int]:
             side = self._side
             assert isinstance(side, Log)
             is_known = full and side.iteration == side.durable and self._epoch_is_done()
-            side.write(side.rest if is_known else self._rest(states), full=full, wait=wait)
+            side.write(side.rest if is_known else self._states.together(states), full=full, wait=wait)
             return side.where
 
         where = self._on_first(write)
@@ -537,43 +538,6 @@ class GradLog:
         if text is not None:
             raise TransactionError(f"rank 0 could not use the log: {text}")
         return result
-
-    def _rest(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """All that belongs to the state beside tensors of the model and the optimizer; states: of all ranks."""
-        return {
-            "generators": states,
-            "settings": numbers_of(self._optimizer, self._settings),
-            "kept": {key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()},
-            **self._computing(),
-        }
-
-    def _computing(self) -> dict[str, Any]:
-        """What computes the steps: others may compute other bits."""
-        gpus = sorted({torch.cuda.get_device_name(one) for one in self._layout.gpus})
-        return {
-            "torch": str(torch.__version__),
-            "threads": torch.get_num_threads(),
-            "device": ", ".join(gpus) or "cpu",
-        }
-
-    def _take(self, rest: Mapping[str, Any]) -> None:
-        """Take everything that `_rest` has described."""
-        now = self._computing()
-        other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
-        if other:
-            logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
-        states, kept = rest["generators"], {}
-        with edited("the states of what is kept"):
-            for key, one in self._objects.items():
-                kept[key] = restore(rest["kept"][key], one.state_dict())
-        for key, one in self._objects.items():
-            one.load_state_dict(kept[key])
-        set_numbers(self._optimizer, self._settings, rest["settings"])
-        if self._ranks.rank < len(states):
-            with edited("the generators"):
-                set_generators(states[self._ranks.rank])
-        else:
-            logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._ranks.rank)
 
     def _check_open(self) -> None:
         if not self._hooks:

@@ -185,7 +185,7 @@ PYTHON_ORDER = {
         "_tensors _layout _sampler",
         "_extra _modules _topk _rest _worker",
         "_optimizers _full",
-        "_ranks _log _checks _changes _replica",
+        "_ranks _states _log _checks _changes _replica",
         "_replica_log",
         "_persist _gradlog",
         "__init__",

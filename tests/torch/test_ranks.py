@@ -29,6 +29,47 @@ def work(rank: int, port: int, path: str, out: str, stop: int, dies: int, mode: 
     torch.distributed.destroy_process_group()
 
 
+class Noise:
+    """A generator that each rank has its own of."""
+
+    def __init__(self, rank: int) -> None:
+        self._generator = torch.Generator().manual_seed(100 + rank)
+
+    def draw(self) -> torch.Tensor:
+        return torch.rand((), generator=self._generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["state"])
+
+
+class Unkept(Noise):
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": object()}
+
+
+def refuse(rank: int, port: int, bad: int) -> None:
+    """One process; rank `bad` has an object that can't be kept."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+    refused(rank, bad)
+    torch.distributed.destroy_process_group()
+
+
+def refused(rank: int, bad: int) -> None:
+    model = Tied()
+    kind = Unkept if rank == bad else Noise
+    store = pmstore.open(":memory:") if rank == 0 else None
+    log = GradLog(model, torch.optim.Adam(model.parameters()), store, keep={"noise": kind(rank)})
+    text = (
+        "the state of 'noise'.* is of type object" if bad == 0 else "rank 1 can't give its state: TypeError: the state"
+    )
+    with pytest.raises((TypeError, pmstore.TransactionError), match=text):
+        log.resume()
+
+
 def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
     """A function of its own, so that the model is gone before the process group.
 
@@ -40,14 +81,15 @@ def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> No
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     data = BatchSampler(SAMPLES, 8, rank=rank, world_size=RANKS)
     store = pmstore.open(path) if rank == 0 else None
-    options = {} if mode == "replica" else {"full_every": 6}
-    log = GradLog(model, optimizer, store, mode, ratio=0.2, batch=3, data=data, **options)
+    options: dict[str, Any] = {} if mode == "replica" else {"full_every": 6}
+    noise = Noise(rank)
+    log = GradLog(model, optimizer, store, mode, ratio=0.2, batch=3, data=data, keep={"noise": noise}, **options)
     done = log.resume(replay=mode != "topk")
     assert log.durable == done
     while done < ITERATIONS:
         for batch in data:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(X[batch]), Y[batch])
+            loss = nn.functional.cross_entropy(model(X[batch] + noise.draw()), Y[batch])
             loss.backward()
             done = log.step(loss.item())
             assert 0 <= done - log.durable <= 3
@@ -64,12 +106,16 @@ def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> No
 
 def run(path: Path, out: Path, stop: int = -1, dies: int = -1, mode: str = "dense") -> list[int]:
     """The exit statuses of all processes."""
+    return ended("work", str(path), str(out), stop, dies, mode)
+
+
+def ended(function: str, *arguments: Any) -> list[int]:
+    """The exit statuses of processes that call function(rank, port, *arguments)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    arguments = (port, str(path), str(out), stop, dies, mode)
+        arguments = (free.getsockname()[1], *arguments)
     start = template([*OPTIMIZING, "tests.torch.test_ranks"]).start
-    code = "from tests.torch.test_ranks import work; work"
+    code = f"from tests.torch.test_ranks import {function}; {function}"
     processes = [start("-c", f"{code}{(rank, *arguments)}") for rank in range(RANKS)]
     for process in processes:
         process.communicate(timeout=300)
@@ -97,3 +143,9 @@ def test_whichever_rank_dies_training_ends_with_the_same_bits(
     assert equal(whole, killed)
     assert equal(whole[0]["model"]["first.weight"], whole[1]["model"]["first.weight"])
     assert not equal(whole[0]["rng"], whole[1]["rng"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+@pytest.mark.parametrize("bad", [0, 1])
+def test_what_one_rank_can_not_keep_ends_all(bad: int) -> None:
+    assert ended("refuse", bad) == [0, 0]

@@ -1,0 +1,102 @@
+"""The state of a training beside the tensors of its model and its optimizer: the `rest` of a log, for all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pmstore._resume.fingerprint import differences
+from pmstore.torch._layout import Layout, Setting, numbers_of, set_numbers
+from pmstore.torch._rest import edited, generators, plain, restore, set_generators
+
+__all__ = ["States"]
+
+logger = logging.getLogger("pmstore")
+
+
+class States:
+    """The settings of the optimizer, the generators, and all objects with a state_dict().
+
+    Parameters
+    ----------
+    optimizer, settings
+        The settings are the same on all ranks.
+    layout : Layout
+        Its GPUs compute the steps.
+    objects : dict
+        By name. A log keeps the state of rank 0, and of other ranks what differs from it.
+    rank : int
+        Of this process.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        settings: Sequence[Setting],
+        layout: Layout,
+        objects: Mapping[str, Any],
+        rank: int,
+    ) -> None:
+        self._optimizer, self._settings, self._layout = optimizer, settings, layout
+        self._objects, self._rank = objects, rank
+        self._error = Exception()
+
+    def own(self) -> dict[str, Any]:
+        """The state of this rank. It has an error instead if there was one: the other ranks wait for it."""
+        found: dict[str, Any] = {"generators": generators()}
+        try:
+            found["kept"] = {
+                key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()
+            }
+        except Exception as error:
+            self._error, found["error"] = error, f"{type(error).__name__}: {error}"
+        return found
+
+    def together(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The rest of a log, on rank 0. states: of all ranks. Raises TypeError for what can't be kept, and the errors
+        of objects."""
+        for rank, state in enumerate(states):
+            if "error" in state:
+                raise self._error if rank == 0 else TypeError(f"rank {rank} can't give its state: {state['error']}")
+        kept = states[0]["kept"]
+        ranks = [{key: one for key, one in state["kept"].items() if one != kept[key]} for state in states]
+        return {
+            "generators": [state["generators"] for state in states],
+            "settings": numbers_of(self._optimizer, self._settings),
+            "kept": kept,
+            **({"ranks": ranks} if any(ranks) else {}),
+            **self._computing(),
+        }
+
+    def take(self, rest: Mapping[str, Any]) -> None:
+        """Take everything that `together` has described."""
+        now = self._computing()
+        other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
+        if other:
+            logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
+        made, states = {}, rest["generators"]
+        with edited("the states of what is kept"):
+            ranks = rest.get("ranks", [])
+            kept = {**rest["kept"], **(ranks[self._rank] if self._rank < len(ranks) else {})}
+            for key, one in self._objects.items():
+                made[key] = restore(kept[key], one.state_dict())
+        for key, one in self._objects.items():
+            one.load_state_dict(made[key])
+        set_numbers(self._optimizer, self._settings, rest["settings"])
+        if self._rank < len(states):
+            with edited("the generators"):
+                set_generators(states[self._rank])
+        else:
+            logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._rank)
+
+    def _computing(self) -> dict[str, Any]:
+        """What computes the steps: others may compute other bits."""
+        gpus = sorted({torch.cuda.get_device_name(one) for one in self._layout.gpus})
+        return {
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "device": ", ".join(gpus) or "cpu",
+        }

@@ -4,6 +4,7 @@ all objects that have state_dict() and load_state_dict(), such as schedulers, gr
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import random
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from pmstore._errors import FingerprintMismatchError
+from pmstore._values.dtypes import descriptor_of, dtype_of
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import tensor_of
 
@@ -20,7 +22,7 @@ __all__ = ["edited", "generators", "plain", "restore", "set_generators"]
 
 logger = logging.getLogger("pmstore")
 
-_ARRAY, _MAPPING, _TUPLE = "array", "mapping", "tuple"
+_ARRAY, _SCALAR, _MAPPING, _TUPLE = "array", "scalar", "mapping", "tuple"
 
 
 @contextlib.contextmanager
@@ -86,21 +88,11 @@ def plain(value: Any, where: str) -> Any:
             "have it a state_dict() of plain arrays, lists and strings"
         )
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        array = (
-            np.ascontiguousarray(array_of_tensor(value))
-            if isinstance(value, torch.Tensor)
-            else np.ascontiguousarray(value)
-        )
         is_tensor = isinstance(value, torch.Tensor)
-        return [
-            _ARRAY,
-            is_tensor,
-            array.dtype.descr if array.dtype.names else array.dtype.str,
-            list(np.shape(value)),
-            array.tobytes(),
-        ]
+        array = np.ascontiguousarray(array_of_tensor(value) if is_tensor else value)
+        return [_ARRAY, is_tensor, descriptor_of(array.dtype), list(np.shape(value)), array.tobytes()]
     if isinstance(value, np.generic):
-        return value.item()
+        return [_SCALAR, descriptor_of(value.dtype), value.tobytes()]
     if isinstance(value, Mapping):
         return [_MAPPING, [[plain(key, where), plain(one, f"{where}[{key!r}]")] for key, one in value.items()]]
     if isinstance(value, (list, tuple)):
@@ -119,14 +111,21 @@ def restore(value: Any, like: Any = None) -> Any:
     kind, *parts = value
     if kind == _ARRAY:
         is_tensor, descr, shape, content = parts
-        dtype = np.dtype(descr if isinstance(descr, str) else [tuple(one) for one in descr])
-        array = np.frombuffer(bytearray(content), dtype).reshape(shape)
+        # Older logs have numpy's own description of structures.
+        dtype = np.dtype([tuple(one) for one in descr]) if isinstance(descr, list) else dtype_of(descr)
+        array = np.ndarray(shape, dtype, bytearray(content))
         return tensor_of(array).to(like.device if isinstance(like, torch.Tensor) else "cpu") if is_tensor else array
+    if kind == _SCALAR:
+        return np.ndarray((), dtype_of(parts[0]), bytearray(parts[1]))[()]
     if kind == _MAPPING:
         own = like if isinstance(like, Mapping) else {}
         pairs = {restore(key): restore(one, own.get(restore(key))) for key, one in parts[0]}
-        same = isinstance(like, dict) and type(like) is not dict
-        return type(like)(pairs) if same and not hasattr(like, "default_factory") else pairs
+        if not isinstance(like, dict) or type(like) is dict:
+            return pairs
+        made = copy.copy(like)  # of its type, with what else it has, such as a default
+        made.clear()
+        made.update(pairs)
+        return made
     others = like if isinstance(like, (list, tuple)) else ()
     found = [restore(one, other) for one, other in zip(parts[0], [*others, *[None] * len(parts[0])])]
     return tuple(found) if kind == _TUPLE else found

@@ -1,0 +1,75 @@
+"""States that a log keeps beside tensors come back with their types."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pmstore
+from pmstore.torch import GradLog
+from pmstore.torch._rest import restore
+
+PADDED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+VALUES: dict[str, Any] = {
+    "float32": np.float32(0.1),
+    "int64": np.int64(3),
+    "empty": np.zeros((0, 3)),
+    "text": np.str_("ab"),
+    "no text": np.str_(""),
+    "date": np.datetime64("2026-01-02"),
+    "padded": np.array([(1, 2.5)] * 3, PADDED),
+    "of a structure": np.zeros(3, "i4,f8")[0],
+    "no axes": np.array(7, "f4"),
+    "bfloat16": torch.ones(2, dtype=torch.bfloat16),
+    "conjugated": torch.ones(2, dtype=torch.complex64).conj() * 1j,
+    "lists by default": defaultdict(list, {"x": [np.float16(1)]}),
+    "ordered": OrderedDict(b=1, a=(2, None)),
+    "counted": Counter("aab"),
+}
+
+
+class Holder:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_each_value_comes_back_with_its_type(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    for number in range(2):
+        holder = Holder(VALUES if number == 0 else {**VALUES, "float32": np.float32(7)})
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with pmstore.open(tmp_path / "log.pm") as store:
+            with GradLog(model, optimizer, store, batch=1, keep={"holder": holder}) as log:
+                assert log.resume() == number
+                found = holder.state
+                model(torch.ones(1, 2)).sum().backward()
+                log.step(0.0)
+    assert found is not VALUES and list(found) == list(VALUES)
+    for name, value in VALUES.items():
+        assert type(found[name]) is type(value), name
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype and torch.equal(found[name], value)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            assert found[name].dtype == value.dtype and found[name].shape == value.shape
+            assert found[name].tobytes() == value.tobytes()
+        else:
+            assert found[name] == value
+    assert found["lists by default"]["new"] == [] and type(found["lists by default"]["x"][0]) is np.float16
+    found["padded"]["b"] = 7  # it can be written
+
+
+@pytest.mark.parametrize("descr", ["<f4", [["a", "<i2"], ["b", "<u2"]]])
+def test_arrays_of_older_logs(descr: Any) -> None:
+    made = restore(["array", False, descr, [2], bytes(range(8))])
+    assert made.shape == (2,) and made.tobytes() == bytes(range(8))

@@ -380,6 +380,8 @@ class GradLog:
 
     def _capture(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the gradients and the settings into the row of this iteration."""
+        if self._compression is not None:
+            self._compression.resolve()
         found = [(number, one.grad) for number, one in enumerate(self._layout.parameters) if one.grad is not None]
         self._check_gradients(found)
         check_groups(optimizer, self._layout)

@@ -125,4 +125,7 @@ def step_alone(optimizer: torch.optim.Optimizer) -> None:
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same bits. Those of large elements count as different."""
     integers = _INTEGERS.get(one.element_size())
-    return integers is not None and torch.equal(one.view(integers), other.view(integers))
+    if integers is None:
+        return False
+    one, other = (it.resolve_conj().resolve_neg() for it in (one, other))  # views, which autograd may leave
+    return torch.equal(one.view(integers), other.view(integers))

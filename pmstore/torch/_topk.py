@@ -47,6 +47,12 @@ class Compression:
             flat[number].as_strided(one.shape, layout.strides[number]) for number, one in enumerate(layout.parameters)
         ]
 
+    def resolve(self) -> None:
+        """Let no gradient be a conjugated or negated view, as autograd may leave it: `compress` writes to them."""
+        for one in self._layout.parameters:
+            if one.grad is not None and (one.grad.is_conj() or one.grad.is_neg()):
+                one.grad = one.grad.resolve_conj().resolve_neg()
+
     def compress(self, rows: Rows, row: int) -> None:
         """Write the kept elements of the parameters' gradients into a row, and leave only them in the gradients."""
         for pool in self._pools:

@@ -73,3 +73,24 @@ def test_each_value_comes_back_with_its_type(tmp_path: Path) -> None:
 def test_arrays_of_older_logs(descr: Any) -> None:
     made = restore(["array", False, descr, [2], bytes(range(8))])
     assert made.shape == (2,) and made.tobytes() == bytes(range(8))
+
+
+@pytest.mark.parametrize("mode", ["dense", "topk", "replica"])
+def test_conjugated_gradients(mode: str, tmp_path: Path) -> None:
+    """Autograd leaves them as views."""
+
+    def train(path: Path, *ends: int) -> torch.Tensor:
+        for end in ends:
+            torch.manual_seed(0)
+            model = torch.nn.Module()
+            model.w = torch.nn.Parameter(torch.randn(6, dtype=torch.complex64))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            with pmstore.open(path) as store, GradLog(model, optimizer, store, mode, batch=2, ratio=0.5) as log:
+                for _ in range(log.resume(replay=mode != "topk"), end):
+                    optimizer.zero_grad()
+                    (model.w.conj() * torch.randn(6, dtype=torch.complex64)).real.sum().backward()
+                    assert model.w.grad is not None and model.w.grad.is_conj()
+                    log.step(0.0)
+        return model.w.detach()
+
+    assert torch.equal(train(tmp_path / "cut.pm", 3, 7), train(tmp_path / "whole.pm", 7))

@@ -17,7 +17,7 @@ from pmstore.cluster._elkan import Elkan
 from pmstore.cluster._lloyd import Lloyd
 from pmstore.cluster._sharded import KMeansFit, labels_of
 from pmstore.scale._fit import ENGINE, OnShards
-from pmstore.scale._lazy import blocks_of, is_sharded, lazily
+from pmstore.scale._lazy import is_sharded, lazily
 
 Array = npt.NDArray[Any]
 
@@ -347,9 +347,8 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
             return float(super().score(X, y, sample_weight))
         if sample_weight is not None:
             raise ValueError("score() of data in shards takes no sample_weight: add up the scores of the parts")
-        common.check_is_fitted(self)
-        score = super().score
-        return float(sum(score(block) for block in blocks_of(X)))
+        estimator, blocks = self._blocks(X)
+        return float(sum(map(estimator.score, blocks)))
 
 
 def _needs_copy(X: Array, given: Any, copy_x: bool) -> bool:

@@ -15,7 +15,7 @@ from pmstore.mixture import _sklearn
 from pmstore.mixture._em import EM, bound, has_converged
 from pmstore.mixture._sharded import MixtureFit
 from pmstore.scale._fit import ENGINE, OnShards
-from pmstore.scale._lazy import blocks_of, is_sharded
+from pmstore.scale._lazy import is_sharded
 
 Array = npt.NDArray[Any]
 
@@ -340,8 +340,8 @@ class GaussianMixture(OnShards, _Mixture, _sklearn.SklearnGaussianMixture):
         """
         if not is_sharded(X):
             return float(super().score(X, y))
-        common.check_is_fitted(self)
-        sums = [(self.score_samples(block).sum(), len(block)) for block in blocks_of(X)]
+        estimator, blocks = self._blocks(X)
+        sums = [(estimator.score_samples(block).sum(), len(block)) for block in blocks]
         if not sums:
             raise ValueError("the shards have no rows, and so no mean")
         return float(sum(total for total, _ in sums) / sum(rows for _, rows in sums))

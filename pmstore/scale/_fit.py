@@ -10,7 +10,7 @@ Maps compute in one thread, of BLAS and of OpenMP, wherever they are: bits must 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -22,9 +22,9 @@ from pmstore._resume.fingerprint import Fingerprint, describe_parameters, digest
 from pmstore._resume.fit import InStore
 from pmstore._resume.loop import State
 from pmstore._resume.state import Field
-from pmstore.scale._lazy import LazyParts, lazily
+from pmstore.scale._lazy import LazyParts, blocks_of, lazily
 from pmstore.scale._mapreduce import MapReduce
-from pmstore.scale._shards import Shard, shards_of
+from pmstore.scale._shards import Shard, columns_of, shards_of
 
 Array = npt.NDArray[Any]
 
@@ -191,7 +191,8 @@ class OnShards(InStore):
             raise NotImplementedError("a fit with engine calls no callbacks: remove them, or watch the store's history")
         if hasattr(X, "tocsr"):
             raise TypeError("engine takes dense data: fit sparse data with engine=None")
-        fit = make(shards_of(X))
+        shards = shards_of(X)
+        fit = make(shards)
         try:
             state = fit.run(self.store, self.name, commit_every=self.commit_every, engine=self.engine)
         finally:
@@ -200,15 +201,32 @@ class OnShards(InStore):
         self.history_ = fit.history_
         self.n_features_in_ = fit.features
         vars(self).pop("feature_names_in_", None)
+        if (columns := columns_of(shards)) is not None:
+            self.feature_names_in_ = np.array(columns, object)
         return fit, state
 
     def _over(self, method: str, X: Any) -> Any:
         """The results of a method for data in shards, lazily. Later fits of this estimator don't change them."""
+        columns = None if method == "inverse_transform" else self._columns()
+        return lazily(X, getattr(self._for_blocks(), method), columns)
+
+    def _blocks(self, X: Any) -> tuple[Any, Iterator[Array]]:
+        """The estimator for blocks of rows, and those of data in shards, one after the other."""
+        return self._for_blocks(), blocks_of(X, self._columns())
+
+    def _for_blocks(self) -> Any:
+        """The fitted estimator as it is now, for arrays, whose columns have no names."""
         common.check_is_fitted(self)
         frozen = copy.copy(self)
         vars(frozen).update(engine=None)
-        vars(frozen).pop("labels_", None)
-        return lazily(X, getattr(frozen, method))
+        for name in ("labels_", "feature_names_in_"):
+            vars(frozen).pop(name, None)
+        return frozen
+
+    def _columns(self) -> list[str] | None:
+        """The names of the columns that the fit's data had, if they had any."""
+        names = vars(self).get("feature_names_in_")
+        return None if names is None else list(names)
 
     def __sklearn_clone__(self) -> Any:
         plain = copy.copy(self)

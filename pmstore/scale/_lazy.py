@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from pmstore.scale._shards import Shard, shards_of
+from pmstore.scale._shards import Shard, shards_of, with_columns
 
 Array = npt.NDArray[Any]
 
@@ -66,14 +66,20 @@ def is_sharded(data: Any) -> bool:
     return _is_part(data)
 
 
-def lazily(data: Any, function: Callable[[Array], Array]) -> Any:
-    """The results of a function of a block of rows: a dask array for one of dask, otherwise `LazyParts`."""
-    return _over_dask(data, function) if _is_dask(data) else LazyParts(shards_of(data), function)
+def lazily(data: Any, function: Callable[[Array], Array], columns: Sequence[str] | None = None) -> Any:
+    """The results of a function of a block of rows: a dask array for one of dask, otherwise `LazyParts`. columns: those
+    that .parquet files must have, in any order."""
+    return _over_dask(data, function) if _is_dask(data) else LazyParts(_shards_of(data, columns), function)
 
 
-def blocks_of(data: Any) -> Iterator[Array]:
-    """The blocks of rows of data in shards, one after the other, but for those without rows."""
-    return (block for block in (np.asarray(shard()) for shard in shards_of(data)) if len(block))
+def blocks_of(data: Any, columns: Sequence[str] | None = None) -> Iterator[Array]:
+    """The blocks of rows of data in shards, one after the other, but for those without rows. columns: see `lazily`."""
+    return (block for block in (np.asarray(shard()) for shard in _shards_of(data, columns)) if len(block))
+
+
+def _shards_of(data: Any, columns: Sequence[str] | None) -> Sequence[Shard]:
+    shards = shards_of(data)
+    return shards if columns is None else with_columns(shards, columns, "the data of the fit")
 
 
 def of_block(block: Any, function: Callable[[Array], Array]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
         shards = tuple(_others(data))
     if not shards:
         raise ValueError("there are no shards: the data are empty")
-    return _with_same_columns(shards)
+    first = next((shard for shard in shards if shard._load is _row_group), None)
+    return shards if first is None else with_columns(shards, first._arguments[2], repr(first._arguments[0]))
 
 
 def _of_part(part: Any) -> Iterable[Shard]:
@@ -172,18 +173,23 @@ def _of_file(path: Path) -> Iterable[Shard]:
     raise ValueError(f"{os.fspath(path)!r} is no .npy or .parquet file: give a pmstore.Shard with a loader of your own")
 
 
-def _with_same_columns(shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
-    """The shards, with the columns of all .parquet files in the order of the first one."""
-    groups = [shard._arguments for shard in shards if shard._load is _row_group]
-    if not groups:
-        return shards
-    first, _, order = groups[0]
-    for path, _, columns in groups:
-        if others := set(columns) ^ set(order):
-            raise ValueError(f"of {path!r} and {first!r} only one has the columns {_short(sorted(others))}")
-    return tuple(
-        Shard(_row_group, *shard._arguments[:2], order) if shard._load is _row_group else shard for shard in shards
-    )
+def columns_of(shards: Sequence[Shard]) -> list[str] | None:
+    """The names of the columns of .parquet files; None if no shard is of one."""
+    return next((shard._arguments[2] for shard in shards if shard._load is _row_group), None)
+
+
+def with_columns(shards: Sequence[Shard], columns: Sequence[str], of: str) -> tuple[Shard, ...]:
+    """The shards, with the columns of all .parquet files in this order. Raises ValueError if one has others; of: what
+    has these, for the error."""
+    found = []
+    for shard in shards:
+        if shard._load is _row_group:
+            path, group, own = shard._arguments
+            if others := set(own) ^ set(columns):
+                raise ValueError(f"of {path!r} and {of} only one has the columns {_short(sorted(others))}")
+            shard = Shard(_row_group, path, group, list(columns))
+        found.append(shard)
+    return tuple(found)
 
 
 def _of_dask(data: Any) -> Iterable[Shard]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pmstore.cluster import KMeans
+from pmstore.decomposition import IncrementalPCA
+from pmstore.mixture import GaussianMixture
 from pmstore.scale import Shard, _shards, shards_of
 
 ROWS = np.arange(300.0).reshape(100, 3)
@@ -122,6 +126,35 @@ def test_columns_of_parquet_files_go_by_their_names(tmp_path: Path) -> None:
     assert np.array_equal(first, ROWS[:, [2, 0, 1]]) and np.array_equal(second, first)
     with pytest.raises(ValueError, match=r"abd.parquet' and .*abc.parquet' only one has the columns \['c', 'd'\]"):
         shards_of([tmp_path / "abc.parquet", tmp_path / "abd.parquet"])
+
+
+@pytest.mark.parametrize("kind", [KMeans, GaussianMixture, IncrementalPCA])
+def test_predictions_take_the_columns_of_the_fit(kind: Any, tmp_path: Path) -> None:
+    """Columns of .parquet files go by their names, also if the fit was one of a data frame."""
+    pandas = pytest.importorskip("pandas", reason="no pandas: make test-frames installs it")
+    pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    frame = pandas.DataFrame(ROWS, columns=list("abc"))
+    frame.to_parquet(tmp_path / "abc.parquet")
+    frame[["c", "a", "b"]].to_parquet(tmp_path / "cab.parquet")
+    frame[["a", "b"]].to_parquet(tmp_path / "ab.parquet")
+    frame.rename(columns={"c": "d"}).to_parquet(tmp_path / "abd.parquet")
+    options = {} if kind is IncrementalPCA else {"random_state": 0}
+    sharded = kind(2, engine=1, **options).fit(tmp_path / "abc.parquet")
+    assert list(sharded.feature_names_in_) == list("abc")
+    for model in (sharded, kind(2, **options).fit(frame)):
+        names = [name for name in ("predict", "transform", "predict_proba") if hasattr(model, name)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # the columns of blocks have no names
+            for name in names:
+                found = [np.asarray(getattr(model, name)(tmp_path / f"{one}.parquet")) for one in ("abc", "cab")]
+                assert np.array_equal(*found) and np.array_equal(found[0], getattr(model, name)(frame))
+            if hasattr(model, "score"):
+                assert model.score(tmp_path / "cab.parquet") == model.score(tmp_path / "abc.parquet")
+        for other in ("ab", "abd"):
+            with pytest.raises(ValueError, match=f"{other}.parquet' and the data of the fit only one has the columns"):
+                getattr(model, names[0])(tmp_path / f"{other}.parquet")
+    again = sharded.fit(ROWS)
+    assert not hasattr(again, "feature_names_in_")
 
 
 def test_an_index_of_pandas_is_no_column(tmp_path: Path) -> None:

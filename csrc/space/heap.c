@@ -292,8 +292,14 @@ uint64_t pm_heap_slab_all(unsigned class)
 
 static pm_slab *slab_read(pm_region *region, uint64_t offset, pm_status *status)
 {
+    bool known = offset < region->size && region->flags[offset / PM_PAGE] & PM_FLAG_VERIFIED;
     pm_slab *slab = pm_page_read(region, offset, PM_TYPE_SLAB, status);
-    if (slab && (slab->head.level >= PM_SLAB_CLASSES || slab->used & ~pm_heap_slab_all(slab->head.level))) {
+    if (!slab) return NULL;
+    /* Contents that programs may write can't pass for a slab. One that a damaged map calls free stays: see `find`. */
+    pm_status unreadable;
+    bool is_data = !known && pm_heap_live_kind(region, offset / PM_PAGE, &unreadable) == PM_PAGE_DATA;
+    if (is_data || slab->head.level >= PM_SLAB_CLASSES || slab->used & ~pm_heap_slab_all(slab->head.level)) {
+        region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
         *status = pm_fail(PM_CORRUPT, "the slab at region offset %llu is damaged", (unsigned long long)offset);
         return NULL;
     }

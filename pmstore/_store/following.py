@@ -210,7 +210,8 @@ class Following(NameMapping):
         Raises
         ------
         ArchiveConflictError
-            The place has the archive of another store, or has a newer version than this store has.
+            The place has the archive of another store or of another copy of this one: a newer version than this store
+            has, or the version of its newest commit with other contents.
         ArchiveError
             An extra is not installed: ``pip install 'pmstore[archive]'``.
         ArchiveUnavailableError, ArchiveDamagedError, ClosedStoreError, TypeError, ValueError

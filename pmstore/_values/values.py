@@ -106,12 +106,18 @@ def has_containers(value: Any) -> bool:
 
 def contents_of(value: Any) -> Any:
     """A hash of all that can be changed in place, or None if nothing can be. Raises the errors of `encode`."""
-    if not has_containers(value):
+    if not _can_change(value):
         return None
     if type(value) is np.ndarray and value.nbytes and not is_text(value.dtype):  # without a copy, if it has no gaps
         order = order_of(value)
         return value.shape, value.dtype, order, hash64(value.ravel(order).view(np.uint8).data)
     return hash64(encode(value))
+
+
+def _can_change(value: Any) -> bool:
+    if type(value) is tuple:
+        return any(map(_can_change, value))
+    return has_containers(value) or registered(type(value)) is not None
 
 
 def type_name(value: Any) -> str:

@@ -226,8 +226,8 @@ class GradLog:
         Parameters
         ----------
         replay : bool, default=True
-            False: go back to the last full state, and forget the iterations since. With "topk", only this continues
-            with the bits of an uninterrupted training.
+            False: go back to the last full state, and do the iterations since again. With "topk", only this continues
+            with the bits of an uninterrupted training. The history has such iterations twice, with another attempt.
 
         Returns
         -------

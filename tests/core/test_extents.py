@@ -140,11 +140,20 @@ def test_a_full_slab_that_can_not_leave_its_list_is_an_error(tmp_path: Path, fie
         assert sorted(store) == sorted([*names.values(), "a7"])
 
 
-@pytest.mark.parametrize("there", ["nothing", "another size"])
+@pytest.mark.parametrize("there", ["nothing", "another size", "contents"])
 def test_the_first_of_a_list_is_no_such_slab(tmp_path: Path, there: str) -> None:
     image, slabs, names = with_lists(tmp_path / "store.pm")
     if there == "nothing":
         image.put(0, SLABS + 8 * 8, NOWHERE)
+    elif there == "contents":  # an array that looks like a slab with a free block
+        with pmstore.open(image.path, media="file") as store:
+            store["trap"] = np.zeros(PAGE, "u1")
+        image = Image(image.path)
+        trap, slab = place(image, "trap"), slabs[0]
+        image.bytes[REGION + trap : REGION + trap + 64] = image.bytes[REGION + slab : REGION + slab + 64]
+        image.put(trap, 8, trap)  # its own place
+        image.put(0, SLABS + 8 * 8, trap)
+        names[trap] = "trap"
     else:
         image.put(slabs[0], 20, 7, "I")
     image.save()

@@ -22,6 +22,7 @@ from pmstore._values.values import encode
 from tests.support.resuming import copied, in_memory, interrupted
 
 pytest.importorskip("xxhash")
+sparse = pytest.importorskip("scipy.sparse")
 
 
 class Climb(pmstore.Resumable):
@@ -339,7 +340,7 @@ def test_a_value_that_is_changed_in_place(
         max_iter = 4
 
         def fields(self) -> Any:
-            for name in ("list", "dict", "inside", "array", "turned", "gaps", "words", "record", "aside"):
+            for name in ("list", "dict", "inside", "array", "turned", "gaps", "words", "record", "aside", "sparse"):
                 yield pmstore.Field(name, dtype=object)
 
         def fingerprint(self) -> dict[str, Any]:
@@ -351,6 +352,7 @@ def test_a_value_that_is_changed_in_place(
             state.array, state.turned = np.zeros((2, size)), np.asfortranarray(np.zeros((2, size)))
             state.gaps, state.words = np.zeros((2, size))[:, ::2], np.array(["a"] * 3, np.dtypes.StringDType())
             state.record, state.aside = np.zeros((), "i4,f8")[()], []
+            state.sparse = (1, sparse.eye_array(3, format="csr"))
             self.derive()
 
         def derive(self) -> None:
@@ -367,6 +369,7 @@ def test_a_value_that_is_changed_in_place(
                 state.words = np.array(["b", "c", "d"], np.dtypes.StringDType())
             state.words[1] = str(n) * 20
             state.record["f1"] += 1
+            state.sparse[1].data[n % 3] += n
             self.mine.append(n)
 
     def found(state: Any) -> list[Any]:

@@ -428,7 +428,8 @@ class GradLog:
         last = found[-1][1]
         if self._seen is not None and self._seen[0]() is last and self._seen[1] == last._version:
             raise ValueError(
-                "the gradients are those of the last step(): call backward() between two steps, and zero_grad()"
+                "the gradients are those of the last step(): call backward() between two steps, and zero_grad(); torch "
+                "does not tell of writes to parameter.grad.data, so write to parameter.grad"
             )
         for number, gradient in found:
             if gradient.layout is not torch.strided:

@@ -270,6 +270,13 @@ EQUIVALENT = [
         "learned->balance >= cost_of_change(learned)",
     ),
     Equivalent(
+        "csrc/commit/only.c",
+        "bool readable = buffer->readable || "
+        "pm_region_comparable(region, buffer->offset, place, buffer->length) == PM_OK;",
+        "Each page is asked instead, with the same answers.",
+        "buffer->readable && pm_region",
+    ),
+    Equivalent(
         "csrc/dirty/policy.c",
         "learned->balance = 0;",
         "One nanosecond of an estimate, which only costs of 20 µs and more are compared with.",

@@ -312,6 +312,11 @@ def test_debugging_names_the_violation(open_store: Open, monkeypatch: pytest.Mon
             with store.transaction(only=[w[3]]):
                 bytes_[first] = 1
         store.rollback()
+    for second, told in ((74, r"elements \[10\] to \[74\]"), (75, r"element \[10\]")):  # a line of 64 bytes in between
+        with pytest.raises(pmstore.TransactionError, match=f"{told} of 'bytes' did"):
+            with store.transaction(only=[w[3]]):
+                bytes_[[10, second]] = 1
+        store.rollback()
     with pytest.raises(pmstore.TransactionError, match=r"elements \[1\] to \[2\] of 'small' did"):
         with store.transaction(only=[w[3]]):
             small[1:3] = 1

@@ -294,3 +294,25 @@ def test_a_reader_reads_what_other_pages_of_the_table_have_hashes_of(disk: BadDi
         os._exit(0)
 
     in_child(use)
+
+
+def test_memory_is_given_back_only_if_the_other_slot_can_be_read(disk: BadDisk) -> None:  # noqa: F811
+    """The bytes of the last commit are in the slot that is not mapped."""
+    path = disk.behind / "store.pm"
+    page_of_x(path, 5)
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(disk.mount / "store.pm", "r+", media="file")
+        store["x"][:] = 10
+        store.commit()
+        store._catalog.core.checkpoint()
+        bad = page_of(store, "x", 5 * PAGE)
+        with open(store.path, "rb") as file:
+            os.posix_fadvise(file.fileno(), REGION, 0, os.POSIX_FADV_DONTNEED)
+        disk.spoil("store.pm", bad)
+        refused(lambda: store.release("x"), "cannot read contents", f"offset {bad * PAGE} ")
+        assert store["x"][0] == 10
+        os._exit(0)
+
+    in_child(use)

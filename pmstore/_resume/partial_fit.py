@@ -371,7 +371,11 @@ def _with_gaps(array: Array, gaps: list[Any]) -> Array:
         return np.array(array)
     (strides,) = gaps
     end = sum(stride * (count - 1) for stride, count in zip(strides, array.shape)) + array.itemsize
-    made: Array = np.ndarray(array.shape, array.dtype, np.empty(end, np.uint8), strides=strides)
+    try:
+        space = np.empty(end, np.uint8)
+    except MemoryError:  # other code has changed the gaps
+        return np.array(array)
+    made: Array = np.ndarray(array.shape, array.dtype, space, strides=strides)
     made[...] = array
     return made
 

@@ -30,7 +30,7 @@ from pmstore._errors import CorruptStoreError, DecodeError, TooLargeError
 from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.registry import Parts, made, parts_of, registered
-from pmstore._values.tensors import is_tensor
+from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
 __all__ = ["DEPTH", "PLAIN", "contents_of", "decode", "encode", "has_containers", "type_name"]
@@ -108,16 +108,27 @@ def contents_of(value: Any) -> Any:
     """A hash of all that can be changed in place, or None if nothing can be. Raises the errors of `encode`."""
     if not _can_change(value):
         return None
-    if type(value) is np.ndarray and value.nbytes and not is_text(value.dtype):  # without a copy, if it has no gaps
-        order = order_of(value)
-        return value.shape, value.dtype, order, hash64(value.ravel(order).view(np.uint8).data)
-    return hash64(encode(value))
+    if is_tensor(value):
+        value = array_of_tensor(value)
+    is_plain = isinstance(value, np.ndarray) and registered(type(value)) is None
+    if is_plain and value.nbytes and not is_text(value.dtype):  # without a copy, if it has no gaps
+        array, order = np.asarray(value), order_of(value)
+        return array.shape, repr(array.dtype), order, hash64(array.ravel(order).view(np.uint8).data)
+    try:
+        return hash64(encode(value))
+    except TooLargeError:  # its parts are not, but they are not compared
+        return object()
 
 
 def _can_change(value: Any) -> bool:
-    if type(value) is tuple:
+    kind = type(value)
+    if kind in _ATOMS:
+        return False
+    if kind is tuple:
         return any(map(_can_change, value))
-    return has_containers(value) or registered(type(value)) is not None
+    if (small := small_of(kind)) is not None:
+        return small.mutable or (small.holds and any(map(_can_change, small.parts(value))))
+    return not isinstance(value, np.generic) or isinstance(value, np.void)
 
 
 def type_name(value: Any) -> str:

@@ -278,9 +278,11 @@ class Archive(Mapping[int, Version]):
         archive, row = self._find(self.latest if version is None else version)
         if archive is not self:
             raise ArchiveError(f"version {row.version} is in {archive.url}: tag it there")
+        created: list[Place] = []
         for place in self._sources.places:
             try:
                 place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
+                created.append(place)
             except ObjectExistsError:
                 if self._tagged(place, name) != row.version:
                     raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None
@@ -288,7 +290,8 @@ class Archive(Mapping[int, Version]):
         try:
             self._find(row.version)
         except UnknownVersionError:  # a drain has removed it meanwhile
-            self.untag(name)
+            untag(created, name, row.version)  # another process may have made the others
+            self._tags.pop(name, None)
             raise
 
     @staticmethod

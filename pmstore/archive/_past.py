@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY
-from pmstore._errors import ArchiveConflictError, StaleSnapshotError
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, StaleSnapshotError
 from pmstore._snapshot import Reader
 from pmstore._values.array import read_layout
 from pmstore.archive._capture import Changes, Seen, capture, mark
@@ -50,10 +50,10 @@ def refuse_another_past(reader: Reader, now: int, targets: Sequence[Target]) -> 
 
 
 def _is_newest(reader: Reader, target: Target, row: Row) -> bool:
-    """Whether a version is the newest commit. True if there are newer ones since."""
+    """Whether a version is the newest commit. True if nothing tells."""
     try:
         return bool(capture(reader, Seen(0), functools.partial(_is_version, target=target, row=row)))
-    except StaleSnapshotError:
+    except (StaleSnapshotError, ArchiveDamagedError):  # then the place does not tell
         return True
 
 
@@ -66,13 +66,13 @@ def _is_version(changes: Changes, target: Target, row: Row) -> bool:
     there, rest = VersionCore(library, row.version, entries), row.state - changes.state
     for key, item in entries.items():
         entry = changes.entries.get(key)
-        if entry is None or entry.kind != ARRAY or item.kind != ARRAY or entry.meta == item.meta:
+        if entry is None or entry.kind != ARRAY or item.kind != ARRAY:
             continue
         entry_there = there.get(key)
         assert entry_there is not None
         ours, theirs = read_layout(changes.core, entry), read_layout(there, entry_there)
         if ours.growth is None or theirs.growth is None:
-            return False
+            continue
         if (ours.dtype, ours.shape, ours.maxshape) != (theirs.dtype, theirs.shape, theirs.maxshape):
             return False
         contents = library.contents(item)

@@ -36,6 +36,7 @@ __all__ = ["Target", "about_of", "removals_of", "tags_of", "untag"]
 
 _REMOVAL = re.compile(r"([0-9]{1,19})-[0-9a-f]{16}-(.+)")
 
+_UNKNOWN = 10**19 - 1  # instead of the version of a damaged tag: no tag names it
 _TOGETHER = 1000  # versions that are copied in one step, at most
 
 
@@ -93,7 +94,7 @@ def tags_of(sources: Sources, damaged: set[str] | None = None) -> dict[str, int]
 def untag(places: Sequence[Place], name: str, version: int | None) -> None:
     """Take the tag of a version away, in each place that has it, so that further places learn of it.
 
-    version: None if it is not known, as the tag is damaged; nobody learns of it then.
+    version: None if it is not known, as the tag is damaged; then no further place takes its own tag away.
     """
     token = secrets.token_hex(8)
     for place in places:
@@ -103,8 +104,7 @@ def untag(places: Sequence[Place], name: str, version: int | None) -> None:
             continue
         except ArchiveDamagedError:
             found = version
-        if found is not None:
-            _put_removal(place, f"{found}-{token}-{name}")
+        _put_removal(place, f"{_UNKNOWN if found is None else found}-{token}-{name}")
         place.delete([f"tags/{name}"])
 
 

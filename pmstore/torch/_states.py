@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pmstore._resume.fingerprint import differences
+from pmstore._values.values import encode
 from pmstore.torch._layout import Layout, Setting, numbers_of, set_numbers
 from pmstore.torch._rest import edited, generators, plain, restore, set_generators
 
@@ -62,7 +63,9 @@ class States:
             if "error" in state:
                 raise self._error if rank == 0 else TypeError(f"rank {rank} can't give its state: {state['error']}")
         kept = states[0]["kept"]
-        ranks = [{key: one for key, one in state["kept"].items() if one != kept[key]} for state in states]
+        ranks = [
+            {key: one for key, one in state["kept"].items() if encode(one) != encode(kept[key])} for state in states
+        ]
         return {
             "generators": [state["generators"] for state in states],
             "settings": numbers_of(self._optimizer, self._settings),

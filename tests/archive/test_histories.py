@@ -188,3 +188,39 @@ def test_a_path_that_is_taken_leaves_no_tag(tmp_path: Path) -> None:
     with pytest.raises(pmstore.StoreExistsError):
         found.fork(1, tmp_path / "store.pm")
     assert archive.open(tmp_path / "archive").tags == {}
+
+
+def test_a_compacted_store_whose_spare_rows_are_other_ones(tmp_path: Path) -> None:
+    """There are as many of them, and the program had written to them."""
+    place = tmp_path / "archive"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store.create_array("rows", (0, 1000), maxshape=(None, 1000))
+        store.append("rows", np.ones((1, 1000)))
+        store["gone"] = np.zeros(100_000)
+        store.commit()
+        del store["gone"]
+        store.resize("rows", 0)
+        drained(store, place)
+    assert pmstore.compact(tmp_path / "store.pm") > 0
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(place) as drain:
+        assert drain.wait() == store.sequence
+
+
+def test_a_place_that_lacks_a_part_does_not_tell(tmp_path: Path) -> None:
+    place = tmp_path / "archive"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store.create_array("rows", (0, 400), maxshape=(None, 400))
+        for _ in range(3):
+            store.append("rows", np.ones((30, 400)))
+            store.commit()
+        drained(store, place)
+    for part in (place / "parts").iterdir():
+        part.unlink()
+    pmstore.compact(tmp_path / "store.pm")
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.warns(pmstore.ArchiveWarning, match="all contents are written anew"):
+            drain = store.drain(place)
+        store["x"] = 1
+        store.commit()
+        assert drain.wait() == store.sequence
+    assert (archive.open(place)[archive.open(place).latest]["rows"] == 1).all()

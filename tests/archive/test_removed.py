@@ -177,3 +177,42 @@ def test_a_tag_is_read_once(tmp_path: Path) -> None:
             next_version(store, steps)
     found = Archive(Sources([place]))
     assert found.versions() == [1, 3, 4, found.latest]
+
+
+def test_a_damaged_tag_that_another_one_replaced(tmp_path: Path) -> None:
+    """The drain knows the damaged one's version from before."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, keep=2) as steps:
+        first = next_version(store, steps)
+        Archive(Sources([Memory(place.objects)])).tag("best")
+        for _ in range(20):
+            second = next_version(store, steps)
+        place.objects["tags/best"] = b"damaged"
+        with pytest.warns(pmstore.ArchiveWarning, match="damaged"):
+            found = Archive(Sources([Memory(place.objects)]))
+        found.untag("best")
+        found.tag("best", second)
+        for _ in range(40):
+            next_version(store, steps)
+    found = Archive(Sources([place]))
+    assert found.tags == {"best": second} and second in found and first not in found
+
+
+def test_a_tag_that_comes_too_late_leaves_that_of_another_process(tmp_path: Path) -> None:
+    class Gone(Memory):
+        """The version goes when the second process finds the tag of the first one."""
+
+        def create(self, name: str, data: Any) -> None:
+            try:
+                super().create(name, data)
+            finally:
+                for one in self.list("index"):
+                    del self.objects[f"index/{one}"]
+
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        version = next_version(store, steps)
+    Archive(Sources([Memory(place.objects)])).tag("best", version)
+    with pytest.raises(pmstore.UnknownVersionError):
+        Archive(Sources([Gone(place.objects)])).tag("best", version)
+    assert place.list("tags") == ["best"] and not place.list("untagged")

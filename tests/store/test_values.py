@@ -8,6 +8,8 @@ import enum
 import math
 import pickle
 import struct
+from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import pmstore
-from pmstore._values.values import decode, encode
+from pmstore._values.values import contents_of, decode, encode
 from tests.conftest import LONGER
 
 SIMPLE = [
@@ -346,3 +348,29 @@ def test_hostile_nesting_of_extensions():
         data = msgpack.packb(msgpack.ExtType(3, data))
     with pytest.raises(pmstore.CorruptStoreError):
         decode(data)
+
+
+def test_contents_of_a_value_follow_what_can_be_changed_in_place(tmp_path: Path) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    mapped = np.memmap(tmp_path / "map", "f8", "w+", shape=3)
+    csr, masked, named = sparse.eye_array(3, format="csr"), np.ma.masked_array([1.0, 2.0]), np.zeros(2, "i4,f8")
+
+    def renamed() -> None:
+        named.dtype.names = ("a", "b")
+
+    parts = pmstore.Parts("some.type", {"x": [1]})
+    changes: list[Any] = [
+        (mapped, lambda: mapped.__setitem__(0, 1)),
+        (slice(None, csr), lambda: csr.data.__setitem__(0, 7)),
+        ((1, (csr,)), lambda: csr.data.__setitem__(0, 8)),
+        (masked, lambda: masked.__setitem__(0, 5)),
+        (named, renamed),
+        ((parts,), lambda: parts["x"].append(2)),
+    ]
+    for value, change in changes:
+        before = contents_of(value)
+        assert before is not None and contents_of(value) == before, type(value)
+        change()
+        assert contents_of(value) != before, type(value)
+    for constant in (None, 1, "text", b"x", (1, "a"), np.float32(1), frozenset({1}), slice(1, 2)):
+        assert contents_of(constant) is None

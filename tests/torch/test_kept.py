@@ -12,7 +12,9 @@ import torch
 
 import pmstore
 from pmstore.torch import GradLog
+from pmstore.torch._layout import Layout
 from pmstore.torch._rest import restore
+from pmstore.torch._states import States
 
 PADDED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 VALUES: dict[str, Any] = {
@@ -94,3 +96,15 @@ def test_conjugated_gradients(mode: str, tmp_path: Path) -> None:
         return model.w.detach()
 
     assert torch.equal(train(tmp_path / "cut.pm", 3, 7), train(tmp_path / "whole.pm", 7))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, True), (1, 1.0), (0.5, 0.25)])
+def test_the_other_ranks_get_their_own_bits_and_types(one: Any, other: Any) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    holders = [Holder({"value": value}) for value in (one, other)]
+    states = [States(optimizer, [], Layout(parameters, [], None), {"h": two}, rank) for rank, two in enumerate(holders)]
+    rest = states[0].together([state.own() for state in states])
+    for state, holder, value in zip(states, holders, (one, other)):
+        state.take(rest)
+        assert repr(holder.state) == repr({"value": value})

@@ -37,7 +37,7 @@ from pmstore._values.generators import bit_generator, set_generator_state
 from pmstore._values.types import small_of
 from pmstore._values.values import encode
 
-__all__ = ["Graph", "decode", "graph_of", "root_of", "view_of", "where"]
+__all__ = ["Graph", "decode", "graph_of", "is_solid", "root_of", "view_of", "where"]
 
 Array = npt.NDArray[Any]
 
@@ -253,10 +253,10 @@ class _Walk:
         if len(views) > 1:
             low, high = _bounds(whole)
             bounds = [_bounds(array) for _, array, _ in views]
-            if not _is_solid(whole) or min(bounds)[0] < low or max(end for _, end in bounds) > high:
+            if not is_solid(whole) or min(bounds)[0] < low or max(end for _, end in bounds) > high:
                 whole = root_of(whole)
             same = all(root_of(array) is root_of(whole) and array.dtype == whole.dtype for _, array, _ in views)
-            if not same or not _is_solid(whole):
+            if not same or not is_solid(whole):
                 names = ", ".join(sorted(_readable(path) for _, _, path in views))
                 raise TypeError(f"the attributes {names} share memory in a way that can't be kept in a store")
         self.graph.arrays[path] = whole
@@ -308,7 +308,8 @@ def where(array: Array) -> Any:
     return (array.shape, array.strides, address_of(array)) if array.size else array.shape
 
 
-def _is_solid(array: Array) -> bool:
+def is_solid(array: Array) -> bool:
+    """Whether the memory of an array has no gaps."""
     return bool(array.flags.c_contiguous or array.flags.f_contiguous)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
-from pmstore._resume.attributes import Graph, decode, graph_of, root_of, view_of, where
+from pmstore._resume.attributes import Graph, decode, graph_of, is_solid, root_of, view_of, where
 from pmstore._resume.batches import Batches
 from pmstore._resume.fingerprint import Fingerprint, describe, describe_environment, describe_parameters
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
@@ -348,13 +348,11 @@ def _gaps(array: Array) -> list[Any]:
 
     Products with such an array are added in another order. In the store it has no gaps, so that it takes less space.
     """
-    if array.flags.c_contiguous or array.flags.f_contiguous or not _is_spread(array, array.strides):
-        return []
-    return [list(array.strides)]
+    return [list(array.strides)] if not is_solid(array) and _is_spread(array, array.strides) else []
 
 
 def _is_spread(array: Array, strides: Any) -> bool:
-    """Whether elements with these strides do not overlap, in at most as much memory as a machine has addresses."""
+    """Whether elements with these strides do not overlap."""
     if len(strides) != array.ndim or not all(type(stride) is int and 0 < stride < 1 << 46 for stride in strides):
         return False
     least = array.itemsize
@@ -382,7 +380,7 @@ def _with_gaps(array: Array, gaps: list[Any]) -> Array:
 
 def _solid(array: Array, copy: bool) -> Array:
     """The array without gaps, with its axes in the same order in memory."""
-    if array.flags.c_contiguous or array.flags.f_contiguous:
+    if is_solid(array):
         return array.copy(order="K") if copy else array
     return np.array(array, order="F" if abs(array.strides[0]) < abs(array.strides[-1]) else "C")
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import datetime
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -92,21 +93,31 @@ def has_containers(value: Any) -> bool:
     """Whether a part of the value can be changed in place: a list, a dict, an array, a structured scalar, or a tuple
     that holds one.
     """
+    return _holds(value, _is_container)
+
+
+def _is_container(value: Any) -> bool:
     kind = type(value)
-    if kind in _ATOMS:
-        return False
-    if kind is tuple:
-        return any(map(has_containers, value))
-    if (small := small_of(kind)) is not None:
-        return small.mutable or (small.holds and any(map(has_containers, small.parts(value))))
     if (found := registered(kind)) is not None:
         return found.watched
     return kind in _CONTAINERS or kind is np.ndarray or (isinstance(value, np.void) and bool(value.flags.writeable))
 
 
+def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
+    """Whether a value, or what a tuple or a small type holds, can be changed in place. can_change: of other types."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return False
+    if kind is tuple:
+        return any(_holds(part, can_change) for part in value)
+    if (small := small_of(kind)) is not None:
+        return small.mutable or (small.holds and any(_holds(part, can_change) for part in small.parts(value)))
+    return can_change(value)
+
+
 def contents_of(value: Any) -> Any:
     """A hash of all that can be changed in place, or None if nothing can be. Raises the errors of `encode`."""
-    if not _can_change(value):
+    if not _holds(value, _is_no_scalar):
         return None
     if is_tensor(value):
         value = array_of_tensor(value)
@@ -120,14 +131,7 @@ def contents_of(value: Any) -> Any:
         return object()
 
 
-def _can_change(value: Any) -> bool:
-    kind = type(value)
-    if kind in _ATOMS:
-        return False
-    if kind is tuple:
-        return any(map(_can_change, value))
-    if (small := small_of(kind)) is not None:
-        return small.mutable or (small.holds and any(map(_can_change, small.parts(value))))
+def _is_no_scalar(value: Any) -> bool:
     return not isinstance(value, np.generic) or isinstance(value, np.void)
 
 

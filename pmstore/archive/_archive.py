@@ -390,8 +390,8 @@ class Archive(Mapping[int, Version]):
         archive, row = self._find(version)
         lineage, parent = self._about["lineage"], self.parent
         # A fork whose drain was killed may have no version of its own yet. It goes on from the one that it left.
-        is_newest = version == self.latest and (archive is self or version == (parent or ("", None))[1])
-        if fork or not is_newest:
+        is_own = archive is self or (parent is not None and version == parent[1])
+        if fork or not is_own or version != self.latest:
             lineage, parent = None, (archive.url, version)
         with archive._reading(version):
             archive._restore(row, path, progress, lineage, parent)

@@ -147,11 +147,10 @@ def list_(chosen: argparse.Namespace) -> int:
 
 
 def _in_json(archive: Archive, row: Info, losses: bool) -> dict[str, Any]:
-    loss = None if row.loss is None else row.loss._asdict()
-    found = {**row._asdict(), "attributes": to_json(row.attributes), "loss": to_json(loss)}
+    found = {**row._asdict(), "loss": None if row.loss is None else row.loss._asdict()}
     if losses:
-        found["losses"] = {name: to_json(loss._asdict()) for name, loss in archive[row.version].losses.items()}
-    return found
+        found["losses"] = {name: loss._asdict() for name, loss in archive[row.version].losses.items()}
+    return {key: to_json(value) for key, value in found.items()}
 
 
 def _columns(row: Info) -> tuple[str, ...]:

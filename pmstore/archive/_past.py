@@ -7,6 +7,7 @@ behind.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 
@@ -42,25 +43,31 @@ def refuse_another_past(reader: Reader, now: int, targets: Sequence[Target]) -> 
                 f"{target.place.url} has version {target.last}, and the store is at {now}: it was taken back "
                 "since. Archive.fork makes a store that goes on from an older version, with an archive of its own"
             )
-        if row is not None and not row.lossy and not _is_newest(reader, target, row):
+    found = [(target, row) for target in targets if (row := target.index.find(now)) is not None and not row.lossy]
+    if not found:
+        return
+    with contextlib.suppress(StaleSnapshotError):  # newer commits came
+        other = capture(reader, Seen(0), functools.partial(_first_other, found=found))
+        if other is not None:
             raise ArchiveConflictError(
-                f"{target.place.url} has version {now} with other contents: another copy of the store made it. "
+                f"{other.place.url} has version {now} with other contents: another copy of the store made it. "
                 "Give this copy a place of its own"
             )
 
 
-def _is_newest(reader: Reader, target: Target, row: Row) -> bool:
-    """Whether a version is the newest commit. True if nothing tells."""
-    try:
-        return bool(capture(reader, Seen(0), functools.partial(_is_version, target=target, row=row)))
-    except (StaleSnapshotError, ArchiveDamagedError):  # then the place does not tell
-        return True
+def _first_other(changes: Changes, found: Sequence[tuple[Target, Row]]) -> Target | None:
+    """The first place whose version is not the commit, although it has its number."""
+    state = changes.state
+    for target, row in found:
+        if changes.sequence == row.version and state != row.state:
+            with contextlib.suppress(ArchiveDamagedError):  # the place does not tell
+                if not _differs_in_spare_rows(changes, target, row):
+                    return target
+    return None
 
 
-def _is_version(changes: Changes, target: Target, row: Row) -> bool:
-    """Whether a commit is a version. A compacted store lacks spare rows of arrays that grow: these don't count."""
-    if changes.sequence != row.version or changes.state == row.state:
-        return True
+def _differs_in_spare_rows(changes: Changes, target: Target, row: Row) -> bool:
+    """Whether a commit differs from a version in spare rows of arrays that grow only: a compacted store lacks them."""
     library = Library(Sources([target.place]))
     entries = library.entries(target.index.chain(row.version))
     there, rest = VersionCore(library, row.version, entries), row.state - changes.state

@@ -96,8 +96,9 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
         shards = tuple(_others(data))
     if not shards:
         raise ValueError("there are no shards: the data are empty")
-    first = next((shard for shard in shards if shard._load is _row_group), None)
-    return shards if first is None else with_columns(shards, first._arguments[2], repr(first._arguments[0]))
+    if (first := _first_group(shards)) is None:
+        return shards
+    return with_columns(shards, first._arguments[2], repr(first._arguments[0]))
 
 
 def _of_part(part: Any) -> Iterable[Shard]:
@@ -175,7 +176,13 @@ def _of_file(path: Path) -> Iterable[Shard]:
 
 def columns_of(shards: Sequence[Shard]) -> list[str] | None:
     """The names of the columns of .parquet files; None if no shard is of one."""
-    return next((shard._arguments[2] for shard in shards if shard._load is _row_group), None)
+    first = _first_group(shards)
+    return None if first is None else first._arguments[2]
+
+
+def _first_group(shards: Sequence[Shard]) -> Shard | None:
+    """The first shard of a .parquet file."""
+    return next((shard for shard in shards if shard._load is _row_group), None)
 
 
 def with_columns(shards: Sequence[Shard], columns: Sequence[str], of: str) -> tuple[Shard, ...]:

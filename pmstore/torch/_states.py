@@ -63,14 +63,14 @@ class States:
             if "error" in state:
                 raise self._error if rank == 0 else TypeError(f"rank {rank} can't give its state: {state['error']}")
         kept = states[0]["kept"]
-        ranks = [
-            {key: one for key, one in state["kept"].items() if encode(one) != encode(kept[key])} for state in states
+        others = [
+            {key: one for key, one in state["kept"].items() if encode(one) != encode(kept[key])} for state in states[1:]
         ]
         return {
             "generators": [state["generators"] for state in states],
             "settings": numbers_of(self._optimizer, self._settings),
             "kept": kept,
-            **({"ranks": ranks} if any(ranks) else {}),
+            **({"ranks": [{}, *others]} if any(others) else {}),
             **self._computing(),
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,41 +48,47 @@ def removes(store: pmstore.Store, steps: Steps) -> None:
         next_version(store, steps)
 
 
-def test_a_version_that_goes_while_it_is_read(tmp_path: Path) -> None:
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[tuple[pmstore.Store, Steps, Interrupted]]:
+    """A store with the steps of its drain, which keeps one version, and the same place as somebody else sees it."""
     place = Memory()
     with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, keep=1) as steps:
-        seen = Interrupted(place.objects)
-
-        def opened() -> Archive:
-            next_version(store, steps)
-            seen.before["parts"] = lambda: removes(store, steps)
-            return Archive(Sources([seen]))
-
-        for read in (lambda found: found[found.latest], lambda found: found.restore(tmp_path / "a.pm", found.latest)):
-            with pytest.raises(pmstore.UnknownVersionError, match="was removed meanwhile"):
-                read(opened())
-        found = opened()
-        assert found.restore(tmp_path / "a.pm") == store.sequence
-        assert np.array_equal(found[store.sequence]["x"], store["x"])
+        yield store, steps, Interrupted(place.objects)
 
 
-def test_versions_that_go_as_quickly_as_they_are_read(tmp_path: Path) -> None:
-    place = Memory()
-    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, keep=1) as steps:
-        seen = Interrupted(place.objects)
+def test_a_version_that_goes_while_it_is_read(beside: tuple[pmstore.Store, Steps, Interrupted], tmp_path: Path) -> None:
+    store, steps, seen = beside
 
-        def again() -> None:
-            removes(store, steps)
-            seen.before["parts"] = again
-
+    def opened() -> Archive:
         next_version(store, steps)
-        found = Archive(Sources([seen]))
+        seen.before["parts"] = lambda: removes(store, steps)
+        return Archive(Sources([seen]))
+
+    for read in (lambda found: found[found.latest], lambda found: found.restore(tmp_path / "a.pm", found.latest)):
+        with pytest.raises(pmstore.UnknownVersionError, match="was removed meanwhile"):
+            read(opened())
+    found = opened()
+    assert found.restore(tmp_path / "a.pm") == store.sequence
+    assert np.array_equal(found[store.sequence]["x"], store["x"])
+
+
+def test_versions_that_go_as_quickly_as_they_are_read(
+    beside: tuple[pmstore.Store, Steps, Interrupted], tmp_path: Path
+) -> None:
+    store, steps, seen = beside
+
+    def again() -> None:
+        removes(store, steps)
         seen.before["parts"] = again
-        with pytest.raises(pmstore.ArchiveUnavailableError, match="removed while they are read: tag one"):
-            found.restore(tmp_path / "a.pm")
-        assert not (tmp_path / "a.pm").exists()
-        seen.before.clear()
-        assert found.restore(tmp_path / "a.pm") == store.sequence
+
+    next_version(store, steps)
+    found = Archive(Sources([seen]))
+    seen.before["parts"] = again
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="removed while they are read: tag one"):
+        found.restore(tmp_path / "a.pm")
+    assert not (tmp_path / "a.pm").exists()
+    seen.before.clear()
+    assert found.restore(tmp_path / "a.pm") == store.sequence
 
 
 def test_an_archive_without_versions(tmp_path: Path) -> None:

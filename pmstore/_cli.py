@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import pmstore
 from pmstore._display import Row, aligned, columns, count_text, name_text, notes_of, size_text, tree_lines
+from pmstore._store.opening import path_of
+from pmstore._store.reading import consistently
 from pmstore._values.as_json import print_json, to_json
 
 Command = Callable[[argparse.Namespace], int]
@@ -67,10 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{chosen.path}: {error}", FAILED)
     except pmstore.CorruptStoreError as error:
         return _complain(f"{chosen.path}: damaged: {error}", DAMAGED)
-    except (pmstore.Error, Failure) as error:
-        return _complain(f"{chosen.path}: {error}", FAILED)
+    except (pmstore.Error, Failure, MemoryError) as error:
+        return _complain(f"{chosen.path}: {str(error) or 'no memory'}", FAILED)
     except OSError as error:
-        return _complain(f"{error.filename or chosen.path}: {error.strerror or error}", FAILED)
+        where = error.filename or "standard output"  # all other calls name a file
+        return _complain(f"{where}: {error.strerror or error}", FAILED)
     except ValueError as error:  # an impossible path
         return _complain(str(error), FAILED)
 
@@ -111,7 +112,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     add("info", info, "format, medium, commits, and how full the store is", "  pmstore info run.pm\n")
 
     ls = add("ls", ls_, "the names in the store", "  pmstore ls -l run.pm\n  pmstore ls --tree run.pm model\n")
-    ls.add_argument("group", metavar="GROUP", nargs="?", default="", help="only what is in this group")
+    ls.add_argument("names", metavar="GROUP", nargs="*", help="only what is in these groups")
     ls.add_argument("-l", "--long", action="store_true", help="with shapes, dtypes and sizes")
     ls.add_argument("-t", "--tree", action="store_true", help="as a tree")
 
@@ -278,7 +279,7 @@ def info(chosen: argparse.Namespace) -> int:
         stats = store.stats()
         about: dict[str, Any] = {
             "path": os.fspath(store.path),
-            "format_version": _format_version(chosen.path),
+            "format_version": _format_version(store.path),
             "media": store.media,
             "sequence": store.sequence,
             "names": len(store),
@@ -346,7 +347,7 @@ def _format_version(path: str) -> int:
 def ls_(chosen: argparse.Namespace) -> int:
     """Prints the names in the store or in one of its groups."""
     with pmstore.open(chosen.path, "r") as store:
-        rows = _rows_below(store, chosen.group.strip("/"))
+        rows = itertools.chain.from_iterable(_rows_below(store, group.strip("/")) for group in chosen.names or [""])
         notes = notes_of(store) if chosen.long else {}
         if chosen.json:
             print_json([_row_json(row, store) for row in rows])
@@ -401,7 +402,7 @@ def check(chosen: argparse.Namespace) -> int:
     except pmstore.StoreLockedError:
         store = pmstore.open(chosen.path, "r")
     with store:
-        problems = [str(problem) for problem in store.check()]
+        problems = [str(problem) for problem in consistently(store.check, store.refresh)]
         names = 0 if problems else len(store)
     if chosen.json:
         print_json({"path": chosen.path, "sound": not problems, "problems": problems})
@@ -437,7 +438,7 @@ def backup(chosen: argparse.Namespace) -> int:
     """Copies a commit, and prints which."""
     with pmstore.open(chosen.path, "r") as store, _progress(chosen) as progress:
         sequence = store.backup(chosen.destination, progress=progress)
-    size = os.stat(chosen.destination).st_size
+    size = os.stat(path_of(chosen.destination)).st_size
     if chosen.json:
         print_json({"path": chosen.path, "destination": chosen.destination, "sequence": sequence, "bytes": size})
     else:
@@ -449,7 +450,7 @@ def compact(chosen: argparse.Namespace) -> int:
     """Makes the file smaller, and prints its sizes before and after."""
     with _progress(chosen) as progress:
         gained = pmstore.compact(chosen.path, progress=progress)
-    after = os.stat(chosen.path).st_size
+    after = os.stat(path_of(chosen.path)).st_size
     if chosen.json:
         print_json({"path": chosen.path, "bytes_before": after + gained, "bytes_after": after})
     elif gained:
@@ -461,7 +462,7 @@ def compact(chosen: argparse.Namespace) -> int:
 
 def upgrade(chosen: argparse.Namespace) -> int:
     """Gives the file the newest version of its format, and prints the version that it had."""
-    before, after = pmstore.upgrade(chosen.path), _format_version(chosen.path)
+    before, after = pmstore.upgrade(chosen.path), _format_version(path_of(chosen.path))
     if chosen.json:
         print_json({"path": chosen.path, "version_before": before, "version_after": after})
     else:
@@ -508,93 +509,6 @@ def import_(chosen: argparse.Namespace) -> int:
 
 def dump_(chosen: argparse.Namespace) -> int:
     """Prints values, or writes one array to an .npy file."""
-    with pmstore.open(chosen.path, "r") as store:
-        rows = {row[0]: row for row in store._rows()}
-        derived = {name: row[5] for name, row in rows.items() if row[1] == "derived"}
-        names = chosen.names or [name for name in rows if name not in derived]
-        for name in names:
-            if name not in rows:
-                raise Failure(_what_is_missing(store, name))
-            if name in derived:
-                raise Failure(f"{name!r} is {derived[name]}: only a program that declares it can read it")
-        if chosen.npy is not None and (len(names) != 1 or not isinstance(store[names[0]], np.ndarray)):
-            raise Failure("--npy takes the name of one array")
-        damaged = _damaged(store, names)
-        for text in damaged.values():
-            _complain(f"{chosen.path}: damaged: {text}", DAMAGED)
-        if damaged and (chosen.names or chosen.json):
-            return DAMAGED
-        if chosen.npy is not None:
-            _save(Path(chosen.npy), store[names[0]], chosen.path)
-        elif chosen.json:
-            shown = {} if chosen.names else {name: {"derived": text} for name, text in derived.items()}
-            print_json({name: to_json(_value(store, name)) for name in names} | shown)
-        else:
-            for name in names:
-                if name not in damaged:
-                    _print_value(name, _value(store, name), alone=len(names) == 1)
-            for name, text in derived.items() if not chosen.names else ():
-                print(f"{name_text(name)}: {text}")
-    return DAMAGED if damaged else SOUND
+    from pmstore._dump import dump
 
-
-def _what_is_missing(store: pmstore.Store, name: str) -> str:
-    group = name.strip("/")
-    if group and any(True for _ in store.group(group)):
-        return f"{group!r} is a group: give the names of what is in it, which ls prints"
-    return f"no name {name!r} in it"
-
-
-def _value(store: pmstore.Store, name: str) -> Any:
-    """A value; of a registered type, its parts, because it is the program's own."""
-    parts = store._catalog.parts(name)
-    return store[name] if parts is None else parts
-
-
-def _damaged(store: pmstore.Store, names: Sequence[str]) -> dict[str, str]:
-    """The damage in values and arrays among the names. All are verified when they are read."""
-    damaged = {}
-    for name in names:
-        try:
-            value = _value(store, name)
-            if isinstance(value, pmstore.PersistentList):
-                list(value)
-        except (pmstore.CorruptStoreError, pmstore.StoreIOError) as error:
-            damaged[name] = str(error)
-    return damaged
-
-
-def _save(file: Path, array: Any, store: str) -> None:
-    """Write an array for numpy.load, completely or not at all: under a temporary name, and then renamed."""
-    if file.exists() and os.path.samefile(file, store):
-        raise Failure(f"{file} is the store itself")
-    try:
-        if file.exists() and not file.is_file():  # a device or a pipe
-            with file.open("wb") as out:
-                np.save(out, array, allow_pickle=False)
-            return
-        target = Path(os.path.realpath(file))  # a link is followed, and its target replaced
-        temporary = target.with_name(f".{secrets.token_hex(8)}.npy")
-        try:
-            with temporary.open("xb") as out:
-                np.save(out, array, allow_pickle=False)
-            os.replace(temporary, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), os.fspath(file)) from error
-
-
-def _print_value(name: str, value: Any, *, alone: bool) -> None:
-    if isinstance(value, pmstore.PersistentList):
-        value = list(value)
-    text = str(value) if isinstance(value, np.ndarray) else repr(value)
-    if alone:
-        print(text)
-    elif "\n" in text:
-        print(f"{name_text(name)} =\n{text}")
-    else:
-        print(f"{name_text(name)} = {text}")
+    return SOUND if dump(chosen, Failure, lambda text: _complain(text, DAMAGED)) else DAMAGED

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pmstore import _errors
+from pmstore._interrupts import later
 from pmstore._locks import Lock
 from pmstore._pmcore import ffi, lib
 
@@ -20,12 +21,13 @@ __all__ = [
     "Core",
     "Entry",
     "Row",
-    "Trace",
     "error",
     "ffi",
     "format_file",
     "hash64",
     "lib",
+    "owner",
+    "require_ok",
 ]
 
 BLOCK: int = lib.PM_BLOCK
@@ -82,14 +84,14 @@ def error(status: int, extension: Any = lib) -> Exception:
 
 
 def _require_opened(status: int) -> None:
-    """The same as `_require_ok`, but PM_INVALID is a ValueError: the caller or PMSTORE_TRACKER asks for
+    """The same as `require_ok`, but PM_INVALID is a ValueError: the caller or PMSTORE_TRACKER asks for
     something that does not go with this file."""
     if status == lib.PM_INVALID:
         raise ValueError(_text(lib.pm_message()))
-    _require_ok(status)
+    require_ok(status)
 
 
-def _require_ok(status: int) -> None:
+def require_ok(status: int) -> None:
     if status:
         raise error(status)
 
@@ -112,6 +114,17 @@ _KINDS: dict[int, type[_errors.Error]] = {
     lib.PM_TOO_LONG: _errors.TooLargeError,
     lib.PM_INVALID: _errors.InternalError,
 }
+
+
+def owner(kind: str, free: Callable[[Any], object]) -> Any:
+    """A cell for a pointer that a C function gives. The cell owns what the pointer points to, as a signal handler may
+    raise an exception as soon as the function returns."""
+
+    def end(cell: Any) -> None:
+        if cell[0]:
+            free(cell[0])
+
+    return ffi.gc(ffi.new(kind), end)
 
 
 def hash64(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
@@ -142,62 +155,11 @@ def pointer_at(address: int) -> Any:
     return ffi.cast("char *", address)
 
 
-class Trace:
-    """Records the operations of stores on their durable bytes, makes operations fail, and gives stores ids that are the
-    same in every run (seed; 0: random ones).
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        pointer = lib.pm_trace_new(seed)
-        if not pointer:
-            raise _errors.OutOfMemoryError("no memory for a trace")
-        self.pointer = ffi.gc(pointer, lib.pm_trace_free)
-
-    def __len__(self) -> int:
-        return int(lib.pm_trace_count(self.pointer))
-
-    def clear(self) -> None:
-        lib.pm_trace_clear(self.pointer)
-
-    def raw(self) -> tuple[bytes, bytes]:
-        """The pm_events, and the bytes that they wrote."""
-        if lib.pm_trace_incomplete(self.pointer):
-            raise _errors.OutOfMemoryError("no memory to record all that the store did: record less")
-        size = len(self) * ffi.sizeof("pm_event")
-        events = ffi.buffer(lib.pm_trace_events(self.pointer), size)[:] if size else b""
-        size = lib.pm_trace_bytes(self.pointer)
-        return events, ffi.buffer(lib.pm_trace_data(self.pointer), size)[:] if size else b""
-
-    def fail(self, operations: int, at: int, error: int, lasting: bool = False) -> None:
-        """Count the operations (PM_OPERATION_* bits) from now on. Number `at` fails with errno `error` (0: a write is
-        cut short), and with `lasting` all later ones fail, too. at=0: none fails.
-        """
-        lib.pm_trace_fail(self.pointer, ffi.new("pm_fault *", (operations, error, at, lasting)))
-
-    def sync_ranges(self, how: bool | None) -> None:
-        """Whether records on files are written by a synced write of their range, as on ext4 and xfs, or by write and
-        fdatasync, as elsewhere. None: by the file system.
-        """
-        lib.pm_trace_sync_ranges(self.pointer, -1 if how is None else int(how))
-
-    def background(self, seed: int, pace: int) -> None:
-        """Make stores that are opened later do their background work in an order that the seed decides. pace: the
-        probability, in 256ths, of a piece of work at each point where it is possible; 0: only work that a thread waits
-        for. No store may be open.
-        """
-        _require_ok(lib.pm_trace_background(self.pointer, seed, pace))
-
-    def operations(self) -> tuple[int, int]:
-        """How many were counted since `fail`, and how many of them failed."""
-        faults = ffi.new("uint64_t *")
-        return int(lib.pm_trace_operations(self.pointer, faults)), int(faults[0])
-
-
-def _pointer(trace: Trace | None) -> Any:
+def _pointer(trace: Any) -> Any:
     return ffi.NULL if trace is None else trace.pointer
 
 
-def format_file(fd: int, media: str, trace: Trace | None = None) -> None:
+def format_file(fd: int, media: str, trace: Any = None) -> None:
     """Writes an empty store into the empty file fd."""
     _require_opened(lib.pm_format(fd, MEDIA[media], _pointer(trace)))
 
@@ -216,7 +178,8 @@ class Core:
     lock: to be held around calls that belong together; the core locks itself, but not against being closed while
     a call is on its way, so that callers hold it around every call (`scan` does so itself).
     holds(place, length, ranges, i): whether a live array has all of a range, which becomes number i of ranges. place: a
-    pointer. snapshot: the `Snapshot` (pmstore/_snapshot.py) that it shows, or None.
+    pointer. trace: the `Trace` (pmstore/_trace.py) that records it, or None. snapshot: the `Snapshot`
+    (pmstore/_snapshot.py) that it shows, or None.
     """
 
     __slots__ = ("_store", "_successor", "gone", "holds", "lock", "snapshot", "trace")
@@ -227,7 +190,7 @@ class Core:
         media: str,
         *,
         read_only: bool,
-        trace: Trace | None,
+        trace: Any,
         max_size: int,
         snapshot: Any = None,
     ) -> None:
@@ -235,7 +198,7 @@ class Core:
         self.lock = Lock()
         self._open(fd, media, read_only, trace, max_size, snapshot)
 
-    def _open(self, fd: int, media: str, read_only: bool, trace: Trace | None, max_size: int, snapshot: Any) -> None:
+    def _open(self, fd: int, media: str, read_only: bool, trace: Any, max_size: int, snapshot: Any) -> None:
         flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0)
         out = ffi.new("pm_store **")
         _require_opened(lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out))
@@ -245,8 +208,10 @@ class Core:
 
     @classmethod
     def of_snapshot(cls, snapshot: Any) -> Core:
-        """A core that shows a snapshot."""
-        return cls(snapshot.file(), "auto", read_only=True, trace=None, max_size=0, snapshot=snapshot)
+        """A core that shows a snapshot. If nobody takes it, it closes itself."""
+        with later():
+            return cls(snapshot.file(), "auto", read_only=True, trace=None, max_size=0, snapshot=snapshot)
+        raise AssertionError
 
     def _attach(self, store: Any) -> None:
         self._store = store
@@ -322,10 +287,10 @@ class Core:
 
     def commit_async(self, interval: float) -> None:
         """Make later commits durable by a sync that begins `interval` seconds after them."""
-        _require_ok(lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9)))
+        require_ok(lib.pm_commit_async(self._store, int(min(interval, 1e9) * 1e9)))
 
     def sync(self) -> None:
-        _require_ok(lib.pm_sync(self._store))
+        require_ok(lib.pm_sync(self._store))
 
     def commit_only(self, ranges: Any) -> None:
         """Commit. Only these ranges of arrays were changed. ranges: made by `no_ranges`."""
@@ -336,28 +301,28 @@ class Core:
     def undeclared(self, ranges: Any) -> tuple[int, int, int] | None:
         """The first change of an array elsewhere: offset of the extent, where in it, how many bytes."""
         out = ffi.new("pm_broken *")
-        _require_ok(lib.pm_violation(self._store, ranges, len(ranges), out))
+        require_ok(lib.pm_violation(self._store, ranges, len(ranges), out))
         return (out.extent, out.at, out.length) if out.length else None
 
     def mark(self, offset: int, length: int) -> None:
         """Note that the store itself has changed an extent. The next commit contains it, even if `only` does not."""
-        _require_ok(lib.pm_mark(self._store, offset, length))
+        require_ok(lib.pm_mark(self._store, offset, length))
 
     def mark_dirty(self, address: int, length: int) -> int:
         """These bytes may have changed unseen. The result may be MARK_NONE or MARK_CONSTANT."""
         out = ffi.new("int *")
-        _require_ok(lib.pm_mark_dirty(self._store, pointer_at(address), length, out))
+        require_ok(lib.pm_mark_dirty(self._store, pointer_at(address), length, out))
         return int(out[0])
 
     def rollback(self) -> None:
-        _require_ok(_rollback(self._store))
+        require_ok(_rollback(self._store))
 
     def checkpoint(self) -> None:
-        _require_ok(lib.pm_checkpoint(self._store))
+        require_ok(lib.pm_checkpoint(self._store))
 
     def renumber(self, sequence: int) -> None:
         """Give the last commit this number, and empty the log. For a new store that no other process has seen."""
-        _require_ok(lib.pm_renumber(self._store, sequence))
+        require_ok(lib.pm_renumber(self._store, sequence))
 
     @property
     def sequence(self) -> int:
@@ -383,7 +348,7 @@ class Core:
         """gone: all keys that start with it are deleted in the same call, which no signal can interrupt."""
         offset, length, kind, flags, meta = entry
         row = ffi.new("pm_entry *", (offset, length, kind, flags, len(meta)))
-        _require_ok(lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone)))
+        require_ok(lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone)))
 
     def delete(self, key: bytes, gone: bytes = b"") -> bool:
         """False if there is no such key. gone: as for put."""
@@ -398,7 +363,7 @@ class Core:
         """Give entries other keys, in one call, which no signal can interrupt: all of them, or none. Buffers stay."""
         kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
         rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
-        _require_ok(lib.pm_rename(self._store, rows, len(rows)))
+        require_ok(lib.pm_rename(self._store, rows, len(rows)))
 
     def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[Row]:
         """Rows of the keys with a prefix (after a key, or from `start` on), in order. Changes made meanwhile may or may
@@ -446,20 +411,20 @@ class Core:
 
     def alloc(self, length: int) -> int:
         offset = ffi.new("uint64_t *")
-        _require_ok(lib.pm_alloc(self._store, length, offset))
+        require_ok(lib.pm_alloc(self._store, length, offset))
         return int(offset[0])
 
     def free(self, offset: int, length: int) -> None:
-        _require_ok(lib.pm_free(self._store, offset, length))
+        require_ok(lib.pm_free(self._store, offset, length))
 
     def write(self, offset: int, at: int, source: Any, length: int) -> None:
         """source: bytes, or the address of the first byte."""
         if isinstance(source, int):
             source = ffi.cast("void *", source)
-        _require_ok(lib.pm_write(self._store, offset, at, source, length))
+        require_ok(lib.pm_write(self._store, offset, at, source, length))
 
     def fill(self, offset: int, length: int, pattern: bytes) -> None:
-        _require_ok(lib.pm_fill(self._store, offset, length, pattern, len(pattern)))
+        require_ok(lib.pm_fill(self._store, offset, length, pattern, len(pattern)))
 
     def read(self, offset: int, length: int) -> bytes:
         """The contents, checked against their hashes."""
@@ -475,7 +440,7 @@ class Core:
     def verify(self, offset: int, length: int, count: int) -> None:
         """Checks the blocks of the first `count` committed bytes against their hashes. CorruptStoreError,
         StoreIOError."""
-        _require_ok(lib.pm_check_contents(self._store, offset, length, count))
+        require_ok(lib.pm_check_contents(self._store, offset, length, count))
 
     def read_into(self, offset: int, length: int, out: Any) -> None:
         """The same into a buffer of that length."""
@@ -484,7 +449,7 @@ class Core:
     def _read(self, offset: int, length: int, destination: Any) -> None:
         if self.snapshot is not None:
             self.buffer(offset, length, False)
-        _require_ok(lib.pm_read(self._store, offset, length, destination))
+        require_ok(lib.pm_read(self._store, offset, length, destination))
 
     def buffer(self, offset: int, length: int, writable: bool, fixed: bool = False) -> Any:
         """The live bytes as an object with the buffer protocol, of its own, which keeps the extent's space.
@@ -493,7 +458,7 @@ class Core:
         """
         out = ffi.new("pm_buffer **")
         how = (lib.PM_BUFFER_WRITABLE if writable else 0) | (lib.PM_BUFFER_FIXED if fixed else 0)
-        _require_ok(lib.pm_buffer_open(self._store, offset, length, how, out))
+        require_ok(lib.pm_buffer_open(self._store, offset, length, how, out))
         handle = out[0]
         address = ffi.gc(ffi.cast("char *", lib.pm_buffer_address(handle)), functools.partial(_release, handle))
         if self.snapshot is not None:
@@ -504,16 +469,16 @@ class Core:
         """StoreIOError if the disk can't read these bytes of an extent, which are then read from its memory."""
         if self.snapshot is not None:
             return  # a buffer copies them
-        _require_ok(lib.pm_readable(self._store, offset, length, at, count))
+        require_ok(lib.pm_readable(self._store, offset, length, at, count))
 
     def release(self, offset: int, length: int) -> None:
-        _require_ok(lib.pm_release(self._store, offset, length))
+        require_ok(lib.pm_release(self._store, offset, length))
 
     # ---- looking
 
     def stats(self) -> dict[str, int]:
         out = ffi.new("pm_statistics *")
-        _require_ok(lib.pm_stats(self._store, out))
+        require_ok(lib.pm_stats(self._store, out))
         if self.snapshot is not None:
             self.snapshot.describe(out)
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
@@ -523,7 +488,7 @@ class Core:
         then, with the key b"", extents that a program has changed in place.
         """
         rows, length = ffi.new("uint8_t **"), ffi.new("size_t *")
-        _require_ok(lib.pm_pending(self._store, rows, length))
+        require_ok(lib.pm_pending(self._store, rows, length))
         kept = ffi.gc(rows[0], lib.pm_pending_free)
         buffer = ffi.buffer(kept, length[0])[:] if length[0] else b""
         found, at = [], 0
@@ -536,9 +501,9 @@ class Core:
         """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage."""
         if self.snapshot is not None:
             self._bring_all()
-        out = ffi.new("pm_report **")
-        _require_ok(lib.pm_check(self._store, out))
-        report = ffi.gc(out[0], lib.pm_report_free)
+        out = owner("pm_report **", lib.pm_report_free)
+        require_ok(lib.pm_check(self._store, out))
+        report = out[0]
         problems = (lib.pm_report_get(report, i) for i in range(lib.pm_report_count(report)))
         return [(p.offset, p.length, p.block, ffi.buffer(p.key, p.key_length)[:], _text(p.text)) for p in problems]
 
@@ -557,7 +522,7 @@ class Core:
         if self.snapshot is not None:
             self._bring_all()
         out = ffi.new("uint64_t *")
-        _require_ok(lib.pm_state_hash(self._store, out))
+        require_ok(lib.pm_state_hash(self._store, out))
         return int(out[0])
 
 

@@ -136,11 +136,19 @@ def size_text(nbytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
+def full_text(value: Any) -> str:
+    """``repr(value)``. Python gives none of an int with thousands of digits, which is in hexadecimal digits then."""
+    try:
+        return repr(value)
+    except ValueError:
+        return hex(value) if isinstance(value, int) else f"{type(value).__name__} with an int of too many digits"
+
+
 def value_text(value: Any, most: int = MAX_VALUE) -> str:
     """A value on one line of at most so many characters, which can't affect a terminal."""
     if isinstance(value, (str, bytes)):
         value = value[: most + 1]
-    text = str(value) if isinstance(value, np.generic) and not isinstance(value, (str, bytes)) else repr(value)
+    text = str(value) if isinstance(value, np.generic) and not isinstance(value, (str, bytes)) else full_text(value)
     return _cut(name_text(" ".join(text.split())), most)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import struct
 from collections.abc import Callable
 
 __all__ = [
@@ -244,6 +245,12 @@ class ForkedStoreError(ReadOnlyStoreError, RuntimeError):
 
 UNSOUND = (CorruptStoreError, StoreIOError)
 """The errors of reading a part of the file that is damaged, or that the disk can't read."""
+
+MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error, SystemError)
+"""What decoding raises for bytes that make no sense. Others come from elsewhere, as from a signal handler."""
+
+UNRELATED = (MemoryError, RecursionError, TimeoutError)
+"""What says nothing about the bytes, although code of others that decodes them may raise any exception."""
 
 
 def of(what: str, error: Error) -> Error:

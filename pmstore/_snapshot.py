@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pmstore._core import BLOCK, error, ffi, lib
+from pmstore._core import BLOCK, error, ffi, lib, owner
 from pmstore._errors import StaleSnapshotError
 
 __all__ = ["Reader", "Snapshot", "Waiter", "newest"]
@@ -38,30 +38,32 @@ WAITED: dict[int, str] = {
 }
 
 
-def _owned(pointer: Any, free: Callable[[Any], None], closed: Callable[[], None]) -> Any:
+def _owner(kind: str, free: Callable[[Any], None], closed: Callable[[], None]) -> Any:
+    """See `owner`. closed: called when the store's file was closed."""
+
     def end(pointer: Any) -> None:
         free(pointer)
         closed()
 
-    return ffi.gc(pointer, end)
+    return owner(kind, end)
 
 
 class Waiter:
     """Waits for commits of the store in the file fd. Several threads may wait at once."""
 
-    __slots__ = ("_waiter",)
+    __slots__ = ("_owner", "_waiter")
 
     def __init__(self, fd: int, closed: Callable[[], None]) -> None:
         """closed: called after a descriptor of the file was closed."""
-        out = ffi.new("pm_waiter **")
-        status = lib.pm_source_waiter(fd, out)
+        self._owner = _owner("pm_waiter **", lib.pm_source_waiter_free, closed)
+        status = lib.pm_source_waiter(fd, self._owner)
         if status:
             raise error(status)
-        self._waiter = _owned(out[0], lib.pm_source_waiter_free, closed)
+        self._waiter = self._owner[0]
 
     def leave(self) -> None:
         """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
-        ffi.gc(self._waiter, None)
+        ffi.gc(self._owner, None)
 
     def wait(self, after: int, timeout: float) -> tuple[int, str]:
         """The newest commit, and why the wait for one after `after` has ended."""
@@ -76,11 +78,11 @@ class Waiter:
 class Snapshot:
     """One commit of a store that another process may be changing: see csrc/reader/snapshot.h."""
 
-    __slots__ = ("_asked", "_closed", "_here", "_mapped", "_snapshot")
+    __slots__ = ("_asked", "_closed", "_here", "_mapped", "_owner", "_snapshot")
 
-    def __init__(self, pointer: Any, closed: Callable[[], None]) -> None:
-        """Takes the pm_snapshot over. closed: called after a descriptor of the store's file was closed."""
-        self._snapshot = _owned(pointer, lib.pm_snapshot_free, closed)
+    def __init__(self, owner: Any, closed: Callable[[], None]) -> None:
+        """owner: the cell with the pm_snapshot. closed: called after a descriptor of the store's file was closed."""
+        self._owner, self._snapshot = owner, owner[0]
         self._closed = closed
         self._asked: set[tuple[int, int]] = set()  # extents that were to be copied: offset and length
         self._here: set[tuple[int, int]] = set()  # of these, those whose contents a buffer has
@@ -103,7 +105,7 @@ class Snapshot:
 
     def leave(self) -> None:
         """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
-        ffi.gc(self._snapshot, None)
+        ffi.gc(self._owner, None)
 
     def describe(self, statistics: Any) -> None:
         """Sets the fields of pm_statistics that describe the file."""
@@ -193,32 +195,32 @@ class Snapshot:
 class Reader:
     """Follows the commits of the store in the file fd, which another process may be writing."""
 
-    __slots__ = ("_closed", "_reader", "_taken")
+    __slots__ = ("_closed", "_owner", "_reader", "_taken")
 
     def __init__(self, fd: int, closed: Callable[[], None] = lambda: None, *, changing: bool = False) -> None:
         """closed: called after a descriptor of the file was closed, by the reader or by its snapshots. changing: for
         backups, see pm_reader_open."""
-        out = ffi.new("pm_reader **")
-        status = lib.pm_reader_open(fd, changing, out)
+        self._owner = _owner("pm_reader **", lib.pm_reader_free, closed)
+        status = lib.pm_reader_open(fd, changing, self._owner)
         if status:
             raise error(status)
-        self._reader = _owned(out[0], lib.pm_reader_free, closed)
+        self._reader = self._owner[0]
         self._closed = closed
         self._taken = True  # the last snapshot: it was not given up after seconds
 
     def leave(self) -> None:
         """A forked process calls this: the object stays as it is, because a thread of the parent may be using it."""
-        ffi.gc(self._reader, None)
+        ffi.gc(self._owner, None)
 
     def take(self, wanted: Sequence[tuple[int, int]] = ()) -> Snapshot:
         """A snapshot of the newest commit. wanted: offset and length of extents whose contents are copied at once."""
-        out = ffi.new("pm_snapshot **")
+        owner = _owner("pm_snapshot **", lib.pm_snapshot_free, self._closed)
         places = ffi.new("pm_extent_place[]", list(wanted))
-        status = lib.pm_reader_take(self._reader, places, len(places), out)
+        status = lib.pm_reader_take(self._reader, places, len(places), owner)
         self._taken = not status
         if status:
             raise error(status)
-        return Snapshot(out[0], self._closed)
+        return Snapshot(owner, self._closed)
 
     def release(self) -> None:
         """End a pause before `patiently` does: what the attempt does now needs the store's file no more."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from pmstore._catalog.names import check_name
 from pmstore._display import name_text
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import MALFORMED, CorruptStoreError
 from pmstore._values.values import decode, encode
 
 __all__ = ["Declaration", "Stamp", "path_of_function"]
@@ -118,7 +118,7 @@ def _decoded(kind: type[Part], encoded: bytes, what: str) -> Part:
             raise ValueError("its parts")
     except CorruptStoreError:
         raise
-    except Exception as error:
+    except MALFORMED as error:
         raise CorruptStoreError(f"a damaged {what} of a derived array: {error}") from error
     return found
 

@@ -23,7 +23,7 @@ from pmstore._catalog.lost_updates import Form
 from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
 from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
-from pmstore._errors import UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
+from pmstore._errors import MALFORMED, UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
 from pmstore._values.array import Array, Layout, address_of, layout, order_of, read_layout
 from pmstore._values.registry import NAME_MAX, Parts, made, named, parts_of, registered
 from pmstore._values.types import is_text
@@ -73,7 +73,7 @@ def head_of(entry: Entry) -> Head:
     try:
         head = Head(*msgpack.unpackb(entry.meta))
         sound = 0 < head.id < 1 << 64 and 0 <= head.parts < 1 << 32 and 0 < len(head.type_name.encode()) <= NAME_MAX
-    except Exception as error:
+    except MALFORMED as error:
         raise CorruptStoreError(f"a damaged object: {error}") from error
     if not sound or not all(type(part) is kind for part, kind in zip(head, (int, int, str))):
         raise CorruptStoreError("a damaged object")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmstore._errors import Error, InterchangeError, OutOfMemoryError
+from pmstore._errors import UNRELATED, Error, InterchangeError, OutOfMemoryError
 from pmstore._interchange.forms import Hints
 
 __all__ = ["Found", "Stored", "damage", "require"]
@@ -48,6 +48,8 @@ def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
         raise
     except MemoryError as error:
         raise OutOfMemoryError(f"no memory for {what or os.fspath(path)!r}") from error
+    except UNRELATED:
+        raise
     except Exception as error:  # zipfile, h5py, zarr and its codecs have many kinds
         where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"
         raise InterchangeError(f"{where} can't be read: {error or type(error).__name__}") from error

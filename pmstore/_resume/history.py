@@ -295,9 +295,11 @@ def read_history(store: Store, name: str) -> History:
     if fit_group.fingerprint is None:
         raise UnknownNameError(name, lambda: f"; {_fits_text(store)}", what="fit")
     rows = _at_work.get(store, {}).get(name)
-    if rows is None:
+    if rows is not None:
+        return history_of(fit_group.group, rows.read())
+    with store._catalog.lock:  # another thread may refresh the store, between one look-up and the next
         check_history(fit_group)
-    return history_of(fit_group.group, None if rows is None else rows.read())
+        return history_of(fit_group.group)
 
 
 def history_of(group: Mapping[str, Any], rows: Array | None = None) -> History:

@@ -6,10 +6,11 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from pmstore._core import Core, Trace
+from pmstore._core import Core
 from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreError, OutOfSpaceError, StoreIOError, of
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store.held import FileLock, Held, tell_pid
+from pmstore._trace import Trace
 
 __all__ = ["opened_core", "opened_reader", "opened_snapshot"]
 

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from pmstore._core import Trace
 from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError
+from pmstore._interrupts import later
 from pmstore._store.cores import opened_core, opened_reader
 from pmstore._store.elsewhere import explains
 from pmstore._store.held import FileLock, OpenedHere, Options
-from pmstore._store.interrupts import later
 from pmstore._store.opening import MODES, lock_file, open_source, outside, path_of, seconds
 from pmstore._store.store import Store
+from pmstore._trace import Trace
 
 __all__ = ["open", "open_for_fit"]
 
@@ -157,7 +157,9 @@ def _open(
     if mode == "r" and not exclusive and trace is None:
         source = open_source(name, where)
         reader, core = opened_reader(name, source)
-        return _verified(Store(name, mode, core, source, reader), verify)
+        with later():
+            snapshot = Store(name, mode, core, source, reader)
+        return _verified(snapshot, verify)
     while True:
         try:
             with later():

@@ -13,6 +13,7 @@ from typing import Any
 
 from pmstore._core import Core
 from pmstore._errors import StaleSnapshotError
+from pmstore._interrupts import later
 from pmstore._locks import TransactionLock
 from pmstore._snapshot import Reader, Waiter, newest
 from pmstore._store.backup import backup
@@ -73,7 +74,8 @@ class Following(NameMapping):
         Parameters
         ----------
         *names : str, or tuple of str and index
-            Names of arrays and values. A pair takes a part of an array, and reads no more than its rows::
+            Names of arrays and values. A pair takes a part of an array, and reads no more than its rows, or all of an
+            array in Fortran order::
 
                 w, epoch = store.read("w", "epoch")
                 rows = store.read(("w", np.s_[100:200]))
@@ -84,13 +86,16 @@ class Following(NameMapping):
 
         Raises UnknownNameError, CorruptStoreError, ClosedStoreError; DerivedArrayError for a derived array;
         StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied, for five seconds
-        and a hundred attempts.
+        and a hundred attempts, or if another store has taken the place of this one.
         """
         asked = selections(names, self._full)
         with self._catalog.lock:
             self._catalog.core.require_open()
             core = self._catalog.core
-            copies = read(self._following(), asked, core if core.snapshot is not None and self._is_newest() else None)
+            newest = core if core.snapshot is not None and self._is_newest() else None
+            if newest is None and not self.written:
+                self._refuse_replaced()
+            copies = read(self._following(), asked, newest)
         return copies[0] if len(copies) == 1 else copies
 
     @property
@@ -116,6 +121,8 @@ class Following(NameMapping):
         Waited
             The newest sequence number, and the event that ended the wait: "commit", "timeout", or, as no newer commit
             will come, "closed" or "died", which is noticed within a quarter of a second.
+
+        Raises ClosedStoreError; StaleSnapshotError if nobody writes this store, and another one has taken its place.
         """
         limit = seconds(timeout)
         known = self.sequence if after is None else operator.index(after)
@@ -124,6 +131,8 @@ class Following(NameMapping):
         while True:  # in slices, so that signals are handled
             left = limit - (time.monotonic() - begun)
             waited = Waited(*waiter.wait(known, max(0.0, min(left, _SLICE))))
+            if waited.event in ("closed", "died"):
+                self._refuse_replaced()
             if waited.event != "timeout" or left <= _SLICE:
                 return waited
             self._catalog.core.require_open()
@@ -258,8 +267,12 @@ class Following(NameMapping):
         return newest(self._file_lock.fd) == self._catalog.core.sequence and self.written
 
     def _refuse_replaced(self) -> None:
-        if isinstance(self._file_lock, SourceFile) and self._file_lock.replaced(self._path):
+        if self._is_replaced():
             raise self._replaced()
+
+    def _is_replaced(self) -> bool:
+        """Whether the path of a snapshot names another file now."""
+        return isinstance(self._file_lock, SourceFile) and self._file_lock.replaced(self._path)
 
     def _replaced(self) -> StaleSnapshotError:
         return StaleSnapshotError(f"another store has taken the place of {self._path!r}: close this one, and open it")
@@ -281,11 +294,14 @@ class Following(NameMapping):
     @contextlib.contextmanager
     def _opened_again(self) -> Iterator[int]:
         """A descriptor of the file that stays when another thread closes the store."""
-        with self._catalog.lock:
-            self._catalog.core.require_open()
-            fd = self._file_lock.again(self._path)
+        fd = -1
         try:
+            with self._catalog.lock:
+                self._catalog.core.require_open()
+                with later():
+                    fd = self._file_lock.again(self._path)
             yield fd
         finally:
-            os.close(fd)
-            tell_pid()
+            if fd >= 0:
+                os.close(fd)
+                tell_pid()

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 
 from pmstore import _core
 from pmstore._errors import StoreIOError, StoreLockedError, refused
-from pmstore._store.interrupts import deliver
+from pmstore._interrupts import deliver
+from pmstore._trace import Trace
 
 __all__ = [
     "LOCK_BYTE",
@@ -138,7 +139,7 @@ class FileLock(Held):
         self._store: weakref.ref[Any] | None = None
         _registry.setdefault(self.inode, []).append(self)
 
-    def opened(self, store: Any, options: Options, trace: _core.Trace | None) -> None:
+    def opened(self, store: Any, options: Options, trace: Trace | None) -> None:
         """Let another opening in this process join this one from now on."""
         with _changed:
             self._store, self._options, self._trace = weakref.ref(store), options, trace
@@ -150,7 +151,7 @@ class FileLock(Held):
             return self._busy != threading.get_ident()
         return self._store is not None and self._store() is not None
 
-    def join(self, path: str, asked: Options | None, trace: _core.Trace | None) -> Any:
+    def join(self, path: str, asked: Options | None, trace: Trace | None) -> Any:
         """The store, which is now open once more; None if it is not open any more, or never was.
 
         asked: what has to agree; None: nothing. Raises StoreLockedError if an option differs.
@@ -271,6 +272,10 @@ class SourceFile(Held):
             self._open = False
             os.close(self.fd)
             tell_pid()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False):  # an interrupt ended the opening
+            self.unlock()
 
     def again(self, path: str) -> int:
         return os.dup(self.fd)

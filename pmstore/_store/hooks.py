@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pmstore._core import Core, Trace
+from pmstore._core import Core
 from pmstore._store import entrance
 from pmstore._store import store as stores
 from pmstore._store.store import Store, close_all
+from pmstore._trace import Trace
 
 __all__ = [
     "close_all",

@@ -11,7 +11,7 @@ import msgpack
 from pmstore._catalog.kinds import INLINE
 from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import META_MAX, Core, Entry
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import MALFORMED, CorruptStoreError
 
 __all__ = ["entry_of", "lineage_of", "parent_of"]
 
@@ -33,7 +33,7 @@ def _read(core: Core) -> tuple[str | None, tuple[str, int] | None]:
         if not isinstance(lineage, (str, type(None))):
             raise ValueError("of another type")
         return lineage, None if parent is None else (str(parent[0]), int(parent[1]))
-    except Exception as error:
+    except MALFORMED as error:
         raise CorruptStoreError(f"the store's lineage is damaged: {error}") from error
 
 

@@ -16,6 +16,7 @@ from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, put_copy
 from pmstore._core import BLOCK, Entry
 from pmstore._errors import Error, ReadOnlyStoreError, StoreExistsError, StoreIOError, _SystemError
+from pmstore._interrupts import later
 from pmstore._store import opening
 from pmstore._store.cores import opened_core
 from pmstore._store.held import FileLock
@@ -74,10 +75,17 @@ def new_file(path: str, replaced: tuple[str, os.stat_result] | None = None) -> I
     """
     real = os.path.realpath(path) if replaced is None else replaced[0]
     temporary = os.path.join(os.path.dirname(real), opening._TEMPORARY + os.urandom(8).hex())
+    held = None
     try:
-        held = lock_file(temporary, "x", "auto", 0.0, outside()[1])
+        with later():
+            held = lock_file(temporary, "x", "auto", 0.0, outside()[1])
     except _SystemError as error:
         raise type(error)(error.errno, str(error).replace(repr(temporary), repr(path)), path) from error
+    except BaseException:
+        if held is not None:
+            opening._unlink(temporary)
+            held.abandon()
+        raise
     try:
         yield held
         _give_name(temporary, real, path, replaced)

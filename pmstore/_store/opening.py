@@ -25,6 +25,7 @@ from pmstore._errors import (
     StoreNotFoundError,
     refused,
 )
+from pmstore._interrupts import deliver, later
 from pmstore._store.held import (
     LOCK_BYTE,
     FileLock,
@@ -36,7 +37,7 @@ from pmstore._store.held import (
     registry_lock,
     sweep,
 )
-from pmstore._store.interrupts import deliver
+from pmstore._trace import Trace
 
 __all__ = ["MODES", "lock_file", "open_source", "outside", "path_of", "seconds"]
 
@@ -51,18 +52,20 @@ def open_source(path: str, where: str) -> SourceFile:
 
     Raises StoreNotFoundError, NotAStoreError, StoreIOError.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise _not_found(path) from None
-    except OSError as error:
-        raise refused(error, path) from error
-    try:
-        _require_file(os.fstat(fd), path)
-        return SourceFile(fd, where)
-    except BaseException:
-        os.close(fd)
-        raise
+    with later():
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise _not_found(path) from None
+        except OSError as error:
+            raise refused(error, path) from error
+        try:
+            _require_file(os.fstat(fd), path)
+            return SourceFile(fd, where)
+        except BaseException:
+            os.close(fd)
+            raise
+    raise AssertionError
 
 
 def _not_found(path: str) -> StoreNotFoundError:
@@ -142,7 +145,7 @@ def lock_file(
     media: str,
     timeout: float,
     where: str,
-    trace: _core.Trace | None = None,
+    trace: Trace | None = None,
     *,
     opens: bool = False,
     joins: bool = False,
@@ -177,7 +180,7 @@ class _Changed(Exception):
 
 
 def _try(
-    real: str, path: str, mode: str, media: str, where: str, trace: _core.Trace | None, opens: bool, joins: bool
+    real: str, path: str, mode: str, media: str, where: str, trace: Trace | None, opens: bool, joins: bool
 ) -> FileLock:
     while True:
         try:
@@ -234,7 +237,7 @@ def _create(
     mode: str,
     media: str,
     where: str,
-    trace: _core.Trace | None,
+    trace: Trace | None,
     opens: bool,
     replaced: os.stat_result | None,
 ) -> FileLock:

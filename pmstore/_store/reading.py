@@ -83,13 +83,20 @@ def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:
 
 def _copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -> list[Any]:
     catalog = Catalog(core, read_only=True)
-    return [_copy(catalog, one, wanted) for one in asked]
+    last = None  # several parts of an array in Fortran order, one after the other, are parts of one copy
+    found = []
+    for one in asked:
+        entry = core.get(key_of(one.name))
+        if entry is not None and entry.kind == ARRAY and entry.offset:
+            if last is None or last.entry != entry:
+                last = _Copier(core, entry, wanted)
+            found.append(last.part(one))
+        else:
+            found.append(_copy(catalog, one, entry, wanted))
+    return found
 
 
-def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> Any:
-    entry = catalog.core.get(key_of(one.name))
-    if entry is not None and entry.kind == ARRAY and entry.offset:
-        return copy_array(catalog.core, entry, one, wanted)
+def _copy(catalog: Catalog, one: Selection, entry: Entry | None, wanted: list[tuple[int, int]]) -> Any:
     if entry is not None and entry.kind == OBJECT:
 
         def part(key: bytes, name: str, kept: Entry) -> Any:
@@ -114,24 +121,48 @@ def _copy(catalog: Catalog, one: Selection, wanted: list[tuple[int, int]]) -> An
 def copy_array(core: Core, entry: Entry, one: Selection, wanted: list[tuple[int, int]]) -> Any:
     """A copy of an array with elements in a snapshot, or of a part of one. wanted: places and lengths of the contents
     that the caller's next snapshot copies; that of the array is added. Raises StaleSnapshotError, CorruptStoreError."""
-    if (entry.offset, entry.length) not in wanted:
-        wanted.append((entry.offset, entry.length))
-    described = read_layout(core, entry)
-    rows, rest = (slice(None), ()) if one.whole else _rows(one.part, described)
-    start, stop, _ = rows.indices(described.shape[0]) if described.shape else (0, 1, 1)
-    axis = (max(stop - start, 0), *described.shape[1:]) if described.shape else ()
-    dtype = described.dtype if described.dtype.names is None else np.dtype(described.dtype, copy=True)
-    out = np.empty(axis, dtype, order="F" if described.order == "F" else "C")
-    row = described.nbytes // described.shape[0] if described.shape and described.shape[0] else described.nbytes
-    if out.nbytes:
-        address = address_of(out)
-        core.snapshot.copy(entry.offset, entry.length, start * row, address, out.nbytes)
-    return out[rest] if rest else out
+    return _Copier(core, entry, wanted).part(one)
+
+
+class _Copier:
+    """Copies parts of an array with elements in a snapshot, whose rows it copies once if parts need the same ones."""
+
+    def __init__(self, core: Core, entry: Entry, wanted: list[tuple[int, int]]) -> None:
+        self.entry = entry
+        self._core, self._described = core, read_layout(core, entry)
+        if (entry.offset, entry.length) not in wanted:
+            wanted.append((entry.offset, entry.length))
+        self._rows: slice | None = None
+        self._copied = np.empty(0)
+
+    def part(self, one: Selection) -> Any:
+        """What `copy_array` returns."""
+        rows, rest = (slice(None), ()) if one.whole else _rows(one.part, self._described)
+        fresh = rows != self._rows
+        if fresh:
+            self._copied, self._rows = self._copy_of(rows), rows
+        found = self._copied[rest] if rest else self._copied
+        if isinstance(found, (np.ndarray, np.void)) and not (fresh and found.nbytes == self._copied.nbytes):
+            return np.array(found) if isinstance(found, np.ndarray) else found.copy()  # a view keeps all of it alive
+        return found
+
+    def _copy_of(self, rows: slice) -> Any:
+        described = self._described
+        start, stop, _ = rows.indices(described.shape[0]) if described.shape else (0, 1, 1)
+        axis = (max(stop - start, 0), *described.shape[1:]) if described.shape else ()
+        dtype = described.dtype if described.dtype.names is None else np.dtype(described.dtype, copy=True)
+        out = np.empty(axis, dtype, order="F" if described.order == "F" else "C")
+        row = described.nbytes // described.shape[0] if described.shape and described.shape[0] else described.nbytes
+        if out.nbytes:
+            self._core.snapshot.copy(self.entry.offset, self.entry.length, start * row, address_of(out), out.nbytes)
+        return out
 
 
 def _rows(part: Any, described: Layout) -> tuple[slice, Any]:
     """The rows that a part of an array needs, and the index into them. All rows, unless a slice or a number of the
     first axis of an array in C order says less."""
+    if isinstance(part, str) or (isinstance(part, list) and part and isinstance(part[0], str)):
+        return slice(None), part  # fields
     parts = part if isinstance(part, tuple) else (part,)
     if not described.shape or described.order == "F" or not parts:
         return slice(None), parts

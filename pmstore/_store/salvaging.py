@@ -26,7 +26,7 @@ from pmstore._catalog.names import (
     value_key,
 )
 from pmstore._core import BLOCK, Core, Entry, Row
-from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError
+from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError, StoreLockedError
 from pmstore._store.entrance import open as open_store
 from pmstore._store.new_store import NewStore, refuse_taken, written_anew
 from pmstore._store.opening import path_of
@@ -73,7 +73,14 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     """
     source, target = path_of(src), path_of(dst)
     refuse_taken(target, source, "the damaged store", "salvage writes a new store")
-    with open_store(source, "r", exclusive=True) as store:
+    try:
+        store = open_store(source, "r", exclusive=True)
+    except StoreLockedError as error:
+        held = f"{source!r} is being written{f' by process {error.pid}' if error.pid else ''}"
+        locked = StoreLockedError(error.errno, f"{held}: salvage waits for its end, and Store.backup does not", source)
+        locked.pid = error.pid
+        raise locked from error
+    with store:
         most = os.stat(source).st_size
         with written_anew(target) as new:
             return CheckReport(_Salvage(store._catalog, new, most).run())

@@ -23,6 +23,7 @@ from pmstore._errors import (
     OutOfSpaceError,
     TransactionError,
 )
+from pmstore._interrupts import later
 from pmstore._locks import Lock, Transaction, TransactionLock
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store import notes
@@ -30,7 +31,6 @@ from pmstore._store.companions import Companion
 from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
-from pmstore._store.interrupts import later
 from pmstore._store.lost_work import Undo, warn_of_drop
 from pmstore._store.only import mark, spans, violation
 from pmstore._store.opening import open_source, outside

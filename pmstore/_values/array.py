@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 
 from pmstore._core import META_MAX, Core, Entry, hash64
-from pmstore._errors import CorruptStoreError, TooLargeError
+from pmstore._errors import MALFORMED, CorruptStoreError, TooLargeError
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 
 __all__ = [
@@ -220,7 +220,7 @@ def decode_layout(meta: bytes) -> Layout | tuple[int, int, int]:
         return made._replace(meta=meta, tail=b"")
     except CorruptStoreError:
         raise
-    except Exception as error:
+    except MALFORMED as error:
         raise CorruptStoreError(f"a damaged description of an array: {error}") from error
 
 

@@ -18,6 +18,8 @@ from pmstore._values.types import small_of
 
 __all__ = ["print_json", "to_json"]
 
+_MOST_BITS = 14_000  # of 4,214 digits; int's text has 4,300 by default
+
 
 def to_json(value: Any) -> Any:
     """A value in JSON's types.
@@ -27,9 +29,12 @@ def to_json(value: Any) -> Any:
     imaginary]}``, and dicts with keys that aren't str ``{"items": [[key, value], …]}``. Dates, times and durations
     become ISO 8601 text (``"NaT"`` for a missing one; durations without a unit become numbers), and floats that aren't
     finite ``"nan"``, ``"inf"`` and ``"-inf"``. Decimal, Fraction, UUID and paths become text, slices and ranges
-    ``{"slice": [start, stop, step]}``, and a random generator ``{"generator": its state}``. Values of registered types,
-    and `Parts`, become ``{"type": name, "parts": {…}}``.
+    ``{"slice": [start, stop, step]}``, and a random generator ``{"generator": its state}``. An int with so many digits
+    that Python makes no text of it becomes ``{"int": hexadecimal text}``. Values of registered types, and `Parts`,
+    become ``{"type": name, "parts": {…}}``.
     """
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return {"int": hex(value)}
     if value is None or isinstance(value, bool | int | str):
         return value
     if type(value) not in (np.ndarray, dict) and (found := parts_of(value)) is not None:
@@ -70,7 +75,10 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return {"generator": to_json(dict(value.bit_generator.state))}
     if small_of(type(value)) is not None:
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:  # a fraction of such ints
+            return [to_json(value.numerator), to_json(value.denominator)]
     if isinstance(value, Sequence):
         return [to_json(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no form in JSON")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._errors import CorruptStoreError
+from pmstore._errors import MALFORMED, CorruptStoreError
 
 __all__ = ["descriptor_of", "dtype_of", "require_lengths", "storable_dtype"]
 
@@ -83,7 +83,7 @@ def dtype_of(descriptor: Any) -> np.dtype[Any]:
         return _dtype(descriptor, 0)
     except CorruptStoreError:
         raise
-    except Exception as error:  # numpy raises many kinds of exceptions for strange dtypes
+    except MALFORMED as error:
         raise CorruptStoreError(f"a damaged dtype: {error}") from error
 
 

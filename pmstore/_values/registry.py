@@ -13,7 +13,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pmstore._errors import DecodeError
+from pmstore._errors import UNRELATED, DecodeError
 
 __all__ = ["NAME_MAX", "Parts", "Registered", "made", "named", "parts_of", "register", "registered"]
 
@@ -235,6 +235,8 @@ def made(name: str, parts: dict[str, Any]) -> Any:
         return Parts(name, parts)
     try:
         return found.decode(dict(parts))
+    except UNRELATED:
+        raise
     except Exception as error:
         raise DecodeError(
             f"decode of {name} failed: {type(error).__name__}: {error}. Store.parts(name) gives the parts"

@@ -27,7 +27,7 @@ import msgpack
 import numpy as np
 
 from pmstore._core import hash64
-from pmstore._errors import CorruptStoreError, DecodeError, TooLargeError
+from pmstore._errors import MALFORMED, CorruptStoreError, DecodeError, OutOfMemoryError, TooLargeError
 from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.registry import Parts, made, parts_of, registered
@@ -85,7 +85,9 @@ def _unpacked(encoded: bytes, raw: bool) -> Any:
         return _Decoder(0, raw).unpack(encoded)
     except (CorruptStoreError, DecodeError):
         raise
-    except Exception as error:  # anything that hostile bytes provoke, MemoryError and RecursionError included
+    except MemoryError as error:
+        raise OutOfMemoryError(f"no memory for a value of {len(encoded):,} encoded bytes") from error
+    except MALFORMED as error:
         raise CorruptStoreError(f"a damaged value: {str(error) or type(error).__name__}") from error
 
 

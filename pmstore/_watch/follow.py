@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pmstore._display import Row, type_text, value_text
-from pmstore._errors import UNSOUND, FingerprintMismatchError, UnknownNameError
+from pmstore._errors import UNSOUND, FingerprintMismatchError, StaleSnapshotError, UnknownNameError
 from pmstore._resume.history import History, fits_of, read_history
 from pmstore._store.entrance import open as open_store
+from pmstore._store.opening import path_of
 from pmstore._store.reading import consistently
 from pmstore._store.store import Store
 from pmstore._watch.state import Curve, Fit, fit_of, sampled, unreadable
@@ -44,7 +46,8 @@ class View(NamedTuple):
     """A store's fits and values at one moment.
 
     time: Unix time. writer: "alive"; "closed", no process has the store open for writing; "died", and the last one has
-    not closed it. age: seconds since the last commit. more: the number of fits and values that are left out.
+    not closed it; "missing", there is no file at the path now, and this is the last commit of the one that was there.
+    age: seconds since the last commit. more: the number of fits and values that are left out.
     """
 
     path: str
@@ -92,13 +95,12 @@ class Follower:
     """
 
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
-        self.path = os.fspath(path)
+        self.path = path_of(path)
         self._names = [name.strip("/") for name in names]
         self._lock = threading.RLock()
         self._quiet: dict[str, tuple[int, float, float]] = {}  # of a fit: its rows, since when, the longest time
         self._newest: _Commit | None = None
         self._since = 0.0  # the time of the newest commit
-        self._status = os.stat(self.path) if os.path.exists(self.path) else None
         self.store = open_store(self.path, "r")
         try:
             if self._names:
@@ -120,16 +122,23 @@ class Follower:
     def consistently(self, read: Callable[[Store], T]) -> T:
         """The result of a function that reads one commit. It is called again if a commit comes between."""
         with self._lock:
+            self._open_again_if_replaced()
             return consistently(lambda: read(self.store), self.store.refresh)
 
     def writer(self) -> str:
-        """ "alive", "closed" or "died"."""
-        event = self.store.wait(NEVER, 0).event
+        """ "alive", "closed", "died" or "missing"."""
+        if not os.path.exists(self.path):
+            return "missing"
+        try:
+            event = self.store.wait(NEVER, 0).event
+        except StaleSnapshotError:  # another store has just taken its place: the next view shows that one
+            return "closed"
         return "alive" if event == "timeout" else event
 
     def wait(self, timeout: float) -> None:
         """Sleep until there is a newer commit, or no process writes the store any more."""
-        self.store.wait(timeout=timeout)
+        with contextlib.suppress(StaleSnapshotError):
+            self.store.wait(timeout=timeout)
 
     def view(self, now: Callable[[], float] = time.time) -> View:
         """Go to the newest commit, and read its fits and values."""
@@ -138,16 +147,15 @@ class Follower:
             writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
             before = self._newest
             if before is None or before.sequence != self.store.refresh():
-                self._since = os.stat(self.path).st_mtime if before is None else now()
-                self._newest = before = self.consistently(self._commit)
+                self._since = os.fstat(self.store._file_lock.fd).st_mtime if before is None else now()
+                self._newest = before = consistently(lambda: self._commit(self.store), self.store.refresh)
             return self._view(before, writer, now())
 
     def _open_again_if_replaced(self) -> None:
-        status = os.stat(self.path)
-        if self._status is not None and not os.path.samestat(status, self._status):
+        if self.store._is_replaced():  # not if there is no file: a program that starts again may make one in a moment
             replaced, self.store = self.store, open_store(self.path, "r")
             replaced.close()
-            self._status, self._newest = status, None
+            self._newest = None
             self._quiet.clear()
 
     def _commit(self, store: Store) -> _Commit:
@@ -179,7 +187,7 @@ class Follower:
         if rows != before:
             quiet, since = (max(quiet, now - since), now)
         self._quiet[name] = (rows, since, quiet)
-        return fit_of(name, told, now, writer, quiet)
+        return fit_of(name, told, now, writer, quiet, since)
 
     def _wanted(self, name: str) -> bool:
         return not self._names or any(name == one or name.startswith(one + "/") for one in self._names)

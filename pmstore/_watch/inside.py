@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._catalog.lists import PersistentList
-from pmstore._display import Row, name_text, size_text, type_text
+from pmstore._display import Row, full_text, name_text, size_text, type_text
 from pmstore._errors import UnknownNameError
 from pmstore._store.store import Store
 
@@ -21,6 +21,7 @@ MOST_VALUE = 1 << 20  # bytes of a value that isn't an array
 ROWS, COLUMNS = 128, 128  # of a heat map
 BLOCKS, BLOCK = 128, 256  # parts of an array of one dimension, and their elements
 BINS = 40
+TOO_LARGE = "its rows, or all of it in Fortran order, are too large to be looked into"
 LEVELS = 255  # of a heat map
 
 
@@ -55,7 +56,7 @@ def inside(store: Store, name: str) -> dict[str, Any]:
         return about | {"text": _small_text(store, row)}
     rows, values = _read(store, name, row[2], dtype)
     if rows is None:
-        return about | {"text": "its rows are too large to be looked into"}
+        return about | {"text": TOO_LARGE}
     if values.dtype.kind == "c":
         values, about["type"] = abs(values), about["type"] + ", absolute values"
     return about | _pictures(rows, values.astype(float), row[2])
@@ -67,9 +68,9 @@ def _value_text(store: Store, row: Row) -> str:
     if row[1] == "value" and row[4] > MOST_VALUE:
         return "too large to be looked into"
     if row[1] in ("value", "object"):
-        return _cut(repr(store._catalog.parts(row[0])))
+        return _cut(full_text(store._catalog.parts(row[0])))
     value = store[row[0]]
-    return _cut(repr(value[-100:] if isinstance(value, PersistentList) else value))
+    return _cut(full_text(value[-100:] if isinstance(value, PersistentList) else value))
 
 
 def _small_text(store: Store, row: Row) -> str:
@@ -91,7 +92,8 @@ def _read(
         first, size = np.zeros(1, int), shape[0]
     else:
         first = np.unique(np.linspace(0, shape[0] - size, parts).round().astype(int))
-    if len(first) * size * each > MOST_BYTES:
+    needed = each * (shape[0] if store._layout(name).order == "F" else len(first) * size)  # "F": it is read as a whole
+    if needed > MOST_BYTES:
         return None, np.zeros(0)
     read = store.read(*((name, np.s_[int(at) : int(at) + size]) for at in first))
     rows = np.concatenate([np.arange(at, at + size) for at in first])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pmstore._errors import Error
-from pmstore._watch.follow import Follower, views
+from pmstore._watch.follow import IDLE, Follower, views
 from pmstore._watch.inside import inside, names
 
 __all__ = ["Server", "serve"]
@@ -100,11 +100,13 @@ class Server(socketserver.ThreadingTCPServer):
             return self._count, self._newest if self._count > count else None
 
     def _view(self) -> None:
-        try:
-            for view in views(self.follower, self._stopped):
-                self._tell(view.as_json(curves=True))
-        except (Error, OSError) as error:
-            self._tell({"problem": f"{self.follower.path}: {error}"})
+        while not self._stopped.is_set():
+            try:
+                for view in views(self.follower, self._stopped):
+                    self._tell(view.as_json(curves=True))
+            except Exception as error:  # the next look may succeed
+                self._tell({"problem": f"{self.follower.path}: {error or type(error).__name__}"})
+                self._stopped.wait(IDLE)
 
     def _tell(self, news: dict[str, Any]) -> None:
         text = json.dumps(news, allow_nan=False)

@@ -71,7 +71,7 @@ class Fit(NamedTuple):
     ends: Curve
 
 
-def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 0.0) -> Fit:
+def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 0.0, since: float | None = None) -> Fit:
     """The fit at a time.
 
     Parameters
@@ -84,11 +84,16 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         The process that writes the store.
     quiet : float
         Seconds that this fit was seen to be quiet without being stalled: one that commits once a minute is.
+    since : float, optional
+        The Unix time at which its last iteration was seen first. It counts if that iteration has a later time, because
+        a clock was set back.
     """
     run, iteration, objective = history["run"], history["iteration"], history["objective"]
     rows, max_iter, runs = len(run), _count(history.max_iter), _count(history.runs) or 1
     rate, slowest = _pace(history)
     last = _finite(history["time"][-1]) if rows else None
+    if last and last > now:
+        last = now if since is None else since
     age = max(0.0, now - last) if last else None  # a fit that a crash test records has no clock
     state = _state(history.finished, rows, writer)
     if state == "running" and age is not None and age > max(STALLED_AFTER, SLOWEST * slowest, 2 * quiet):

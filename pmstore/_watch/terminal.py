@@ -30,8 +30,9 @@ STYLES = {
     "unreadable": "bold red",
     "alive": "green",
     "died": "bold red",
+    "missing": "yellow",
 }
-WRITERS = {"alive": "being written", "closed": "no writer", "died": "writer died"}
+WRITERS = {"alive": "being written", "closed": "no writer", "died": "writer died", "missing": "no file"}
 
 
 def console_for(once: bool) -> Console:

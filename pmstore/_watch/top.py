@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pmstore._errors import Error
 from pmstore._watch.follow import Follower
 from pmstore._watch.state import Fit
 
@@ -41,8 +40,15 @@ class Summary(NamedTuple):
 def stores_in(directory: str, now: Callable[[], float] = time.time) -> list[Summary]:
     """The stores in a directory, sorted by name. Raises OSError if it can't be listed."""
     with os.scandir(directory) as entries:
-        paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and entry.is_file())
+        paths = sorted(entry.path for entry in entries if not entry.name.startswith(".") and _is_file(entry))
     return [_summary(path, now) for path in paths if _is_store(path)]
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself, or into a folder that others may not enter
+        return False
 
 
 def _is_store(path: str) -> bool:
@@ -62,6 +68,6 @@ def _summary(path: str, now: Callable[[], float]) -> Summary:
         size = os.stat(path).st_size
         with Follower(path) as follower:
             view = follower.view(now)
-    except (Error, OSError) as error:
-        return Summary(name, size, None, None, None, [], str(error))
+    except Exception as error:  # whatever is wrong with one store, the others are shown
+        return Summary(name, size, None, None, None, [], str(error) or type(error).__name__)
     return Summary(name, size, view.age, view.sequence, view.writer, view.fits, "")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pmstore._catalog.names import NAME_PREFIX, name_of
-from pmstore._errors import ArchiveDamagedError, ArchiveError
+from pmstore._errors import UNRELATED, ArchiveDamagedError, ArchiveError
 
 if TYPE_CHECKING:
     from pmstore.codecs import LCDelta
@@ -257,6 +257,8 @@ class Chain(NamedTuple):
                 # With a place for the result, a codec does not make one as large as the bytes claim.
                 data = codecs[number].decode(data, out=np.empty(count, np.uint8) if known else None)
             out = np.frombuffer(data, np.uint8)
+        except UNRELATED:
+            raise
         except Exception as error:
             raise ArchiveDamagedError(f"the archive is damaged: a frame can't be decoded: {error}") from error
         if len(out) != count:

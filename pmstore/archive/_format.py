@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from pmstore._core import hash64
-from pmstore._errors import ArchiveDamagedError, ArchiveWarning, CorruptStoreError, FormatVersionError
+from pmstore._errors import MALFORMED, ArchiveDamagedError, ArchiveWarning, CorruptStoreError, FormatVersionError
 from pmstore._store.notes import CommitNote, decoded
 
 __all__ = [
@@ -83,7 +83,7 @@ def unpacked(name: str, payload: bytes | memoryview) -> Any:
     """msgpack whose hash was right. Its content may still be hostile."""
     try:
         return msgpack.unpackb(payload, strict_map_key=False, use_list=False)
-    except Exception as error:
+    except MALFORMED as error:
         raise ArchiveDamagedError(f"{name} is damaged: {error}") from error
 
 

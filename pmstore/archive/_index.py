@@ -17,7 +17,7 @@ import copy
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
-from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
+from pmstore._errors import MALFORMED, ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
 from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 
@@ -37,7 +37,7 @@ def _rows_of(segment: Segment, data: bytes) -> list[Any]:
     try:
         versions = [row[0] for row in found]
         increasing = all(map(int.__lt__, versions, versions[1:]))
-    except Exception as error:
+    except MALFORMED as error:
         raise ArchiveDamagedError(f"{segment.name} is damaged: {error!r}") from error
     if not increasing or not all(type(version) is int for version in versions):
         raise ArchiveDamagedError(f"{segment.name} is damaged: its versions are not in order")

@@ -21,8 +21,9 @@ import pytest
 
 import pmstore
 from pmstore._catalog.names import key_of
-from pmstore._core import Core, Trace, ffi, lib
+from pmstore._core import Core, ffi, lib
 from pmstore._snapshot import Reader, newest
+from pmstore._trace import Trace
 from pmstore.testing._store.recording import Recording
 from tests.conftest import MEMORY, Medium, run_in_fork
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record

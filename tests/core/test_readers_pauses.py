@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import pmstore
-from pmstore._core import Core, Trace, lib
+from pmstore._core import Core, lib
 from pmstore._snapshot import Reader, Waiter
+from pmstore._trace import Trace
 from tests.support import shim
 from tests.support.shim import variable
 

@@ -45,15 +45,28 @@ C_ROOMS: dict[str, set[str]] = {
 # The same for Python: the folders and modules of pmstore, from the bottom up, and what each may import.
 PYTHON_ROOMS: dict[str, set[str]] = {
     "_errors": set(),
+    "_interrupts": set(),
     "_locks": set(),
     "_pmcore": set(),
-    "_core": {"_errors", "_locks", "_pmcore"},
+    "_core": {"_errors", "_interrupts", "_locks", "_pmcore"},
     "_snapshot": {"_core", "_errors"},
+    "_trace": {"_core", "_errors"},
     "_display": {"_errors"},
     "_values": {"_core", "_errors"},
     "_catalog": {"_core", "_display", "_errors", "_locks", "_values"},
     "_derived": {"_catalog", "_core", "_display", "_errors", "_values"},
-    "_store": {"_catalog", "_core", "_derived", "_display", "_errors", "_locks", "_snapshot", "_values"},
+    "_store": {
+        "_catalog",
+        "_core",
+        "_derived",
+        "_display",
+        "_errors",
+        "_interrupts",
+        "_locks",
+        "_snapshot",
+        "_trace",
+        "_values",
+    },
     "_shelf": {"_errors", "_locks", "_store"},
     "_interchange": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_resume": {"_errors", "_locks", "_store", "_values"},
@@ -77,9 +90,10 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "mixture": {"_resume", "cluster", "scale"},
     "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
-    "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_values", "scale"},
+    "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_trace", "_values", "scale"},
     "_doctor": {"_display"},
-    "_cli": {"_display", "_doctor", "_interchange", "_values", "_watch", "archive", "testing"},
+    "_dump": {"_display", "_errors", "_store", "_values"},
+    "_cli": {"_display", "_doctor", "_dump", "_interchange", "_store", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
 }
 
@@ -125,7 +139,7 @@ PYTHON_ORDER = {
     ],
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
-        "companions elsewhere interrupts lineage notes only reading",
+        "companions elsewhere lineage notes only reading",
         "held report",
         "cores opening",
         "file_format new_store",
@@ -214,7 +228,7 @@ FACE = {
 }
 
 # The rooms that use this face, as programs do. Nothing imports them with pmstore, except a crash test that records.
-USES_THE_FACE = ["testing", "_doctor", "_cli", "__main__"]
+USES_THE_FACE = ["testing", "_doctor", "_dump", "_cli", "__main__"]
 
 MOST_LINES = 600
 MOST_COLUMNS = 120

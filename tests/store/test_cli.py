@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -308,9 +309,9 @@ def test_npy_is_written_whole_or_not_at_all(path: Path, tmp_path: Path) -> None:
     files = sorted(tmp_path.iterdir())
 
     limited = (
-        "import resource, sys; from pmstore import _cli; save = _cli._save\n"
+        "import resource, sys; from pmstore import _cli, _dump; save = _dump._save\n"
         "def full(*arguments): resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); save(*arguments)\n"
-        "_cli._save = full; sys.exit(_cli.main(sys.argv[1:]))"
+        "_dump._save = full; sys.exit(_cli.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", limited, "dump", "--npy", "big.npy", str(path), "big"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
@@ -514,3 +515,57 @@ def test_derived_arrays_are_shown_without_their_functions(tmp_path: Path, capsys
     assert json.loads(in_process(capsys, "dump", "--json", path)[1])["lost"] == {"derived": lost}
     assert in_process(capsys, "dump", path, "kept")[2].endswith("only a program that declares it can read it\n")
     assert in_process(capsys, "check", path)[1].endswith("sound, 3 names\n")
+
+
+def test_options_between_path_and_names(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(capsys, "ls", example, "-l", "model") == in_process(capsys, "ls", "-l", example, "model")
+    status, out, _ = in_process(capsys, "ls", example, "model", "epoch")
+    assert (status, out.split()) == (0, ["model/centers", "model/labels", "epoch"])
+
+
+def test_a_full_output_is_not_the_stores_fault(example: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "pmstore", "ls", str(example)]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert found.returncode == 2 and found.stderr.startswith("pmstore: standard output: No space left")
+
+
+def test_commands_beside_commits_without_a_pause(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(path) as store:
+        store["w"] = np.zeros(1 << 12)
+        store.commit()
+        done = threading.Event()
+
+        def writes() -> None:
+            while not done.is_set():
+                with store.transaction():
+                    store["w"][...] += 1
+                    store["epoch"] += 1
+
+        writing = threading.Thread(target=writes)
+        writing.start()
+        try:
+            for _ in range(3):
+                assert in_process(capsys, "check", path)[::2] == (0, "")
+                status, out, err = in_process(capsys, "dump", "--json", path, "w", "epoch")
+                found = json.loads(out)
+                assert (status, err) == (0, "") and {value + 3 for value in found["w"]} == {found["epoch"]}
+            status, _, err = in_process(capsys, "salvage", path, path.with_name("rescued.pm"))
+            assert status == 2 and "salvage waits for its end, and Store.backup does not" in err
+        finally:
+            done.set()
+            writing.join()
+
+
+def test_little_memory_is_no_damage(path: Path, tmp_path: Path) -> None:
+    with pmstore.open(path) as store:
+        store["large"] = [{"n": i} for i in range(400_000)]
+    limited = (
+        "import resource, sys, pmstore; from pmstore import _cli; store = pmstore.open(sys.argv[2], 'r')\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2); sys.exit(_cli.main(sys.argv[1:]))"
+    )
+    for command in (("check", path), ("salvage", path, tmp_path / "rescued.pm")):
+        found = python("-c", limited, *command)
+        assert found.returncode == 2 and "no memory" in found.stderr, found.stderr
+    assert not (tmp_path / "rescued.pm").exists()

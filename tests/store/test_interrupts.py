@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._store import interrupts
+from pmstore import _interrupts as interrupts
 from tests.store.test_transactions import Stop, in_thread
 
 
@@ -371,7 +371,7 @@ def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureR
 
         def trace(frame, event, argument):
             nonlocal left, rang
-            ours = frame.f_code.co_filename.endswith(("interrupts.py", "contextlib.py")) and event == "line"
+            ours = frame.f_code.co_filename.endswith(("_interrupts.py", "contextlib.py")) and event == "line"
             if ours and not rang and any(signal.getsignal(number) is alarm for number in numbers):
                 left -= 1
                 if left < 0:

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._snapshot import Snapshot
+from pmstore._values import values
 from tests.conftest import run_in_fork
+from tests.store.test_interrupts import signalled_at
 
 Open = Callable[..., pmstore.Store]
 
@@ -185,3 +188,107 @@ def test_readers_need_no_space_on_the_disk(small_disk: Callable[[str], Path]) ->
             store["a"][0] = 2
             store.commit()
             assert reader.refresh() == store.sequence and reader["a"][0] == 2 and reader.read("a").sum() == 100_001
+
+
+def test_read_takes_fields(writer: pmstore.Store, reader: pmstore.Store) -> None:
+    rows = np.array([(1, 2.5), (3, 4.5)], [("id", "i4"), ("value", "f8")])
+    writer["rows"] = rows
+    writer.commit()
+    for fields in ("id", ["value"], ["value", "id"]):
+        found = reader.read(("rows", fields))
+        assert (found == rows[fields]).all() and found.dtype.names == rows[fields].dtype.names
+    with pytest.raises(ValueError, match="no field"):
+        reader.read(("rows", "other"))
+
+
+@pytest.mark.parametrize("name", ["a", "f"])
+def test_parts_keep_no_more_than_themselves(writer: pmstore.Store, reader: pmstore.Store, name: str) -> None:
+    """Nor do several parts of an array share memory."""
+    parts = [np.s_[1:2], np.s_[:, 0], np.s_[1], np.s_[1:2], np.s_[:], np.s_[...]]
+    found = reader.read(*((name, part) for part in parts))
+    for one, part in zip(found, parts):
+        assert (one == writer[name][part]).all()
+        assert one.base is None or one.base.nbytes == one.nbytes
+        one[...] = -1
+    assert (reader.read(name) == writer[name]).all()
+
+
+def test_parts_in_fortran_order_are_parts_of_one_copy(
+    writer: pmstore.Store, reader: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = []
+    copy = Snapshot.copy
+    monkeypatch.setattr(Snapshot, "copy", lambda *arguments: (copies.append(arguments[-1]), copy(*arguments)))
+    found = reader.read(*(("f", np.s_[row : row + 1]) for row in range(4)))
+    assert (np.concatenate(found) == writer["a"]).all() and copies == [writer["f"].nbytes]
+
+
+@pytest.mark.parametrize("how", ["w", "compact", "moved"])
+def test_a_reader_is_told_that_another_file_has_taken_the_place(
+    writer: pmstore.Store, reader: pmstore.Store, how: str
+) -> None:
+    writer["large"] = np.zeros(1 << 17)
+    writer.commit()
+    del writer["large"]
+    writer.close()
+    reader.refresh()
+    assert reader.read("one") == 7 and reader.wait(timeout=0).event == "closed"
+    if how == "w":
+        pmstore.open(writer.path, "w").close()
+    elif how == "compact":
+        assert pmstore.compact(writer.path) > 0
+    else:
+        pmstore.open(f"{writer.path}2").close()
+        os.replace(f"{writer.path}2", writer.path)
+    for ask in (lambda: reader.read("one"), lambda: reader.wait(timeout=0), reader.refresh):
+        with pytest.raises(pmstore.StaleSnapshotError, match="another store has taken the place"):
+            ask()
+    assert reader["one"] == 7
+
+
+# ---- what has nothing to do with the file
+
+
+class _Rang(Exception):
+    """What a signal handler of the program raises."""
+
+
+@pytest.mark.parametrize("error", [TimeoutError, RecursionError, _Rang, MemoryError])
+def test_what_comes_from_elsewhere_is_no_damage(
+    writer: pmstore.Store, reader: pmstore.Store, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    writer["value"] = {"a": (1, 2)}
+    writer.commit()
+    reader.refresh()
+
+    def rings(self: Any, code: int, data: Any) -> Any:
+        raise error("elsewhere")
+
+    monkeypatch.setattr(values._Decoder, "extension", rings)
+    for read in (lambda: reader["value"], lambda: reader.read("value"), reader.check):
+        with pytest.raises(error) as raised:
+            read()
+        assert not isinstance(raised.value, ValueError)
+    if error is MemoryError:
+        assert isinstance(raised.value, pmstore.OutOfMemoryError)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_interrupts_leave_no_descriptors(writer: pmstore.Store) -> None:
+    """Wherever they come: right after the C function that opens a snapshot, nobody has it yet."""
+    path = writer.path
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    def reads() -> None:
+        with pmstore.open(path, "r") as store:
+            store.read("one")
+            store.wait(timeout=0)
+
+    reads()
+    before, number = descriptors(), 0
+    while signalled_at(number := number + 1, reads):
+        assert descriptors() == before, number
+    assert number > 100

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from pmstore._core import Trace, format_file
+from pmstore._core import format_file
+from pmstore._trace import Trace
 from pmstore.testing._store.engine import Found, Options, Tally, explore
 from pmstore.testing._store.recording import Recorder, Recording
 from tests.support.crashes import BUDGET, SEED

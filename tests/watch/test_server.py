@@ -109,6 +109,22 @@ def test_an_event_comes_after_a_commit(server: Server, path: Path) -> None:
     assert next(one for one in iter(view, None) if one["writer"] == "closed")["sequence"] == newer["sequence"]
 
 
+def test_it_goes_on_after_a_problem(server: Server, path: Path) -> None:
+    """Among them a moment without a file, as of a program that is started again."""
+    answer = asked(server, "events")
+    events = (json.loads(line[6:]) for line in iter(answer.readline, b"") if line.startswith(b"data: "))
+    path.unlink()
+    assert next(one for one in events if one.get("writer") == "missing")["sequence"] > 0
+    path.write_bytes(b"no store")
+    assert "not a pmstore store" in next(one for one in events if "problem" in one)["problem"]
+    path.unlink()
+    with pmstore.open(path) as store:
+        store["epoch"] = 100
+    assert next(one for one in events if one.get("writer") == "closed" and one["sequence"] == 1)["values"]
+    assert [row["name"] for row in json.loads(asked(server, "names").read())["names"]] == ["epoch"]
+    assert inside_of(server, "epoch")["text"] == "100"
+
+
 def test_names_are_data(server: Server) -> None:
     answer = asked(server, "names")
     assert answer.getheader("Content-Type") == "application/json; charset=utf-8"
@@ -163,7 +179,8 @@ def test_large_arrays_are_read_in_part(path: Path, monkeypatch: pytest.MonkeyPat
     assert (found["rows"][0], found["rows"][-1], found["columns"][-1]) == (0, 999, 299)
     assert found["heat"][0][0] == 0 and found["heat"][-1][-1] == 255
     monkeypatch.setattr(inside, "MOST_BYTES", 1000)
-    assert looked(path, np.zeros((2, 100)))["text"] == "its rows are too large to be looked into"
+    assert looked(path, np.zeros((2, 100)))["text"] == inside.TOO_LARGE
+    assert looked(path, np.zeros((200, 3), order="F"))["text"] == inside.TOO_LARGE
 
 
 def test_arrays_of_every_kind(path: Path) -> None:

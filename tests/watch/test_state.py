@@ -84,6 +84,12 @@ def test_rate_and_time_left(told: pmstore.History, rate: float | None, left: flo
     assert (fit.rate, fit.left, fit.at_most) == (rate, left, at_most)
 
 
+def test_a_clock_that_was_set_back_does_not_hide_a_fit_that_hangs() -> None:
+    ahead = history([NOW + 7000, NOW + 7001])
+    fit = fit_of("f", ahead, NOW + 100, "alive", since=NOW + 1)
+    assert (fit.state, fit.age) == ("stalled", 99)
+
+
 def test_the_figures() -> None:
     told = history(
         STEADY, run=[0, 0, 1, 1], iteration=[1, 2, 1, 2], attempt=[1, 1, 1, 2], objective=[9, 8, math.nan, 6]

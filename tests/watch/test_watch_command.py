@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ def test_it_follows_commits_and_a_store_that_is_replaced(path: Path, monkeypatch
             first = view
         store.close()
         assert next(view for view in seen if view.writer == "closed").values[0].text == "9"
+        path.unlink()
+        assert next(view for view in seen if view.writer == "missing").values[0].text == "9"
         with pmstore.open(path, "w") as store:
             store["epoch"] = "new"
         assert next(view for view in seen if view.values and view.values[0].text == "'new'").sequence == 1
@@ -177,3 +180,47 @@ def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3
     assert (written["name"], written["sequence"], written["writer"]) == ("written.pm", 1, "alive")
     assert run(capsys, "top", path.parent / "none", "--once", "--json")[0] == 2
+
+
+def test_ints_that_python_makes_no_text_of(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(path) as store:
+        store["huge"] = 10**5000
+        store["inside"] = [10**5000]
+        store["fraction"] = Fraction(1, 10**5000)
+    values = {value["name"]: value["text"] for value in told(capsys, "watch", path)["values"]}
+    assert values["huge"].startswith("0x") and values["inside"] == "list with an int of too many digits"
+    assert [one["problem"] for one in told(capsys, "top", path.parent)["stores"]] == [""]
+    assert run(capsys, "dump", path, "huge") == (0, f"{10**5000:#x}\n", "")
+    dumped = json.loads(run(capsys, "dump", path, "--json")[1])
+    assert int(dumped["huge"]["int"], 16) == 10**5000 and dumped["inside"] == [dumped["huge"]]
+    assert dumped["fraction"] == [1, dumped["huge"]]
+
+
+def test_what_is_wrong_with_one_file_does_not_hide_the_others(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.with_name("itself.pm").symlink_to("itself.pm")
+    path.with_name("copy.pm").write_bytes(path.read_bytes())
+    view = Follower.view
+
+    def fails(self: Follower, now: Any) -> follow.View:
+        if self.path.endswith("copy.pm"):
+            raise RuntimeError("a mistake")
+        return view(self, now)
+
+    monkeypatch.setattr(Follower, "view", fails)
+    stores = told(capsys, "top", path.parent)["stores"]
+    assert [(one["name"], one["problem"]) for one in stores] == [("copy.pm", "a mistake"), ("run.pm", "")]
+
+
+@pytest.mark.parametrize("how", ["url", "home"])
+def test_paths_as_open_takes_them(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("HOME", str(path.parent))
+    there = f"file://{path.parent}" if how == "url" else "~"
+    for command in ("info", "ls", "check", "dump", "upgrade", "compact"):
+        status, _, err = run(capsys, command, f"{there}/run.pm")
+        assert (status, err) == (0, ""), command
+    assert told(capsys, "watch", f"{there}/run.pm")["path"] == str(path)
+    assert run(capsys, "backup", path, f"{there}/backup.pm")[::2] == (0, "") and path.with_name("backup.pm").exists()

@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import pmstore
-from pmstore._core import Trace, ffi, lib
+from pmstore._core import ffi, lib
 from pmstore._store import hooks
+from pmstore._trace import Trace
 from pmstore.testing._base.errors import CrashTestError
 
 __all__ = ["Event", "Recorder", "Recording", "from_environment"]

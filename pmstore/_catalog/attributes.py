@@ -19,7 +19,7 @@ from pmstore._catalog.names import (
     owner_of_attributes,
     parents,
 )
-from pmstore._display import name_text
+from pmstore._display import full_text, name_text
 from pmstore._errors import (
     UNSOUND,
     CorruptStoreError,
@@ -196,7 +196,7 @@ class Attributes(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         what = what_of(self._name)
         try:
-            found = ", ".join(f"{name!r}: {readable(value)!r}" for name, value in self._read().items())
+            found = ", ".join(f"{name!r}: {full_text(readable(value))}" for name, value in self._read().items())
             return f"<attributes of {what}: {{{found}}}>"
         except (Error, KeyError) as error:
             return f"<attributes of {what}: {error}>"
@@ -315,7 +315,7 @@ def brief(catalog: Catalog, prefix: str) -> dict[str, str]:
     found = {}
     for name in below(catalog, prefix.rstrip("/")):
         try:
-            parts = [f"{key}={readable(value)!r}" for key, value in all_of(catalog, name).items()]
+            parts = [f"{key}={full_text(readable(value))}" for key, value in all_of(catalog, name).items()]
             text = name_text(" ".join(", ".join(parts).split()))
             text = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
         except Error:

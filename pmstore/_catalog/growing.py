@@ -286,8 +286,9 @@ def _given(rows: Any) -> Array | None:
 def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array:
     """The rows to append, of shape (n, …). Their dtype can be converted."""
     dtype, axes = described.dtype, described.shape[1:]
-    # Python's numbers are converted if that keeps their value, others as an assignment converts them.
-    array = given if given is not None else np.asarray(rows, None if dtype.kind in "biufc" else dtype)
+    array = given if given is not None else np.asarray(rows, None if dtype.kind in "biufcUS" else dtype)
+    if given is None and dtype.kind in "US":
+        array = array.astype(dtype.kind, copy=False)  # as long as it is
     if given is None and dtype.kind in "iuf" and array.dtype.kind in "fO":  # numpy has no type for large whole numbers
         exactly = np.asarray(rows, object)
         if all(isinstance(number, int | np.integer) for number in exactly.flat):
@@ -301,15 +302,24 @@ def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array
             f"rows of shape {array.shape} can't be appended to {name!r}: it takes rows of shape {axes}, one or many"
         )
     if array.dtype != dtype and array.size:
-        exact = given is None and array.dtype.kind in "biu" and dtype.kind in "biu"
-        if exact and not np.array_equal(array.astype(dtype), array):
-            raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold")
-        if not exact and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(
-                f"rows of dtype {array.dtype} can't be appended to {name!r} of dtype {dtype} without loss: convert "
-                "them with astype"
-            )
+        numbers = array.dtype.kind in "biu" and dtype.kind in "biu" and given is None
+        if not numbers and not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise TypeError(_lossy(array, name, dtype))
+        if dtype.kind in "biuUSmM" and not np.can_cast(array.dtype, dtype) and not _keeps(array, dtype):
+            if dtype.kind in "biu":
+                raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold")
+            raise TypeError(_lossy(array, name, dtype))
     return array
+
+
+def _lossy(array: Array, name: str, dtype: np.dtype[Any]) -> str:
+    what = f"rows of dtype {array.dtype} can't be appended to {name!r} of dtype {dtype}"
+    return f"{what} without loss: convert them with astype"
+
+
+def _keeps(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether whole numbers, text or times are the same in another dtype."""
+    return np.array_equal(array.astype(dtype).astype(array.dtype), array, equal_nan=dtype.kind in "mM")
 
 
 def _converted(numbers: Array, dtype: np.dtype[Any], name: str) -> Array:

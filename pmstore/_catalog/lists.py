@@ -197,6 +197,7 @@ class PersistentList(MutableSequence[Any]):
         with self._catalog.lock:
             value = self[index]
             del self[index]
+            self._catalog.lost_updates.taken(value)
             return value
 
     def clear(self) -> None:
@@ -256,6 +257,8 @@ class PersistentList(MutableSequence[Any]):
     def _replace(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
         """Replace all elements from start on, which are the old ones, by the new ones. If that fails, the old ones
         stay."""
+        if old and self._catalog.lost_updates:
+            self._catalog.lost_updates.shifted(self._id, start)
         try:
             self._write(start, old, new)
         except BaseException:

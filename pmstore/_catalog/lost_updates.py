@@ -124,6 +124,19 @@ class LostUpdates:
             if form is not None:
                 seen.checksum = hash64(form(value))
 
+    def taken(self, value: Any) -> None:
+        """The value was removed from the store, and is the program's own now."""
+        seen = self.seen.pop(id(value), None)
+        if seen is not None:
+            seen.value = None
+
+    def shifted(self, list_id: int, start: int) -> None:
+        """The elements of a list from one on have other numbers now: their copies can't be found again."""
+        for seen in list(self.seen.values()):
+            element = names.split_element(seen.key)
+            if element is not None and element[0] == list_id and element[1] >= start:
+                self.taken(seen.value)
+
     def renamed(self, before: bytes, after: bytes, name: str) -> None:
         """A key became another; `name` is the new name."""
         for seen in self.seen.values():

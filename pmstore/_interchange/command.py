@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -16,6 +15,7 @@ from pmstore._errors import Error, StaleSnapshotError, StoreExistsError
 from pmstore._interchange.exporting import export
 from pmstore._interchange.importing import load_into
 from pmstore._interchange.source import Progress
+from pmstore._interchange.target import scratch
 from pmstore._store.entrance import open as open_store
 from pmstore._store.store import Store
 from pmstore._values.as_json import print_json
@@ -64,17 +64,19 @@ def export_(chosen: argparse.Namespace, failure: Failure) -> int:
                 raise failure(_missing(store, chosen.group))
             return export(shown, chosen.destination, chosen.format, names=chosen.name, progress=progress)
 
-    with _progress(chosen, chosen.path) as progress, _told(failure):
+    with _progress(chosen, chosen.path) as progress, _told(failure), _left_out() as left_out:
         try:
             count = write(chosen.path, progress)
         except StaleSnapshotError:  # commits are quicker: a copy of one changes no more
             directory = os.path.dirname(os.path.abspath(chosen.destination))
-            with tempfile.TemporaryDirectory(prefix=".pmstore-export-", dir=directory) as copies:
+            with scratch(directory) as copies:
                 with open_store(chosen.path, "r") as store:
                     store.backup(os.path.join(copies, "store.pm"))
                 count = write(os.path.join(copies, "store.pm"), progress)
+    _tell(chosen, left_out)
     if chosen.json:
-        print_json({"path": chosen.path, "destination": chosen.destination, "names": count})
+        about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
+        print_json(about)
     else:
         print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
     return 0
@@ -87,17 +89,13 @@ def _missing(store: Store, name: str) -> str:
 def import_(chosen: argparse.Namespace, failure: Failure) -> int:
     """Reads a file of another format into a store, in one commit, and prints how many names came."""
     names = dict(_renamed(text) for text in chosen.name) if chosen.name else None
-    left_out: list[str] = []
     with _progress(chosen, chosen.path) as progress, _told(failure):
         if not os.path.lexists(chosen.path):
             raise failure("there is no such file")
-        with _destination(chosen.destination) as store, warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
+        with _destination(chosen.destination) as store, _left_out() as left_out:
             target = store.group(chosen.group) if chosen.group else store
             count = load_into(target, chosen.path, chosen.format, names=names, progress=progress)
-        left_out = [str(one.message).partition("left out: ")[2] or str(one.message) for one in caught]
-    for text in left_out:
-        print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
+    _tell(chosen, left_out)
     if chosen.json:
         about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
         print_json(about)
@@ -105,6 +103,21 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
         where = f"group {chosen.group!r} of {chosen.destination}" if chosen.group else chosen.destination
         print(f"{where}: {count_text(count, 'name')} of {chosen.path}")
     return 0
+
+
+@contextlib.contextmanager
+def _left_out() -> Iterator[list[str]]:
+    """What the warnings of the block tell."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield told
+    told += [str(one.message).partition("left out: ")[2] or str(one.message) for one in caught]
+
+
+def _tell(chosen: argparse.Namespace, left_out: list[str]) -> None:
+    for text in left_out:
+        print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ def _restored(what: str, hint: Any, found: Any, otherwise: Any) -> Any:
             decode(encoded)
         except DecodeError as error:
             raise DecodeError(f"{what}: {error}") from error
-        except (ValueError, TypeError):  # CorruptStoreError is a ValueError
+        except (ValueError, TypeError, RecursionError):  # CorruptStoreError is a ValueError
             pass
     return otherwise
 

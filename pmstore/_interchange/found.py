@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmstore._errors import UNRELATED, Error, InterchangeError, OutOfMemoryError
+from pmstore._errors import Error, InterchangeError, OutOfMemoryError
 from pmstore._interchange.forms import Hints
 
 __all__ = ["Found", "Stored", "damage", "require"]
@@ -30,13 +30,14 @@ class Stored(NamedTuple):
 
 @dataclass
 class Found:
-    """values, attributes: readable forms, which `hints` make exact. left_out: what a store has no place for."""
+    """values, attributes: readable forms, which `hints` make exact. left_out: names, and what a store has no place for
+    there."""
 
     arrays: list[Stored] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: Hints = field(default_factory=lambda: Hints.read(None))
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
         raise
     except MemoryError as error:
         raise OutOfMemoryError(f"no memory for {what or os.fspath(path)!r}") from error
-    except UNRELATED:
+    except TimeoutError:  # of a signal handler
         raise
     except Exception as error:  # zipfile, h5py, zarr and its codecs have many kinds
         where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,7 +71,7 @@ class Hdf5(Format):
             with damage(path):
                 file = stack.enter_context(h5py.File(path, "r", locking=False))
                 found = Found()
-                documents = {name: _document(file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
+                documents = {name: _document(h5py, file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
                 found.attributes[""] = _attributes(h5py, file, "", found)
@@ -130,7 +131,7 @@ def _natural(value: Any) -> bool:
         return (
             bool(value) and len({*map(type, value)}) == 1 and type(value[0]) is not list and all(map(_natural, value))
         )
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return value.dtype.kind in _SCALARS and _type(value.dtype) is not None
     return kind in (float, complex, bool)
 
@@ -162,11 +163,18 @@ def _address(h5py: Any, member: Any) -> tuple[int, Any]:
     return about.fileno, about.addr
 
 
-def _document(file: Any, name: str) -> Any:
-    """A document in JSON; {} if there is none."""
-    if name not in file:
+def _document(h5py: Any, file: Any, name: str) -> Any:
+    """A document in JSON; {} if there is none. It is a scalar of this file: others are not read, and it is no larger
+    than the file."""
+    link = file.get(name, getlink=True)
+    if link is None:
         return {}
-    text = file[name][()]
+    require(isinstance(link, h5py.HardLink), f"{name} is a link")
+    member = file[name]
+    require(isinstance(member, h5py.Dataset) and member.shape == (), f"{name} is no text")
+    require(not member.is_virtual and not member.external, f"{name} has its contents in other files")
+    require(member.dtype.itemsize <= os.path.getsize(file.filename), f"{name} is too large")
+    text = member[()]
     require(isinstance(text, bytes), f"{name} is no text")
     found = json_of(text)
     require(isinstance(found, dict), f"{name} is no object")
@@ -180,7 +188,7 @@ def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, above: li
         if name in hidden:
             continue
         if not isinstance(group.get(part, getlink=True), h5py.HardLink):
-            found.left_out.append(f"{name!r} is a soft or external link")
+            found.left_out.append((name, f"{name!r} is a soft or external link"))
             continue
         member = group[part]
         if isinstance(member, h5py.Group):
@@ -191,12 +199,12 @@ def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, above: li
         elif isinstance(member, h5py.Dataset):
             _dataset(h5py, path, member, name, found)
         else:
-            found.left_out.append(f"{name!r} is a named type")
+            found.left_out.append((name, f"{name!r} is a named type"))
 
 
 def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None:
     if member.shape is None:
-        found.left_out.append(f"{name!r} is a dataset without a shape")
+        found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
     if member.is_virtual or member.external:
         raise TypeError(f"{name!r} has its contents in other files, which are not read")
@@ -219,16 +227,16 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
             return
     wanted = found.hints.dtype(name)
     if text is not None and wanted is not None and wanted.kind == "U" and dtype.itemsize == wanted.itemsize:
-        dtype = wanted
+        with damage(path, name):
+            longest = _longest(member)  # another program may have written longer text
+        dtype = wanted if longest <= wanted.itemsize // 4 else np.dtype(f"U{longest}")
 
     def pieces() -> Iterator[np.ndarray[Any, Any]]:
         with damage(path, name):
             if not member.ndim:
                 yield _elements(np.asarray(member[()]), dtype)
                 return
-            rows = max(1, PIECE // max(1, member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=object))))
-            if member.chunks is not None:
-                rows = -(-rows // member.chunks[0]) * member.chunks[0]
+            rows = _rows_of(member)
             plain = dtype.kind in _SCALARS and member.dtype == dtype
             buffer = np.empty((min(rows, member.shape[0]), *member.shape[1:]), dtype) if plain else None
             for at in range(0, member.shape[0], rows):
@@ -240,6 +248,21 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
                     yield part
 
     found.arrays.append(Stored(name, member.shape, dtype, "C", pieces))
+
+
+def _rows_of(member: Any) -> int:
+    """The rows that are read at once."""
+    rows: int = max(1, PIECE // max(1, member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=object))))
+    chunk = 1 if member.chunks is None else int(member.chunks[0])
+    return -(-rows // chunk) * chunk
+
+
+def _longest(member: Any) -> int:
+    """The characters of the longest text in a dataset of UTF-8."""
+    if not member.ndim:
+        return len(member[()].decode())
+    parts = (member[at : at + _rows_of(member)] for at in range(0, member.shape[0], _rows_of(member)))
+    return max((int(np.char.str_len(np.char.decode(part, "utf-8")).max()) for part in parts if part.size), default=0)
 
 
 def _elements(piece: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -267,11 +290,11 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         try:
             value = member.attrs[key]
         except (OSError, TypeError, ValueError):
-            found.left_out.append(f"the attribute {key!r} of {name!r} has a type that can't be read")
+            found.left_out.append((name, f"the attribute {key!r} of {name!r} has a type that can't be read"))
             continue
         value = _attribute(h5py, value)
         if value is _LEFT_OUT:
-            found.left_out.append(f"the attribute {key!r} of {name!r} is a reference, or of another type")
+            found.left_out.append((name, f"the attribute {key!r} of {name!r} is a reference, or of another type"))
         else:
             known[key] = value
     return known

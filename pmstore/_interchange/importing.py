@@ -94,36 +94,57 @@ def load_into(
     with read.read(source) as found:
         with damage(source):
             require(isinstance(found.values, dict) and isinstance(found.attributes, dict), "its values are damaged")
-        pairs = _pairs(found, names)
-        for text in found.left_out if names is None else ():
-            warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
+        chosen = _Chosen(found, names)
+        for name, text in found.left_out:
+            if chosen.new(name) is not None:
+                warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
         with mapping._derived.lock, catalog.lock:
             catalog.writable()
-            return _Import(mapping, source, found, pairs, progress).run()
+            return _Import(mapping, source, found, chosen, progress).run()
 
 
-def _pairs(found: Found, names: Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:
-    """The new name of each name in the file."""
-    there = [*(one.name for one in found.arrays), *found.values]
-    if names is None:
-        return {name: name for name in there}
-    if isinstance(names, str):
-        names = [names]
-    wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-    pairs = {}
-    for old, new in wanted.items():
-        below = [name for name in there if f"{name}/".startswith(f"{old}/")]
-        if not below:
-            raise UnknownNameError(old, what="name of the file")
-        pairs.update({name: new + name[len(old) :] for name in below})
-    return pairs
+class _Chosen:
+    """The names of a file that are imported. pairs: the new name of each array and value."""
+
+    def __init__(self, found: Found, names: Iterable[str] | Mapping[str, str] | None) -> None:
+        there = [*(one.name for one in found.arrays), *found.values]
+        if isinstance(names, str):
+            names = [names]
+        wanted = {"": ""} if names is None else names if isinstance(names, Mapping) else {name: name for name in names}
+        self._wanted: dict[str, str] = dict(wanted)
+        self.pairs = {name: new for name in there if (new := self.new(name)) is not None}
+        for old in self._wanted if names is not None else ():
+            if not any(_is_in(name, old) for name in there):
+                raise UnknownNameError(old, what="name of the file")
+
+    def new(self, name: str) -> str | None:
+        """The new name of a name or group; None for one that is not imported."""
+        for end in range(len(name), -1, -1):
+            old = name[:end]
+            if old in self._wanted and _is_in(name, old):
+                return self._wanted[old] + name[len(old) :]
+        return None
+
+    def new_group(self, name: str) -> str | None:
+        """The same, and the name of a group above names that stay in it. The file itself is above all names."""
+        if not name or ((new := self.new(name)) is None and self._keeps(name)):
+            return name
+        return new
+
+    def _keeps(self, group: str) -> bool:
+        return any(_is_in(old, group) and _is_in(new, group) for old, new in self._wanted.items())
+
+
+def _is_in(name: str, group: str) -> bool:
+    return not group or f"{name}/".startswith(f"{group}/")
 
 
 class _Import:
     def __init__(
-        self, mapping: NameMapping, path: str, found: Found, pairs: dict[str, str], progress: Progress | None
+        self, mapping: NameMapping, path: str, found: Found, chosen: _Chosen, progress: Progress | None
     ) -> None:
-        self._mapping, self._path, self._found, self._pairs = mapping, path, found, pairs
+        self._mapping, self._path, self._found, self._chosen = mapping, path, found, chosen
+        pairs = self._pairs = chosen.pairs
         self._catalog: Catalog = mapping._catalog
         self._progress = progress
         self._check_names()
@@ -176,11 +197,10 @@ class _Import:
         hints, out = self._found.hints, {}
         there = {self._full(name) for name in self._pairs}
         there |= {group for name in there for group in parents(name)}
-        renamed = {name: new for name, new in self._pairs.items() if name != new}
         for name, found in self._found.attributes.items():
             if not isinstance(found, dict) or not found:
                 continue
-            new = self._pairs.get(name, name) if not renamed or name in self._pairs else None
+            new = self._chosen.new_group(name)
             full = None if new is None else self._mapping._full(new) if new else self._mapping._prefix[:-1]
             if full is not None and (full in there or not full):
                 out[full] = {key: hints.attribute(name, key, found[key]) for key in _in_order(hints, name, found)}

@@ -19,6 +19,7 @@ from pmstore._values.as_json import to_json
 __all__ = ["Npz"]
 
 _HEAD = 1 << 20  # bytes of a member's head, at most
+_DOCUMENT = 16 << 20  # bytes of JSON that a few compressed ones may become; `export` compresses none
 _DOCUMENTS = (VALUES, ATTRIBUTES, HINTS)
 
 
@@ -79,9 +80,11 @@ def _look(path: str, archive: zipfile.ZipFile) -> Found:
         if end == "npy":
             found.arrays.append(_described(path, archive, member, name))
         elif end == "json" and name in _DOCUMENTS:
+            small = member.compress_type == zipfile.ZIP_STORED or member.file_size <= _DOCUMENT
+            require(small, f"{member.filename} is compressed, and has over {_DOCUMENT >> 20} MiB")
             documents[name] = json_of(archive.read(member))
         elif not member.is_dir():
-            found.left_out.append(f"the member {member.filename!r} is no array")
+            found.left_out.append((member.filename, f"the member {member.filename!r} is no array"))
     found.values = documents.get(VALUES, {})
     found.attributes = documents.get(ATTRIBUTES, {})
     found.hints = Hints.read(documents.get(HINTS))
@@ -120,7 +123,10 @@ def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, in
     length = int.from_bytes(file.read(width), "little")
     require(length <= _HEAD, "its head is too long")
     text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin1")
-    head = ast.literal_eval(text.strip())
+    try:
+        head = ast.literal_eval(text.strip())
+    except (MemoryError, RecursionError):  # it is nested more deeply than the parser can follow
+        head = None
     require(isinstance(head, dict) and head.keys() == {"descr", "fortran_order", "shape"}, "its head is damaged")
     shape = head["shape"]
     require(isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape), "its shape is damaged")

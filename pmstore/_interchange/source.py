@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -12,11 +13,12 @@ import numpy as np
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import pointer_to
-from pmstore._errors import UNSOUND, UnknownNameError, of
+from pmstore._errors import UNSOUND, DerivedArrayError, UnknownNameError, in_part, of
 from pmstore._interchange.forms import RESERVED, Hints
 from pmstore._values.array import chunks, order_of
 from pmstore._values.as_json import to_json
 from pmstore._values.registry import Parts
+from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import encode
 
@@ -64,7 +66,7 @@ class Source:
         asked = None if names is None else _asked(names)
         rows = mapping._rows() if hasattr(mapping, "_rows") else ((name, "") for name in mapping)
         found = set()
-        for name, kind, *_ in rows:
+        for name, kind, *about in rows:
             inside: list[str] = []
             if asked is not None and not (inside := [one for one in asked if f"{name}/".startswith(f"{one}/")]):
                 continue
@@ -77,16 +79,32 @@ class Source:
                 continue
             if kind == "object":
                 self._add_parts(name)
-            else:
+            elif kind != "derived":
                 self._add(name, mapping[name])
+            else:
+                self._add_derived(name, about[3], asked is not None and name in asked)
         for name in asked or ():
             if name not in found:
                 raise UnknownNameError(name)
         self.attributes = self._attributes()
         self._total = sum(one.nbytes for one in self.arrays)
 
+    def _add_derived(self, name: str, what: str, asked: bool) -> None:
+        """A derived array that this program does not declare is left out, unless it was asked for."""
+        try:
+            value = self._mapping[name]
+        except DerivedArrayError:
+            if asked:
+                raise
+            text = f"left out: {name!r} is {what}: only a program that declares it can read it"
+            warnings.warn(text, UserWarning, stacklevel=4)
+        else:
+            self._add(name, value)
+
     def _add(self, name: str, value: Any) -> None:
-        if isinstance(value, np.ndarray) and not is_text(value.dtype):
+        if is_tensor(value):
+            value = array_of_tensor(value)
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and not is_text(value.dtype):
             self.arrays.append(Described(name, value.shape, value.dtype))
             self._kept[name] = order_of(value), True
             return
@@ -94,7 +112,10 @@ class Source:
             self.lists.append(name)
             value = list(value)
         self.values[name] = value
-        self.readable[name] = to_json(value)
+        try:
+            self.readable[name] = to_json(value)
+        except TypeError as error:
+            raise in_part(repr(name), error) from error
 
     def _add_parts(self, name: str) -> None:
         """A value of a registered type is written as a group of its parts. The attribute ``type`` of the group has the

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pmstore._errors import StoreExistsError
 from pmstore._store import held, opening
 
-__all__ = ["new_target"]
+__all__ = ["new_target", "scratch"]
 
 _TEMPORARY = ".pmstore-exporting-"
 
@@ -25,11 +25,7 @@ _TEMPORARY = ".pmstore-exporting-"
 def new_target(target: str, *, directory: bool) -> Iterator[str]:
     """A temporary file or directory beside the target. It gets the target's name, durable, at the end of the block."""
     parent = os.path.dirname(target)
-    sweep(parent)
-    fd = None
-    while fd is None:
-        temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
-        fd = _made(temporary, directory)
+    temporary, fd = _begun(parent, directory)
     try:
         yield temporary
         _sync(temporary)
@@ -48,6 +44,27 @@ def new_target(target: str, *, directory: bool) -> Iterator[str]:
         raise
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def scratch(parent: str) -> Iterator[str]:
+    """A temporary directory in another one, for the time of the block."""
+    temporary, fd = _begun(parent, directory=True)
+    try:
+        yield temporary
+    finally:
+        _delete(temporary)
+        os.close(fd)
+
+
+def _begun(parent: str, directory: bool) -> tuple[str, int]:
+    """A new temporary file or directory, and the descriptor that locks it."""
+    sweep(parent)
+    while True:
+        temporary = os.path.join(parent, _TEMPORARY + secrets.token_hex(8))
+        fd = _made(temporary, directory)
+        if fd is not None:
+            return temporary, fd
 
 
 def _made(temporary: str, directory: bool) -> int | None:

@@ -56,6 +56,7 @@ class Zarr(Format):
         attributes = {name: to_json(found) for name, found in source.attributes.items()}
         root = zarr.create_group(path, zarr_format=3, overwrite=False)
         groups = {"": root}
+        told = {}  # records come back as other structures
         for one in source.arrays:
             above, _, last = one.name.rpartition("/")
             if above not in groups:
@@ -69,6 +70,7 @@ class Zarr(Format):
                 options |= {"chunks": _chunk(one), "config": config, "attributes": about}
                 made = groups[above].create_array(last, shape=one.shape, dtype=one.little, **options)
                 again = zarr.open_array(os.path.join(path, one.name), mode="r")
+                told[one.name] = np.dtype(again.dtype)
                 if (again.dtype, again.shape) != (one.little, one.shape):
                     raise TypeError(f"it would come back as {again.dtype}")
             except (TypeError, ValueError) as error:
@@ -80,7 +82,7 @@ class Zarr(Format):
         about = attributes.pop("", {})
         if attributes:  # of values
             about[ATTRIBUTES] = attributes
-        for name, document in ((VALUES, source.readable), (HINTS, source.hints(lambda one: one.little))):
+        for name, document in ((VALUES, source.readable), (HINTS, source.hints(lambda one: told[one.name]))):
             if document:
                 about[name] = document
         if about:
@@ -99,6 +101,7 @@ class Zarr(Format):
         with damage(path):
             if not os.path.exists(path):
                 raise FileNotFoundError(2, os.strerror(2), path)
+            _require_inside(path, os.path.realpath(path))
             found = Found()
             root = zarr.open_group(path, mode="r")
             about = dict(root.attrs)
@@ -113,6 +116,19 @@ class Zarr(Format):
         yield found
 
 
+def _require_inside(folder: str, root: str) -> None:
+    """Raise ValueError for a symbolic link that leads out of the directory: a file must not read others."""
+    if not os.path.isdir(folder):
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                inside = f"{os.path.realpath(entry.path)}/".startswith(f"{root}/")
+                require(inside, f"{os.path.relpath(entry.path, root)!r} is a link to another file")
+            elif entry.is_dir():
+                _require_inside(entry.path, root)
+
+
 def _dims(attributes: dict[str, Any], axes: int) -> list[str] | None:
     dims = attributes.get("dims")
     if isinstance(dims, list) and len(dims) == axes and all(isinstance(dim, str) for dim in dims):
@@ -122,10 +138,17 @@ def _dims(attributes: dict[str, Any], axes: int) -> list[str] | None:
 
 def _attributes(member: Any) -> dict[str, Any]:
     found = dict(member.attrs)
-    dims = found.pop(_DIMS, None) or getattr(member.metadata, "dimension_names", None)
-    if "dims" not in found and isinstance(dims, (list, tuple)) and dims and all(isinstance(dim, str) for dim in dims):
+    dims = getattr(member.metadata, "dimension_names", None)
+    if not dims and _are_dims(found.get(_DIMS), member):
+        dims = found.pop(_DIMS)
+    if "dims" not in found and dims and _are_dims(dims, member):
         found["dims"] = list(dims)
     return found
+
+
+def _are_dims(dims: Any, member: Any) -> bool:
+    names = isinstance(dims, (list, tuple)) and all(isinstance(dim, str) for dim in dims)
+    return names and len(dims) == len(getattr(member, "shape", ()))
 
 
 def _chunk(one: Described) -> tuple[int, ...]:

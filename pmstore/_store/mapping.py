@@ -21,6 +21,7 @@ from pmstore._errors import Error
 from pmstore._store import elsewhere
 from pmstore._values.array import Array, Layout
 from pmstore._values.registry import Parts
+from pmstore._values.tensors import array_of_tensor, is_tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -202,6 +203,7 @@ class NameMapping(MutableMapping[str, Any]):
             if isinstance(value, PersistentList):
                 value = list(value)
             self._delete(full)
+            self._catalog.lost_updates.taken(value)
             return value
 
     def popitem(self) -> tuple[str, Any]:
@@ -526,7 +528,7 @@ def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, 
     """Shape, dtype and contents of an array that is created from data."""
     if isinstance(data, np.ma.MaskedArray):
         raise TypeError("data is a masked array: store its data and its mask as two arrays")
-    array = np.asarray(data)
+    array = array_of_tensor(data) if is_tensor(data) else np.asarray(data)
     if shape is not None and tuple(np.atleast_1d(shape).tolist()) != array.shape:
         raise ValueError(f"data has the shape {array.shape}, and shape is {shape!r}")
     return array.shape, array.dtype if dtype is None else dtype, array

@@ -66,7 +66,7 @@ def _load() -> None:
             continue  # an old version, or in the middle of its import
         for name, kind in zip(names, kinds):
             assert kind is not None
-            found = Registered(kind, f"{module}.{name}", *how(kind), watched=False)
+            found = Registered(kind, f"{module}.{name}", *how(kind), watched=module == "numpy.ma")
             _BY_TYPE[kind] = _BY_NAME[found.name] = found
         _LOADED.add(module)
 

@@ -70,7 +70,7 @@ class Parts(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name!r}: {_brief(value)}" for name, value in self._parts.items())
-        return f"<Parts of a {self.type_name} {{{shown}}}: {_how(self.type_name)}>"
+        return f"<Parts of a {repr(self.type_name)[1:-1]} {{{shown}}}: {_how(self.type_name)}>"
 
 
 def _brief(value: Any) -> str:
@@ -246,6 +246,9 @@ def made(name: str, parts: dict[str, Any]) -> Any:
 # ---- types whose values are their fields
 
 
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python code
+
+
 def _of_fields(kind: type) -> tuple[Encode, Decode]:
     if issubclass(kind, enum.Flag):
         return (lambda value: {"value": value.value}), (lambda parts: kind(parts["value"]))
@@ -253,10 +256,12 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
         return (lambda value: {"name": value.name}), (lambda parts: kind[parts["name"]])
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
+        # That of object, or of an exception.
+        made: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE).__new__
 
         def make(parts: dict[str, Any]) -> Any:
             _check_fields(parts, names)
-            value = object.__new__(kind)
+            value = made(kind)
             for name, part in parts.items():
                 object.__setattr__(value, name, part)
             return value

@@ -218,7 +218,8 @@ def _hint(value: Any) -> str:
         return f"{text}: store the value of datetime's own class that it is made from"
     if hasattr(value, "__arrow_c_stream__"):
         return f"{text}: store pyarrow.table(value), or polars.DataFrame(value)"
-    if hasattr(value, "__array__") and not np.asarray(value).dtype.hasobject:
+    dtype = getattr(value, "dtype", None)
+    if hasattr(value, "__array__") and (dtype is None or (isinstance(dtype, np.dtype) and not dtype.hasobject)):
         return f"{text}: store np.asarray(value)"
     if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "to_frame"):
         return f"{text}: store a DataFrame or a Series, as of value.to_frame(), or value.tolist()"

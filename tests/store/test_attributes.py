@@ -472,3 +472,10 @@ def test_I38_a_crash_leaves_array_and_attributes_of_one_commit(crash_explorer: A
 
 def test_I38_commits_that_are_durable_later(tmp_path: Path) -> None:
     assert_survives(record(tmp_path / "store.pm", "file", described, **ASYNC))
+
+
+def test_an_int_that_python_makes_no_text_of(store: pmstore.Store) -> None:
+    store["x"] = 1
+    store.attrs("x")["m"] = 1 << 16384
+    assert store.attrs("x")["m"] == 1 << 16384
+    assert "m=0x1000" in str(store) and "'m': 0x1000" in repr(store.attrs("x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,21 @@ def test_masked_arrays_are_live(store: Any) -> None:
     store["r"].a[0] = 7
     assert type(store["r"]) is np.recarray and store["r"].tolist() == [(7, 2.5), (3, 4.5)]
     assert type(store["r"][0]) is np.record
+
+
+def test_a_mask_that_the_store_lacks_is_a_lost_update(store: Any) -> None:
+    store["m"] = np.ma.array([1.0, 2.0])
+    store.commit()
+    copy = store["m"]
+    copy[1] = 3.0  # the data are live
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.commit()
+    copy[0] = np.ma.masked
+    with pytest.warns(pmstore.LostUpdateWarning, match="'m' was read from the store and changed"):
+        store.commit()
+    store["m"] = copy
+    assert store["m"].tolist() == [None, 3.0]
 
 
 def test_what_a_masked_array_hides_is_refused(store: Any) -> None:

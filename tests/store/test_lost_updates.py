@@ -149,6 +149,31 @@ def test_a_lost_update_as_an_error_does_not_undo_the_commit(open_store):
 RECORD = np.array([(1, [2.0, 3.0])], [("a", "i4"), ("b", "f8", (2,))])[0]
 
 
+def test_what_was_taken_is_the_programs_own(store):
+    """An equal value that is in its place by then is another one. So is the element behind, which has moved."""
+    jobs = store.create_list("jobs")
+    jobs.extend([{"tries": 0} for _ in range(5)])
+    store["config"] = {"lr": 1}
+    store.commit()
+    with no_warning():
+        for take in (lambda: jobs.pop(0), jobs.pop, lambda: store.pop("config")):
+            taken = take()
+            taken["new"] = True
+            jobs.append({"tries": 0})
+            store["config"] = {"lr": 1}
+            store.commit()
+        moved = jobs[2]
+        jobs.insert(1, {"tries": 0})
+        moved["tries"] += 1
+        jobs[3] = moved
+        store.commit()
+        del jobs[0]
+        store.commit()
+    jobs[0]["tries"] += 1
+    with pytest.warns(pmstore.LostUpdateWarning, match=r"store\['jobs'\]\[0\] = value"):
+        store.commit()
+
+
 def set_item(container, key, value):
     container[key] = value
 

@@ -258,6 +258,20 @@ def test_errors_of_register() -> None:
     assert registry.registered(Other) is None
 
 
+def test_a_dataclass_that_is_an_exception(store: Any) -> None:
+    @dataclasses.dataclass
+    class Failure(ValueError):
+        code: int
+
+    pmstore.register(Failure)
+    store["v"] = Failure(5)
+    assert type(store["v"]) is Failure and store["v"].code == 5
+
+
+def test_the_name_of_a_type_does_not_affect_a_terminal() -> None:
+    assert repr(pmstore.Parts("\x1b[2J", {})).startswith("<Parts of a \\x1b[2J {}")
+
+
 def test_a_class_that_is_defined_again_takes_over_the_name(store: Any) -> None:
     def define() -> Any:
         @dataclasses.dataclass

@@ -374,3 +374,16 @@ def test_contents_of_a_value_follow_what_can_be_changed_in_place(tmp_path: Path)
         assert contents_of(value) != before, type(value)
     for constant in (None, 1, "text", b"x", (1, "a"), np.float32(1), frozenset({1}), slice(1, 2)):
         assert contents_of(constant) is None
+
+
+def test_a_hint_reads_no_contents(store):
+    """Datasets of h5py and arrays of dask are such values."""
+
+    class Lazy:
+        dtype = np.dtype("f8")
+
+        def __array__(self, dtype=None, copy=None):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"Lazy: store np.asarray\(value\)"):
+        store["x"] = Lazy()

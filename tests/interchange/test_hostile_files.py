@@ -1,0 +1,212 @@
+"""Files that reach for other files or for memory; what an import with other names, and an export, keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import _cli
+from tests.interchange.test_import import h5py, refused
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
+
+MASKED = np.ma.array([1.0, -999.0, 3.0], mask=[False, True, False])
+
+
+# ---- hostile files
+
+
+@pytest.mark.parametrize("how", ["external storage", "external link", "soft link", "virtual", "group", "many"])
+@pytest.mark.parametrize("document", ["__values__", "__attributes__", "__pmstore__"])
+def test_documents_of_hdf5_are_in_the_file(store: pmstore.Store, tmp_path: Path, how: str, document: str) -> None:
+    library = h5py()
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({"token": "a secret"}))
+    with library.File(tmp_path / "other.h5", "w") as file:
+        file["private"] = secret.read_text()
+    path = tmp_path / "x.h5"
+    with library.File(path, "w") as file:
+        file["x"] = np.arange(3)
+        file["own"] = secret.read_text()
+        if how == "external storage":
+            kind, size = library.h5t.C_S1.copy(), secret.stat().st_size
+            kind.set_size(size)
+            options = library.h5p.create(library.h5p.DATASET_CREATE)
+            options.set_external(os.fsencode(secret), 0, size)
+            scalar = library.h5s.create(library.h5s.SCALAR)
+            library.h5d.create(file.id, document.encode(), kind, scalar, options)
+        elif how == "external link":
+            file[document] = library.ExternalLink("other.h5", "/private")
+        elif how == "soft link":
+            file[document] = library.SoftLink("/own")
+        elif how == "virtual":
+            layout = library.VirtualLayout((1,), library.string_dtype())
+            layout[0] = library.VirtualSource("other.h5", "private", (1,), library.string_dtype())[0]
+            file.create_virtual_dataset(document, layout)
+        elif how == "group":
+            file.create_group(document)
+        else:
+            file[document] = [secret.read_text()] * 2
+    refused(store, path, pmstore.InterchangeError, document)
+
+
+@pytest.mark.parametrize("chunk", [True, False])
+def test_links_that_lead_out_of_a_zarr_directory(store: pmstore.Store, tmp_path: Path, chunk: bool) -> None:
+    pytest.importorskip("zarr", "3")
+    pmstore.export({"a": np.arange(4.0)}, tmp_path / "s.zarr")
+    inside = tmp_path / "s.zarr" / "a" / ("c/0" if chunk else "zarr.json")
+    inside.rename(inside.with_name("moved"))
+    inside.symlink_to("moved")
+    assert pmstore.load_into(store.group("sound"), tmp_path / "s.zarr") == 1
+    inside.unlink()
+    inside.with_name("moved").rename(tmp_path / "secret")
+    inside.symlink_to(tmp_path / "secret")
+    refused(store, tmp_path / "s.zarr", pmstore.InterchangeError, "is a link to another file")
+    (tmp_path / "link.zarr").symlink_to("s.zarr")
+    inside.unlink()
+    (tmp_path / "secret").rename(inside)
+    assert pmstore.load_into(store, tmp_path / "link.zarr") == 1
+
+
+def test_documents_of_npz_do_not_inflate(store: pmstore.Store, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("__values__.json", b'{"x": [' + b"[]," * (6 << 20) + b"[]]}")
+    refused(store, path, pmstore.InterchangeError, "__values__.json is compressed, and has over 16 MiB")
+
+
+def test_forms_that_are_nested_too_deeply(store: pmstore.Store, tmp_path: Path) -> None:
+    deep = "[" * 900 + "]" * 900
+    path = tmp_path / "deep.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("__values__.json", f'{{"x": {deep}}}')
+        file.writestr("__pmstore__.json", json.dumps({"values": {"x": "XWMd"}}))
+    refused(store, path, ValueError, "nested more than 128 levels")
+    with zipfile.ZipFile(path, "w") as file:
+        head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"-" * 60_000 + b"1,)}"
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    refused(store, path, pmstore.InterchangeError, "its head is damaged")
+
+
+# ---- names and attributes
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (None, {"": "file", "data": "d", "data/x": "x", "model": "m", "model/w": "w"}),
+        (["model"], {"": "file", "model": "m", "model/w": "w"}),
+        (["model/w"], {"": "file", "model": "m", "model/w": "w"}),
+        ({"model": "net", "data": "data"}, {"": "file", "data": "d", "data/x": "x", "net": "m", "net/w": "w"}),
+        ({"model/w": "w"}, {"": "file", "w": "w"}),
+        ({"model/w": "model/v"}, {"": "file", "model": "m", "model/v": "w"}),
+        ({"model": "model/old"}, {"": "file", "model/old": "m", "model/old/w": "w"}),
+    ],
+)
+def test_attributes_go_with_their_names(
+    store: pmstore.Store, tmp_path: Path, form: str, names: Any, kept: dict[str, str]
+) -> None:
+    store["data/x"], store["model/w"] = np.arange(2.0), np.arange(3.0)
+    for name, text in {"": "file", "data": "d", "data/x": "x", "model": "m", "model/w": "w"}.items():
+        store.attrs(name)["note"] = text
+    path = tmp_path / f"out.{'h5' if form == 'hdf5' else form}"
+    pmstore.export(store, path)
+    with pmstore.open(tmp_path / "new.pm") as new:
+        pmstore.load_into(new, path, names=names)
+        assert {name: found["note"] for name, found in new._attributes().items()} == kept
+
+
+def test_what_is_left_out_of_a_chosen_group_is_told(store: pmstore.Store, tmp_path: Path) -> None:
+    library = h5py()
+    with library.File(tmp_path / "x.h5", "w") as file:
+        for group in ("a", "b"):
+            file[f"{group}/x"] = np.arange(3)
+            file[f"{group}/link"] = library.SoftLink("/a/x")
+    with pytest.warns(UserWarning, match="left out: 'b/link' is a soft") as told:
+        pmstore.load_into(store, tmp_path / "x.h5", names={"b": "c"})
+    assert len(told) == 1 and list(store) == ["c/x"]
+
+
+# ---- exports
+
+
+def test_masks_are_kept(store: pmstore.Store, tmp_path: Path, form: str) -> None:
+    store["x"] = np.arange(2)
+    store.attrs("x")["quality"] = MASKED
+    end = "h5" if form == "hdf5" else form
+    pmstore.export(store, tmp_path / f"attribute.{end}")
+    pmstore.export({"m": MASKED}, tmp_path / f"mapping.{end}")
+    with pmstore.open(tmp_path / "new.pm") as new:
+        pmstore.load_into(new, tmp_path / f"attribute.{end}")
+        pmstore.load_into(new, tmp_path / f"mapping.{end}")
+        for found in (new.attrs("x")["quality"], new["m"]):
+            assert type(found) is np.ma.MaskedArray and found.tolist() == [1.0, None, 3.0]
+
+
+def test_records_and_names_of_axes_of_zarr(store: pmstore.Store, tmp_path: Path) -> None:
+    pytest.importorskip("zarr", "3")
+    store["r"] = np.array([(1, 2.0)], np.dtype((np.record, [("a", "<i4"), ("b", "<f8")])))
+    store["plain"] = np.array([(1,)], [("a", "<i4")])
+    store.attrs("plain")["_ARRAY_DIMENSIONS"] = [1, 2]
+    pmstore.export(store, tmp_path / "x.zarr")
+    with pmstore.open(tmp_path / "new.pm") as new:
+        pmstore.load_into(new, tmp_path / "x.zarr")
+        assert new["r"].dtype == store["r"].dtype and new["r"].dtype.type is store["r"].dtype.type
+        assert new["plain"].dtype.type is np.void
+        assert dict(new.attrs("plain")) == {"_ARRAY_DIMENSIONS": [1, 2]}
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), ()])
+def test_text_that_another_program_made_longer(store: pmstore.Store, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    library = h5py()
+    store["text"] = np.full(shape, "ab")
+    pmstore.export(store, tmp_path / "x.h5")
+    with library.File(tmp_path / "x.h5", "r+") as file:
+        file["text"][...] = b"changed!"
+    with pmstore.open(tmp_path / "new.pm") as new:
+        pmstore.load_into(new, tmp_path / "x.h5")
+        assert new["text"].tolist() == np.full(shape, "changed!").tolist() and new["text"].dtype == "U8"
+
+
+def test_a_derived_array_that_nobody_declares_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store["x"] = np.arange(6.0).reshape(2, 3)
+        store.derive("cov", np.cov, store["x"], version=1)
+        assert store["cov"].shape == (2, 2)
+    assert _cli.main(["export", str(tmp_path / "run.pm"), str(tmp_path / "a.npz")]) == 0
+    assert "left out: 'cov' is derived" in capsys.readouterr().err
+    assert np.load(tmp_path / "a.npz").files == ["x"]
+    with pmstore.open(tmp_path / "run.pm", "r") as store:
+        with pytest.warns(UserWarning, match="'cov' is derived .*: only a program that declares it") as told:
+            assert pmstore.export(store, tmp_path / "b.npz") == 1
+        assert told[0].filename == __file__
+        with pytest.raises(pmstore.DerivedArrayError):
+            pmstore.export(store, tmp_path / "c.npz", names=["cov"])
+
+
+def test_a_killed_export_of_a_copy_leaves_nothing_for_long(tmp_path: Path) -> None:
+    """The copy of a store that is written too quickly goes with the next export beside it."""
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store["x"] = np.arange(8.0)
+    program = (
+        "import os, signal, sys; from pmstore import _cli; from pmstore._interchange import command\n"
+        "def export(store, *arguments, **more):\n"
+        "    if store.path.endswith('run.pm'): raise command.StaleSnapshotError\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "command.export = export; _cli.main(sys.argv[1:])"
+    )
+    words = ["export", str(tmp_path / "run.pm"), str(tmp_path / "out.npz")]
+    killed = subprocess.run([sys.executable, "-c", program, *words], timeout=60, check=False)
+    assert killed.returncode < 0 and len(list(tmp_path.glob(".pmstore-*/store.pm"))) == 1
+    with pmstore.open(tmp_path / "run.pm", "r") as store:
+        pmstore.export(store, tmp_path / "out.npz")
+    assert not list(tmp_path.glob(".pmstore-*"))

@@ -51,6 +51,7 @@ static const struct call CALLS[] = {
     CALL(unlink),
     CALL(rmdir),
     CALL(mkdir),
+    CALL(dup2),
 #endif
 #ifdef SYS_renameat
     CALL(renameat),
@@ -66,6 +67,10 @@ static const struct call CALLS[] = {
     CALL(unlinkat),
     CALL(mkdirat),
     CALL(close),
+    CALL(dup3),
+#ifdef SYS_close_range
+    CALL(close_range),
+#endif
     CALL(write),
     CALL(pwrite64),
     CALL(writev),

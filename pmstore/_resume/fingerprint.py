@@ -14,7 +14,7 @@ import platform
 import re
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Integral, Number
 from typing import Any
 
@@ -27,7 +27,9 @@ from pmstore._values.types import is_text, small_of
 
 Fingerprint = dict[str, Any]
 
-_WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose", "engine")
+WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose", "engine")
+"""Parameters of pmstore's estimators that have no effect on the result."""
+
 _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 
 
@@ -102,9 +104,9 @@ def describe_weights(weights: npt.NDArray[Any] | None) -> Fingerprint:
     return {"sample_weight": None if weights is None else hash_array(weights)}
 
 
-def describe_parameters(parameters: Mapping[str, Any]) -> Fingerprint:
+def describe_parameters(parameters: Mapping[str, Any], without: Container[str] = WITHOUT_EFFECT) -> Fingerprint:
     """The description of an estimator's parameters, without those that have no effect on the result."""
-    described = sorted(name for name in parameters if name not in _WITHOUT_EFFECT)
+    described = sorted(name for name in parameters if name not in without)
     return {f"parameter {name}": describe(parameters[name]) for name in described}
 
 
@@ -155,7 +157,10 @@ def describe(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
     if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
+        if all(type(key) is str for key in value):
+            return {key: describe(item) for key, item in value.items()}
+        pairs = [[describe(key), describe(item)] for key, item in value.items()]
+        return ["dict", *sorted(pairs, key=json.dumps)]
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     if isinstance(value, set | frozenset):
@@ -177,6 +182,8 @@ def describe(value: Any) -> Any:
     found = parts_of(value)
     if found is not None:
         return [found[0], describe(found[1])]
+    if getattr(_described, "around", False):
+        return _describe_foreign(value)
     raise TypeError(
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"
@@ -199,7 +206,8 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-_described = threading.local()  # ids: the objects that are being described, which may refer to themselves
+# ids: the objects that are being described, which may refer to themselves. around: whether they may be anything.
+_described = threading.local()
 
 
 def _describe_callable(function: Any) -> Any:
@@ -235,6 +243,10 @@ def _describe_held(value: Any) -> Any:
             return describe(value)
         except TypeError:  # by its contents
             pass
+    return _describe_contents(value)
+
+
+def _describe_contents(value: Any) -> Any:
     if hasattr(value, "get_params"):
         return _once(value, lambda: describe(value.get_params(deep=False)))
     try:
@@ -261,14 +273,19 @@ def _once(value: Any, description: Callable[[], Any]) -> Any:
 
 
 def _describe_surrounding(value: Any) -> Any:
-    """The same for what a function finds around itself, which may be anything."""
+    """The description of what a function finds around itself, which may be anything: what can't be described in it
+    counts by its type, and all else in it by its contents."""
+    before = getattr(_described, "around", False)
+    _described.around = True
     try:
         return describe(value)
-    except TypeError:  # the type can't be described
-        if isinstance(value, list | tuple):
-            return [_name_of(type(value)), *map(_describe_surrounding, value)]
+    finally:
+        _described.around = before
+
+
+def _describe_foreign(value: Any) -> Any:
     try:
-        return [_name_of(type(value)), _describe_held(value)]
+        return [_name_of(type(value)), _describe_contents(value)]
     except TypeError:
         return [_name_of(type(value))]
 

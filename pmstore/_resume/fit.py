@@ -152,6 +152,8 @@ class InStore(sklearn.CallbackSupportMixin):
         One row for every iteration, as `pmstore.history` returns it; not after a fit that is scikit-learn's own.
     """
 
+    is_in_store = True
+    """The parameters that say where it is kept have no effect on the result."""
     store: StoreOrPath | None
     name: str | None
     commit_every: float

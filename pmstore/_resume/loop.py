@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._resume.fingerprint import Fingerprint, describe
+from pmstore._resume.fingerprint import Fingerprint, describe, is_same
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, group_name, opened
 from pmstore._resume.history import History, Rows, at_work, history_of
 from pmstore._resume.state import PROGRESS, Field, State, check_fit_group
@@ -215,6 +215,8 @@ class Resumable(ABC):
             The holder of the store may be waiting for this call.
         """
         commits = _Commits(commit_every)
+        _require_count("max_iter", self.max_iter, 0)
+        _require_count("runs", self.runs, 1)
         if self.max_iter is None and type(self).converged is Resumable.converged:
             raise TypeError(f"{self.title} would never end: give it a max_iter, or a method converged()")
         self.resumed_from_run_ = self.resumed_from_iter_ = 0
@@ -264,13 +266,19 @@ class Resumable(ABC):
     def _whole_fingerprint(self) -> Fingerprint:
         """The hashed fingerprint, together with everything that the loop itself depends on."""
         given = {key: describe(value) for key, value in self.fingerprint().items()}
+        own = self._loop_fingerprint()
+        for key in own.keys() & given.keys():
+            if not is_same(own[key], given[key]):
+                raise ValueError(f"fingerprint() has the key {key!r}, which is the loop's own: give it another name")
+        return {**own, **given}
+
+    def _loop_fingerprint(self) -> Fingerprint:
         return {
             "algorithm": self._described(),
             "numpy": np.__version__,
             "machine": platform.machine(),
             "runs": self.runs,
             "max_iter": self.max_iter,
-            **given,
         }
 
     def _described(self) -> str:
@@ -423,6 +431,16 @@ class _Commits:
             return time.monotonic() - self._since >= self._seconds
         self._done += 1
         return self._done >= self._iterations
+
+
+def _require_count(name: str, count: Any, least: int) -> None:
+    """Raise TypeError or ValueError for a number of runs or iterations that a loop could not reach."""
+    if count is None and name == "max_iter":
+        return
+    if not isinstance(count, numbers.Integral):
+        raise TypeError(f"{name} is a whole number, not {count!r}")
+    if count < least:
+        raise ValueError(f"{name} is at least {least}, not {count}")
 
 
 def check_commit_every(every: Any) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._resume.attributes import Graph, decode, graph_of, is_solid, root_of, view_of, where
 from pmstore._resume.batches import Batches
-from pmstore._resume.fingerprint import Fingerprint, describe, describe_environment, describe_parameters
+from pmstore._resume.fingerprint import WITHOUT_EFFECT, Fingerprint, describe, describe_environment, describe_parameters
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import (
@@ -436,9 +436,10 @@ class PartialFit(Resumable):
         from pmstore._resume import sklearn
 
         estimator, first = self.learned.estimator, self.batches.peek()
+        without = WITHOUT_EFFECT if getattr(estimator, "is_in_store", False) else ("verbose",)
         return {
             "estimator": f"{type(estimator).__module__}.{type(estimator).__qualname__}, version {self.version}",
-            **describe_parameters(self.learned.parameters),
+            **describe_parameters(self.learned.parameters, without),
             "learned before": self.learned.describe_before(),
             "arguments": self.parameters,
             "epochs": self.epochs,

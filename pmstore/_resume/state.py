@@ -14,6 +14,7 @@ Derived fields are in the process's own memory.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -29,7 +30,7 @@ from pmstore._store.mapping import Group
 from pmstore._values.array import order_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
-from pmstore._values.values import contents_of, encode
+from pmstore._values.values import contents_of, encode, has_containers
 
 __all__ = ["Field", "State", "check_generator_state"]
 
@@ -253,12 +254,20 @@ class State:
         if name in self._record.dtype.fields:  # type: ignore[operator]
             self._record[name] = value
         elif name in self._values:
-            self._values[name] = value
+            self._values[name] = self._own(name, value)
             self._assigned.add(name)
         elif name in self._generators:
             raise TypeError(f"{name!r} is a generator, which the table of fields names once and for all")
         else:
             self[name][...] = value
+
+    def _own(self, name: str, value: Any) -> Any:
+        """A value that changes with no other field: a copy, but of an array that no other field has."""
+        if not isinstance(value, np.ndarray):
+            return copy.deepcopy(value) if has_containers(value) else value
+        others = [*self._arrays.values(), *(one for key, one in self._values.items() if key != name)]
+        shared = any(isinstance(one, np.ndarray) and np.may_share_memory(value, one) for one in others)
+        return copy.deepcopy(value) if shared else value
 
     def __getattr__(self, name: str) -> Any:
         if name in State.__slots__:

@@ -98,9 +98,9 @@ def _hashed(reply: Reply) -> Reply:
     return dataclasses.replace(reply, digest=digest_of(reply.shard, reply.tag, reply.result, reply.leaves))
 
 
-def _layouts(result: Result) -> list[tuple[Any, ...]]:
-    """The names, dtypes and shapes, which must be the same in two contributions."""
-    return [(name, _dtype_of_sum(array), array.shape) for name, array in result.items()]
+def _layouts(result: Result) -> dict[str, tuple[Any, ...]]:
+    """The dtypes and shapes by name, which must be the same in two contributions."""
+    return {name: (_dtype_of_sum(array), array.shape) for name, array in result.items()}
 
 
 def _dtype_of_sum(array: Array) -> np.dtype[Any]:

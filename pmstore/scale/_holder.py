@@ -215,6 +215,9 @@ def _checked(result: Any) -> Result:
     """The result as arrays in C order: copies, as a map may use a buffer again. Raises TypeError for anything else."""
     if not isinstance(result, Mapping) or not all(type(name) is str for name in result):
         raise TypeError(f"map() returns a dict of arrays by name, not {result!r:.200}")
+    for name, value in result.items():
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"map() returned a masked array as {name!r}: return its data and its mask as two arrays")
     arrays = {name: np.array(value, order="C") for name, value in result.items()}
     for name, array in arrays.items():
         if array.dtype.hasobject:

@@ -481,12 +481,14 @@ class MapReduce(Resumable):
             yield Field("broadcasts", keeper=self._log)
         yield from super()._table()
 
-    def _whole_fingerprint(self) -> Fingerprint:
+    def _loop_fingerprint(self) -> Fingerprint:
         shards = {f"shard {i}": told["contents"] for i, told in enumerate(self.described)}
         workers = {f"workers' {key}": value for key, value in json.loads(self._asking.epochs.environment).items()}
-        whole = {**super()._whole_fingerprint(), "seed": self.seed, **workers, "shards": len(shards), **shards}
-        if self._log is not None:
-            whole["local fields"] = self._asking.function.layout()
+        own = {**super()._loop_fingerprint(), "seed": self.seed, **workers, "shards": len(shards), **shards}
+        return own if self._log is None else {**own, "local fields": self._asking.function.layout()}
+
+    def _whole_fingerprint(self) -> Fingerprint:
+        whole = super()._whole_fingerprint()
         self._asking.run = digest(whole)
         return whole
 

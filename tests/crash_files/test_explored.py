@@ -88,7 +88,7 @@ def test_a_rename_without_fsync(files: CrashFiles) -> None:
 
 
 def test_a_rename_with_fsync_of_the_file(files: CrashFiles) -> None:
-    report = files.run(replaces("file"), whole, budget=300)
+    report = files.run(replaces("file"), whole, budget=300, fork=False)
     assert report.tally.evaluated == 300 and not report.tally.exhaustive
     with pytest.raises(CrashFailure, match=r"missing: fsync of the directory before the program says 'saved \d'"):
         files.run(replaces("file"), acknowledged)
@@ -96,7 +96,7 @@ def test_a_rename_with_fsync_of_the_file(files: CrashFiles) -> None:
 
 @pytest.mark.parametrize("filesystem", ["posix", "ext4"])
 def test_a_rename_with_both(files: CrashFiles, filesystem: str) -> None:
-    files.run(replaces("file", "directory"), acknowledged, filesystem=filesystem, budget=400)
+    files.run(replaces("file", "directory"), acknowledged, filesystem=filesystem, budget=400, fork=False)
 
 
 def test_a_rename_over_a_file_on_ext4(files: CrashFiles) -> None:
@@ -247,7 +247,7 @@ def test_sqlite_passes(
     files: CrashFiles, journal: str, synchronous: str, check: Callable[[Path, str], None], filesystem: str
 ) -> None:
     prepared(files, journal)
-    files.run(sqlite(journal, synchronous), check, filesystem=filesystem, budget=100)
+    files.run(sqlite(journal, synchronous), check, filesystem=filesystem, budget=100, fork=False)
 
 
 @pytest.mark.parametrize("filesystem", ["posix", "ext4"])

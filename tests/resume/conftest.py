@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pmstore._core import Core
 from tests.support.resuming import in_memory
 
 
@@ -25,3 +27,17 @@ def one_thread() -> Iterator[None]:
 
     with threadpool_limits(1):
         yield
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What `action`, the first element, gave after every commit."""
+    commit = Core.commit
+    seen: list[Any] = [lambda: None]
+
+    def commit_and_act(core: Core) -> None:
+        commit(core)
+        seen.append(seen[0]())
+
+    monkeypatch.setattr(Core, "commit", commit_and_act)
+    yield seen

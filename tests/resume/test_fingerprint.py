@@ -6,6 +6,7 @@ import functools
 import operator
 import re
 import threading
+import types
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,10 @@ CALLABLES: list[Any] = [
     around,
     lambda n: around(Chooser(n)),
     lambda n: around([n, object()]),
+    lambda n: around({"n": n, "lock": threading.Lock()}),
+    lambda n: around({"inside": [{"n": n}, threading.Lock()]}),
+    lambda n: around(types.SimpleNamespace(n=n, lock=threading.Lock())),
+    lambda n: around({n: 1, "lock": threading.Lock()}),
     RBF,
 ]
 
@@ -174,6 +179,8 @@ def test_equal_numbers_of_other_types_are_other_fits(one: Any, other: Any) -> No
         (functools.partial(chosen, first=2), functools.partial(chosen, first=1)),
         ([1, 2], [2, 1]),
         ({"a": 1}, {"a": 2}),
+        ({1: 2}, {"1": 2}),
+        ({1: 2, "1": 3}, {1: 4, "1": 3}),
     ],
 )
 def test_different_parameters_are_told_apart(one: Any, other: Any) -> None:
@@ -187,6 +194,7 @@ def test_different_parameters_are_told_apart(one: Any, other: Any) -> None:
         (1, np.int64(1)),
         (True, np.bool_(True)),
         ((1, 2), [1, 2]),
+        ({1: 2, 3: 4}, {3: 4, 1: 2}),
         (np.random.default_rng(3), np.random.default_rng(3)),
         (float("nan"), float("nan")),
         (np.random.RandomState(3), np.random.RandomState(3)),

@@ -41,6 +41,19 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:200, 10:30] / 16, Y[:200] % 4
+
+
+class Named(BaseEstimator):
+    """Its parameters have names that pmstore's own estimators have for something else."""
+
+    def __init__(self, engine: str = "sgd", name: str = "mean", verbose: int = 0) -> None:
+        self.engine, self.name, self.verbose = engine, name, verbose
+
+    def partial_fit(self, X: Any, y: Any = None) -> Named:
+        self.coef_ = getattr(self, "coef_", 0.0) + len(self.engine) * len(self.name) * X.sum(axis=0)
+        return self
+
+
 NAMES = np.array(["zero", "one", "two", "three"])
 CLASSES = {"classes": np.arange(4)}
 BATCHES = [(X[i : i + 40], Y[i : i + 40]) for i in range(0, 200, 40)]
@@ -551,3 +564,12 @@ def test_an_interrupt_ends_a_batch_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the batch goes on")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_parameters_of_others_count(path: Path) -> None:
+    batches = [batch[0] for batch in BATCHES]
+    pmstore.partial_fit(Named(), batches, store=path, name="fit")
+    pmstore.partial_fit(Named(verbose=1), batches, store=path, name="fit")
+    for other in (Named(engine="sign"), Named(name="median")):
+        with pytest.raises(pmstore.FingerprintMismatchError, match="parameter (engine|name): "):
+            pmstore.partial_fit(other, batches, store=path, name="fit")

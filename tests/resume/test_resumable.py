@@ -109,20 +109,6 @@ def reference() -> tuple[Any, ...]:
     return result(Climb(PEAK).run())
 
 
-@pytest.fixture
-def commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What `action`, the first element, gave after every commit."""
-    commit = Core.commit
-    seen: list[Any] = [lambda: None]
-
-    def commit_and_act(core: Core) -> None:
-        commit(core)
-        seen.append(seen[0]())
-
-    monkeypatch.setattr(Core, "commit", commit_and_act)
-    yield seen
-
-
 @pytest.mark.parametrize("commit_every", [1, 2, 100, 1e-9, 1e9])
 def test_it_goes_on_from_every_commit(
     commit_every: float, tmp_path: Path, reference: Any, commits: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,12 @@
-"""A fork of a process that may have threads."""
+"""A fork of a process that may have threads, and how a child ended."""
 
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 
-__all__ = ["fork"]
+__all__ = ["fork", "signal_name"]
 
 
 def fork() -> int:
@@ -16,3 +17,11 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``, or ``signal 35``: most real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

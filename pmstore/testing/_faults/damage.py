@@ -19,7 +19,7 @@ from pmstore._display import count_text
 from pmstore._store import hooks
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
-from pmstore.testing._base.fork import fork
+from pmstore.testing._base.fork import fork, signal_name
 from pmstore.testing._store.check import Check, CheckRunner, require_check
 from pmstore.testing._store.coverage import tallied
 from pmstore.testing._store.describe import Contents, Sandbox, contents, differences
@@ -282,7 +282,7 @@ def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callabl
     finally:
         status = os.waitpid(pid, 0)[1]
     number = os.waitstatus_to_exitcode(status)
-    name = signal.Signals(-number).name if number < 0 else f"exit status {number}"
+    name = signal_name(-number) if number < 0 else f"exit status {number}"
     how = f"did not come to an end within {PATIENCE} s" if name == "SIGALRM" else f"ended with {name}"
     return _Answer(last + 1, Counter(), f"the process that opened it {how}")
 

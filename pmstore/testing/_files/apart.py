@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import sys
@@ -14,7 +15,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NoReturn
 
-from pmstore.testing._base.fork import fork
+from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._base.fork import fork, signal_name
 
 __all__ = ["ApartCheck", "die_with_parent"]
 
@@ -29,12 +31,17 @@ def die_with_parent(parent: int) -> None:
 
 
 class ApartCheck:
-    """A check in a child process, which is forked for the first image and then called for each one. If it dies, that
-    is the problem of the image.
+    """A check in a process of its own for each image: nothing that it keeps in memory is there for the next image.
+
+    A child, which is forked for the first image, forks again for each one. It imports what the check of the first one
+    has imported. If the fork of an image dies, that is the problem of the image.
     """
 
-    def __init__(self, check: Callable[[Path, bytes], str | None]) -> None:
+    def __init__(self, check: Callable[[Path, bytes], str | None], timeout: float = 60.0) -> None:
+        if not timeout > 0:
+            raise CrashTestError(f"timeout: a check can't end within {timeout!r} s: give seconds, more than 0")
         self.check = check
+        self.timeout = timeout
         self.pid = 0
         self.pipe: Connection | None = None
         self.lock = threading.Lock()
@@ -46,13 +53,20 @@ class ApartCheck:
             assert self.pipe is not None
             try:
                 self.pipe.send_bytes(os.fsencode(directory) + b"\0" + said)
+                if not self.pipe.poll(self.timeout):
+                    self.close()
+                    return f"the check took longer than {self.timeout:g} s"
                 answer = self.pipe.recv_bytes()
             except (EOFError, ConnectionError):
-                return self._died()
-            return answer[1:].decode("utf-8", "replace") if answer[:1] == b"-" else None
+                self.close()
+                raise CrashTestError("the process that forks the check was killed") from None
+            text = answer[1:].decode("utf-8", "replace")
+            if answer[:1] == _WRONG:
+                raise CrashTestError(text)
+            return text if answer[:1] == _FAILED else None
 
     def close(self) -> None:
-        """Ends the child."""
+        """Ends the child, and the check that is running."""
         if self.pipe is not None:
             self.pipe.close()
             self.pipe = None
@@ -80,23 +94,55 @@ class ApartCheck:
             # The terminal's ^C is for the parent, which ends this process. A handler is set, because programs that the
             # check starts would inherit an ignored signal.
             signal.signal(signal.SIGINT, lambda number, frame: None)
+            known = set(sys.modules)
             while True:
-                name, _, said = pipe.recv_bytes().partition(b"\0")
-                text = self.check(Path(os.fsdecode(name)), said)
-                _flush()
-                pipe.send_bytes(b"+" if text is None else b"-" + text.encode("utf-8", "replace"))
+                answer, modules = self._in_a_fork(pipe.recv_bytes(), known)
+                pipe.send_bytes(answer)
+                for name in modules:
+                    with contextlib.suppress(Exception):  # it is the check that needs it
+                        importlib.import_module(name)
+                known |= set(modules)
         finally:
             os._exit(0)
 
-    def _died(self) -> str:
-        assert self.pipe is not None
-        self.pipe.close()
-        self.pipe = None
-        _, status = os.waitpid(self.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            return f"the check's process was killed by {signal.Signals(-code).name}"
-        return f"the check ended its process, with status {code}"
+    def _in_a_fork(self, image: bytes, known: set[str]) -> tuple[bytes, list[str]]:
+        """The answer to an image, and the names of the modules that the check imported."""
+        here, there = Pipe(duplex=False)
+        parent = os.getpid()
+        pid = fork()
+        if pid == 0:
+            try:
+                die_with_parent(parent)
+                there.send((self._answer(image), [name for name in sys.modules if name not in known]))
+            finally:
+                os._exit(0)
+        there.close()
+        with here:
+            try:
+                found: tuple[bytes, list[str]] = here.recv()
+            except (EOFError, ConnectionError):
+                found = b"", []
+        _, status = os.waitpid(pid, 0)
+        return found if found[0] else (_FAILED + _how(os.waitstatus_to_exitcode(status)).encode(), [])
+
+    def _answer(self, image: bytes) -> bytes:
+        name, _, said = image.partition(b"\0")
+        try:
+            text = self.check(Path(os.fsdecode(name)), said)
+        except CrashTestError as error:
+            return _WRONG + str(error).encode("utf-8", "replace")
+        finally:
+            _flush()
+        return _PASSED if text is None else _FAILED + text.encode("utf-8", "replace")
+
+
+_PASSED, _FAILED, _WRONG = b"+", b"-", b"!"  # _WRONG: the check itself
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"the check's process was killed by {signal_name(-code)}"
+    return f"the check ended its process, with status {code}"
 
 
 def _flush() -> None:

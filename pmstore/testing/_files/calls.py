@@ -118,22 +118,25 @@ class Calls(Tree):
             return None
         return self._open("openat2", pid, signed(a[0]), a[1], flags)
 
-    def call_close(self, pid: int, a: Arguments) -> Finish | None:
-        if not self.emptied:
-            return None
-        node = self.at(pid, signed(a[0]))
-        if node is None or not node.emptied:
-            return None
-        _, flags = self.about(pid, signed(a[0]))
-        if flags & os.O_ACCMODE == os.O_RDONLY:
-            return None
+    def may_close(self) -> None:
+        """Something closes descriptors. The next call sees which files that were emptied are closed by then."""
+        self.closing = bool(self.emptied)
 
-        def finish(result: int) -> None:
-            node.emptied = False
-            self.emptied.remove(node)
-            self._event("close", "close", node.path, inode=node.number)
+    def _closes(self, pid: int, a: Arguments) -> None:
+        self.may_close()
 
-        return finish
+    call_close = call_close_range = call_dup2 = call_dup3 = _closes
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.closing:
+            self.closing = False
+            open_ones = self.open_for_writing()
+            for key, node in list(self.nodes.items()):
+                if node.emptied and key not in open_ones:
+                    node.emptied = False
+                    self.emptied.remove(node)
+                    self._event("close", "close", node.path, inode=node.number)
 
     # ---- contents
 
@@ -217,7 +220,7 @@ class Calls(Tree):
     def _resize(self, node: Node, size: int, call: str) -> None:
         if size == len(node.content):
             return
-        if size == 0:
+        if size == 0 and not node.emptied:
             node.emptied = True
             self.emptied.append(node)
         node.resize(size)
@@ -335,7 +338,7 @@ class Calls(Tree):
                 full = os.path.join(self.root, place.path)
                 node = self.new(os.lstat(full), place.path)
                 if node.kind == "link":
-                    node.content = bytearray(os.fsencode(os.readlink(full)))
+                    node.content = self.target(full)
                 self._enter(place, node, call, "create")
 
         return finish

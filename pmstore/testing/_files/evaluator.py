@@ -15,11 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from pmstore.testing._base.commandline import need_asserts, split_command
 from pmstore.testing._base.errors import CrashTestError
+from pmstore.testing._base.fork import signal_name
 from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._files.apart import ApartCheck
 from pmstore.testing._files.model import Image
+from pmstore.testing._files.recording import INSIDE
 from pmstore.testing._files.serving import Servers, python_script
 
 __all__ = ["Check", "CommandCheck", "FunctionCheck", "Evaluator", "write_image"]
@@ -42,7 +46,7 @@ def write_image(image: Image, directory: Path) -> None:
         if file.kind == "directory":
             path.mkdir()
         elif file.kind == "link":
-            os.symlink(os.fsdecode(file.content), path)
+            os.symlink(file.content.replace(INSIDE, os.fsencode(directory.absolute())), os.fsencode(path))
         elif file.inode in first:
             os.link(first[file.inode], path)
         else:
@@ -79,9 +83,16 @@ class FunctionCheck:
         except BaseException as error:  # also sys.exit() and pytest.fail()
             text = next((line for line in str(error).splitlines() if line.strip()), "")  # pytest explains at length
             return f"{type(error).__name__}: {text[:MOST_TEXT]}" if text else type(error).__name__
+        if isinstance(answer, np.bool_):
+            answer = bool(answer)
         if answer is None or answer is True:
             return None
-        return "the check returned False" if answer is False else str(answer)
+        if answer is not False and not isinstance(answer, str):
+            raise CrashTestError(
+                f"the check returned {answer!r:.80}: it returns None or True if it accepts the files, and otherwise it "
+                "raises, or returns False or a sentence"
+            )
+        return answer or "the check returned False"
 
 
 class CommandCheck:
@@ -173,7 +184,7 @@ class CommandCheck:
         if status is None:
             return f"the check took longer than {self.timeout:g} s"
         lines = output.decode("utf-8", "replace").strip().splitlines()
-        how = f"status {status}" if status > 0 else signal.Signals(-status).name
+        how = f"status {status}" if status > 0 else signal_name(-status)
         return f"{lines[-1]} ({how})" if lines else f"the check ended with {how}"
 
 

@@ -47,6 +47,7 @@ class CrashFiles:
         seed: int | None = None,
         allow_threads: bool = False,
         fork: bool = True,
+        timeout: float = 60.0,
     ) -> FilesReport:
         """Runs a program once and evaluates the states that its crashes leave.
 
@@ -70,9 +71,11 @@ class CrashFiles:
         allow_threads : bool
             Allow threads or processes that change the files at the same time; the order of this run is explored.
         fork : bool
-            The check runs in a child process, which is forked once, because a crash image may kill its reader. False:
-            it runs in this process, for a debugger, for a check that collects results in memory, or for one that needs
-            threads, which a fork does not have.
+            The check runs in a fork of its own for each image, because an image may kill its reader, and what the check
+            keeps in memory must not be that of another image. False: it runs in this process, for a debugger, for a
+            check that collects results in memory, or for one that needs threads, which a fork does not have.
+        timeout : float
+            Seconds. A check that takes longer in its fork has failed.
 
         Returns
         -------
@@ -96,7 +99,7 @@ class CrashFiles:
                 self.budget if budget is None else budget,
                 self.seed if seed is None else seed,
             ).verified()
-            evaluating = _apart(check, fork)
+            evaluating = _apart(check, fork, timeout)
             recording = record(self._command(program), self.dir, allow_threads=allow_threads)
             place = place_of(check)
             again = session.test_line(options.budget, options.seed)
@@ -130,7 +133,9 @@ class CrashFiles:
             return program
         return [str(word).replace("{dir}", str(self.dir)) for word in program]
 
-    def replay(self, path: str | Path, check: Callable[[Path, str], Any], *, fork: bool = True) -> None:
+    def replay(
+        self, path: str | Path, check: Callable[[Path, str], Any], *, fork: bool = True, timeout: float = 60.0
+    ) -> None:
         """Calls the check again for a failure that was kept. If it still fails, raises the error that `run` raised.
 
         The failure belongs to the recorded run: a program that was changed since must be `run` again.
@@ -144,13 +149,13 @@ class CrashFiles:
         """
         __tracebackhide__ = True
         try:
-            failure = evaluate_again(Path(path), _apart(check, fork))
+            failure = evaluate_again(Path(path), _apart(check, fork, timeout))
         except CrashTestError as error:
             raise error.with_traceback(None) from None
         if failure is not None:
             raise failure
 
 
-def _apart(check: Callable[[Path, str], Any], fork: bool) -> Check:
+def _apart(check: Callable[[Path, str], Any], fork: bool, timeout: float) -> Check:
     function = FunctionCheck(check)
-    return ApartCheck(function) if fork else function
+    return ApartCheck(function, timeout) if fork else function

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from pmstore.testing._base.errors import CrashTestError
-from pmstore.testing._base.fork import fork
+from pmstore.testing._base.fork import fork, signal_name
 from pmstore.testing._base.scratch import Scratch
 from pmstore.testing._files.apart import die_with_parent
 from pmstore.testing._files.calls import Calls, Finish
 from pmstore.testing._files.recording import Recording, load, save
+from pmstore.testing._files.tree import traced_by
 from pmstore.testing._pmexplorer import ffi, lib
 
 __all__ = ["record", "tracing_refused"]
@@ -166,7 +167,7 @@ def _trace(
     if (work / "unable").exists():
         raise CrashTestError((work / "unable").read_text())
     if status != 0:
-        how = f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"
+        how = f"ended with status {status}" if status > 0 else f"was killed by {signal_name(-status)}"
         what = "the function" if callable(program) else program[0]
         text = (work / "stderr").read_text(errors="replace").strip()[-MOST_TEXT:]
         raise CrashTestError(f"{what} {how}; a crash test needs a run that succeeds" + (f":\n{text}" if text else ""))
@@ -240,7 +241,7 @@ class Loop:
         signal.setitimer(signal.ITIMER_REAL, 0)
         text = "recording: still running"
         if self.ended:
-            others = ", ".join(f"process {pid} ({command})" for pid, command in _traced_by(os.getpid()))
+            others = ", ".join(f"process {pid} ({command})" for pid, command in traced_by(os.getpid()))
             text = f"the program ended; still waiting for {others}"
         os.write(2, f"pmstore: {text}\n".encode("utf-8", "replace"))
 
@@ -252,6 +253,7 @@ class Loop:
         elif kind == lib.PM_TRACED_LEAVE:
             self._leave(event.pid, event.result)
         elif kind == lib.PM_TRACED_EXIT:
+            self.calls.may_close()
             if event.pid == self.first:
                 self.status = event.result
                 self.ended = True
@@ -316,14 +318,3 @@ class Loop:
                 "wrote to standard output, at the same time: in another run the order may be another. Have one thread "
                 "write, or say --allow-threads (allow_threads=True) to explore the order that this run had"
             )
-
-
-def _traced_by(tracer: int) -> list[tuple[int, str]]:
-    """The processes that a process traces, and their commands."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            if f"\nTracerPid:\t{tracer}\n" in status.read_text():
-                command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                found.append((int(status.parent.name), command.strip()[:80]))
-    return found

@@ -10,8 +10,9 @@ import msgpack
 
 from pmstore.testing._base.errors import CrashTestError
 
-__all__ = ["ROOT", "Event", "Inode", "Recording", "load", "save"]
+__all__ = ["INSIDE", "ROOT", "Event", "Inode", "Recording", "load", "save"]
 
+INSIDE = b"\0"  # in the content of a link: the directory, whatever its path is
 ROOT = 1
 """The number of the directory itself, in Recording.inodes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Sequence
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pmstore.testing._base.errors import CrashTestError
-from pmstore.testing._files.recording import ROOT, Event, Inode, Recording
+from pmstore.testing._files.recording import INSIDE, ROOT, Event, Inode, Recording
 
-__all__ = ["Node", "Place", "Tree"]
+__all__ = ["Node", "Place", "Tree", "traced_by"]
 
 AT_FDCWD = -100
 BLOCK = 512
@@ -71,6 +72,7 @@ class Tree:
         self.said_size = 0
         self.mapped: dict[int, Node] = {}
         self.emptied: list[Node] = []
+        self.closing = False  # whether one of them may have been closed
         self.top = self.scan(self.root, "")
         self.base = {node.number: node.frozen() for node in self.created}
         self.created.clear()
@@ -101,6 +103,15 @@ class Tree:
         self.nodes[self.key(status)] = node
         return node
 
+    def target(self, full: str) -> bytearray:
+        """The content of a symbolic link: of one to an absolute path in the directory, with INSIDE in the place of the
+        directory, as each image is in another one."""
+        found = os.readlink(full)
+        for root in (self.root, os.path.realpath(self.root)):
+            if found == root or found.startswith(f"{root}/"):
+                return bytearray(INSIDE + os.fsencode(found[len(root) :]))
+        return bytearray(os.fsencode(found))
+
     def scan(self, full: str, path: str) -> Node:
         """The files from before the program runs, from a directory downward."""
         status = os.lstat(full)
@@ -111,7 +122,7 @@ class Tree:
         if node.kind == "file":
             node.content = bytearray(Path(full).read_bytes())
         elif node.kind == "link":
-            node.content = bytearray(os.fsencode(os.readlink(full)))
+            node.content = self.target(full)
         else:
             for name in sorted(os.listdir(full)):
                 node.entries[name] = self.scan(os.path.join(full, name), os.path.join(path, name))
@@ -142,6 +153,19 @@ class Tree:
             except OSError as error:
                 raise CrashTestError(f"{node.path} can't be read while it is recorded: {error.strerror}") from None
         return node.handle
+
+    def open_for_writing(self) -> set[tuple[int, int]]:
+        """The files that traced processes have open for writing, by `key`. Copies of a descriptor, as a shell makes
+        them, and those of forks keep a file open."""
+        found = set()
+        for pid, _ in traced_by(os.getpid()):
+            with contextlib.suppress(OSError):  # it ends just now
+                for fd in map(int, os.listdir(f"/proc/{pid}/fd")):
+                    with contextlib.suppress(OSError):
+                        _, flags = self.about(pid, fd)
+                        if flags & os.O_ACCMODE != os.O_RDONLY:
+                            found.add(self.key(os.stat(f"/proc/{pid}/fd/{fd}")))
+        return found
 
     def catch_up(self) -> None:
         """Stores to shared mappings since the last call: the differences become writes."""
@@ -242,3 +266,14 @@ class Tree:
         for part in [] if relative == "." else relative.split("/"):
             node = node.entries.get(part) if node is not None else None
         return None if node is None else Place(node, name, os.path.relpath(full, self.root))
+
+
+def traced_by(tracer: int) -> list[tuple[int, str]]:
+    """The processes that a process traces, and their commands."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if f"\nTracerPid:\t{tracer}\n" in status.read_text():
+                command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+                found.append((int(status.parent.name), command.strip()[:80]))
+    return found

@@ -32,7 +32,7 @@ from pmstore._errors import (
     of,
 )
 from pmstore._values.array import Array, Layout, address_of, chunks, live_array, read_layout
-from pmstore._values.dtypes import require_lengths
+from pmstore._values.dtypes import descriptor_of, require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import PLAIN, decode, encode, has_containers, type_name
@@ -492,6 +492,7 @@ class Catalog:
             if (
                 writeable
                 and (value.shape, value.dtype) == (described.shape, described.dtype)
+                and (value.dtype.names is None or descriptor_of(value.dtype) == descriptor_of(described.dtype))
                 and (either or described.fits(value))
             ):
                 spare = described.length - described.nbytes  # of an array that grows: it would be written, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING
@@ -98,7 +99,7 @@ def warn_of_drop(store: Store, name: str, opened: str) -> None:
     "file:line"."""
     doomed = store._lock.doomed  # its transaction would be rolled back in any case, and its caller got an error
     lost = ""
-    if not doomed:
+    if not doomed and os.fstat(store._file_lock.fd).st_nlink:  # nothing keeps those of a file without a name
         try:
             count = count_names(store._catalog)
             if count:

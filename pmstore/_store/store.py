@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from pmstore._errors import (
     LostUpdateWarning,
     OutOfMemoryError,
     OutOfSpaceError,
+    StoreNotFoundError,
     TransactionError,
 )
 from pmstore._interrupts import later
@@ -489,7 +491,10 @@ class Store(Following):
         self._mode = "r"
 
     def _snapshot_of_path(self) -> Snapshot:
-        held = open_source(self._path, self._file_lock.where)
+        try:
+            held = open_source(self._path, self._file_lock.where)
+        except StoreNotFoundError:
+            raise self._nameless() from None
         if held.inode != self._file_lock.inode:
             held.unlock()
             raise self._replaced()
@@ -511,7 +516,13 @@ class Store(Following):
         """Pickle the path. The store is a snapshot in another process."""
         if self.closed:
             raise ClosedStoreError("the store is closed: open it before it is sent to another process")
+        if not os.path.exists(self._path):
+            raise self._nameless()
         return _arrived, (self._path,)
+
+    def _nameless(self) -> StoreNotFoundError:
+        text = f"no other process can open {self._path!r}: it is in memory, or was deleted or moved"
+        return StoreNotFoundError(errno.ENOENT, text, self._path)
 
     def __sklearn_clone__(self) -> Store:
         """The store itself: clones of an estimator keep their fits in the same store."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import run_in_fork
 
 
 @pytest.fixture
@@ -67,6 +70,26 @@ def test_a_store_in_memory() -> None:
     with pytest.raises(ValueError, match="a new store"):
         pmstore.open(":memory:", "r")
     assert not os.path.exists(":memory:")
+
+
+def test_a_store_without_a_name_is_of_this_process_only(tmp_path: Path) -> None:
+    """Nothing can keep its changes, so that it needs no warning of lost work."""
+    for path in (":memory:", tmp_path / "x.pm"):
+        store = pmstore.open(path)
+        store["x"] = 1
+        if path != ":memory:":
+            os.unlink(path)
+        with pytest.raises(pmstore.StoreNotFoundError, match="no other process can open .* in memory, or was deleted"):
+            pickle.dumps(store)
+        run_in_fork(_fails, store)
+        with pytest.warns(ResourceWarning, match="was not closed$"):
+            del store
+            gc.collect()
+
+
+def _fails(store: pmstore.Store) -> None:
+    with pytest.raises(pmstore.StoreNotFoundError, match="no other process can open"):
+        store["x"]
 
 
 def test_a_group_is_in_the_store(store: Any) -> None:

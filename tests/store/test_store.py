@@ -470,3 +470,18 @@ def test_a_store_is_copied_as_itself(store):
         assert use(store) is store and use(group) is group
     assert copy.deepcopy({"store": [store]})["store"][0] is store
     assert store.__sklearn_clone__() is store
+
+
+def test_an_equal_dtype_that_is_another_one(store):
+    """Records, and padding as in C, make no difference to numpy's ==."""
+    fields = [("a", "i4"), ("b", "f8")]
+    plain = np.array([(1, 2.0)], fields)
+    store["x"] = plain
+    for dtype in (np.dtype((np.record, fields)), np.dtype(fields)):
+        store["x"] = plain.astype(dtype)
+        assert store["x"].dtype.type is dtype.type and store["x"].tolist() == [(1, 2.0)]
+    loose = np.dtype({"names": ["a", "b"], "formats": ["i4", "f8"], "offsets": [0, 8]})
+    assert loose == np.dtype(fields, align=True)
+    store["y"] = plain.astype(loose)
+    store["y"] = plain.astype(np.dtype(fields, align=True))
+    assert store["y"].dtype.isalignedstruct

@@ -171,6 +171,6 @@ def test_a_child_of_a_store_whose_path_names_something_else(open_store: Open, me
     (medium.directory / "store.pm").rename(medium.directory / "moved.pm")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        run_in_fork(refused, pmstore.StoreNotFoundError, "there is no store")
+        run_in_fork(refused, pmstore.StoreNotFoundError, "no other process can open")
         with pmstore.open(store.path):
             run_in_fork(refused, pmstore.StaleSnapshotError, "another store has taken the place")

@@ -347,7 +347,12 @@ def _format_version(path: str) -> int:
 def ls_(chosen: argparse.Namespace) -> int:
     """Prints the names in the store or in one of its groups."""
     with pmstore.open(chosen.path, "r") as store:
-        rows = itertools.chain.from_iterable(_rows_below(store, group.strip("/")) for group in chosen.names or [""])
+        groups = [group.strip("/") for group in chosen.names or [""]]
+        for group in groups:
+            if group and group not in store:
+                raise Failure(f"no name and no group {group!r} in it")
+        found = itertools.chain.from_iterable(_rows_below(store, group) for group in groups)
+        rows: Iterator[Row] = found if len(groups) == 1 else iter({row[0]: row for row in found}.values())
         notes = notes_of(store) if chosen.long else {}
         if chosen.json:
             print_json([_row_json(row, store) for row in rows])
@@ -369,8 +374,6 @@ def _rows_below(store: pmstore.Store, group: str) -> Iterator[Row]:
     if not group:
         yield from store._rows()
         return
-    if group not in store:
-        raise Failure(f"no name and no group {group!r} in it")
     yield from (row for row in store._rows() if row[0] == group)
     for name, *about in store.group(group)._rows():
         yield (f"{group}/{name}", *about)

@@ -68,6 +68,7 @@ static const struct call CALLS[] = {
     CALL(mkdirat),
     CALL(close),
     CALL(dup3),
+    CALL(exit_group),
 #ifdef SYS_close_range
     CALL(close_range),
 #endif

@@ -286,9 +286,7 @@ def _given(rows: Any) -> Array | None:
 def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array:
     """The rows to append, of shape (n, …). Their dtype can be converted."""
     dtype, axes = described.dtype, described.shape[1:]
-    array = given if given is not None else np.asarray(rows, None if dtype.kind in "biufcUS" else dtype)
-    if given is None and dtype.kind in "US":
-        array = array.astype(dtype.kind, copy=False)  # as long as it is
+    array = given if given is not None else _of_python(rows, dtype)
     if given is None and dtype.kind in "iuf" and array.dtype.kind in "fO":  # numpy has no type for large whole numbers
         exactly = np.asarray(rows, object)
         if all(isinstance(number, int | np.integer) for number in exactly.flat):
@@ -305,7 +303,7 @@ def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array
         numbers = array.dtype.kind in "biu" and dtype.kind in "biu" and given is None
         if not numbers and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(_lossy(array, name, dtype))
-        if dtype.kind in "biuUSmM" and not np.can_cast(array.dtype, dtype) and not _keeps(array, dtype):
+        if (dtype.kind in "mM" or not np.can_cast(array.dtype, dtype)) and not _keeps(array, dtype):
             if dtype.kind in "biu":
                 raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold")
             raise TypeError(_lossy(array, name, dtype))
@@ -317,9 +315,26 @@ def _lossy(array: Array, name: str, dtype: np.dtype[Any]) -> str:
     return f"{what} without loss: convert them with astype"
 
 
+def _of_python(rows: Any, dtype: np.dtype[Any]) -> Array:
+    """Rows of Python's values, with all of each value; those of other types than numbers, text and times as the dtype
+    has them."""
+    if dtype.kind in "biufc":
+        return np.asarray(rows)
+    if dtype.kind in "US":
+        return np.asarray(rows).astype(dtype.kind, copy=False)
+    if dtype.kind in "mM" and not any(isinstance(one, int) for one in np.asarray(rows, object).flat):
+        return np.asarray(rows, f"{dtype.kind}8")
+    return np.asarray(rows, dtype)
+
+
 def _keeps(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers, text or times are the same in another dtype."""
-    return np.array_equal(array.astype(dtype).astype(array.dtype), array, equal_nan=dtype.kind in "mM")
+    """Whether whole numbers, text or times are the same in another dtype. Floats are rounded."""
+    if dtype.kind not in "biuUSmM":
+        return True
+    converted = array.astype(dtype)
+    if dtype.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted < 0, array < 0):
+        return False
+    return np.array_equal(converted.astype(array.dtype), array, equal_nan=dtype.kind in "mM")
 
 
 def _converted(numbers: Array, dtype: np.dtype[Any], name: str) -> Array:

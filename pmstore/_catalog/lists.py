@@ -257,7 +257,7 @@ class PersistentList(MutableSequence[Any]):
     def _replace(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
         """Replace all elements from start on, which are the old ones, by the new ones. If that fails, the old ones
         stay."""
-        if old and self._catalog.lost_updates:
+        if old and len(old) != len(new) and self._catalog.lost_updates:
             self._catalog.lost_updates.shifted(self._id, start)
         try:
             self._write(start, old, new)

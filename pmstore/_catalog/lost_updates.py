@@ -132,10 +132,9 @@ class LostUpdates:
 
     def shifted(self, list_id: int, start: int) -> None:
         """The elements of a list from one on have other numbers now: their copies can't be found again."""
-        for seen in list(self.seen.values()):
-            element = names.split_element(seen.key)
-            if element is not None and element[0] == list_id and element[1] >= start:
-                self.taken(seen.value)
+        elements, first = names.element_prefix(list_id), names.element_key(list_id, start)
+        for seen in [seen for seen in self.seen.values() if seen.key >= first and seen.key.startswith(elements)]:
+            self.taken(seen.value)
 
     def renamed(self, before: bytes, after: bytes, name: str) -> None:
         """A key became another; `name` is the new name."""

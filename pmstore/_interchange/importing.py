@@ -96,7 +96,7 @@ def load_into(
             require(isinstance(found.values, dict) and isinstance(found.attributes, dict), "its values are damaged")
         chosen = _Chosen(found, names)
         for name, text in found.left_out:
-            if chosen.new(name) is not None:
+            if chosen.new_group(name) is not None:
                 warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
         with mapping._derived.lock, catalog.lock:
             catalog.writable()
@@ -110,16 +110,19 @@ class _Chosen:
         there = [*(one.name for one in found.arrays), *found.values]
         if isinstance(names, str):
             names = [names]
-        wanted = {"": ""} if names is None else names if isinstance(names, Mapping) else {name: name for name in names}
+        self._all = names is None
+        wanted = names if isinstance(names, Mapping) else {name: name for name in names or ()}
         self._wanted: dict[str, str] = dict(wanted)
         self.pairs = {name: new for name in there if (new := self.new(name)) is not None}
-        for old in self._wanted if names is not None else ():
+        for old in self._wanted:
             if not any(_is_in(name, old) for name in there):
                 raise UnknownNameError(old, what="name of the file")
 
     def new(self, name: str) -> str | None:
         """The new name of a name or group; None for one that is not imported."""
-        for end in range(len(name), -1, -1):
+        if self._all:
+            return name
+        for end in range(len(name), 0, -1):
             old = name[:end]
             if old in self._wanted and _is_in(name, old):
                 return self._wanted[old] + name[len(old) :]
@@ -136,7 +139,7 @@ class _Chosen:
 
 
 def _is_in(name: str, group: str) -> bool:
-    return not group or f"{name}/".startswith(f"{group}/")
+    return f"{name}/".startswith(f"{group}/")
 
 
 class _Import:

@@ -13,7 +13,7 @@ import numpy as np
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import pointer_to
-from pmstore._errors import UNSOUND, DerivedArrayError, UnknownNameError, in_part, of
+from pmstore._errors import UNSOUND, UnknownNameError, in_part, of
 from pmstore._interchange.forms import RESERVED, Hints
 from pmstore._values.array import chunks, order_of
 from pmstore._values.as_json import to_json
@@ -91,15 +91,12 @@ class Source:
 
     def _add_derived(self, name: str, what: str, asked: bool) -> None:
         """A derived array that this program does not declare is left out, unless it was asked for."""
-        try:
-            value = self._mapping[name]
-        except DerivedArrayError:
-            if asked:
-                raise
+        mapping: Any = self._mapping
+        if asked or mapping._full(name) in mapping._derived.declared:
+            self._add(name, mapping[name])
+        else:
             text = f"left out: {name!r} is {what}: only a program that declares it can read it"
             warnings.warn(text, UserWarning, stacklevel=4)
-        else:
-            self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
         if is_tensor(value):
@@ -165,6 +162,7 @@ class Source:
             array = mapping._catalog.part(mapping._full(name), part, number)
         else:
             array = self._mapping[described.name]
+            array = array_of_tensor(array) if is_tensor(array) else array
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
             raise ValueError(f"{described.name!r} has changed while it was exported")
         return array

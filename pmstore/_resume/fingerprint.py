@@ -14,6 +14,7 @@ import platform
 import re
 import threading
 import types
+import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Integral, Number
 from typing import Any
@@ -182,8 +183,6 @@ def describe(value: Any) -> Any:
     found = parts_of(value)
     if found is not None:
         return [found[0], describe(found[1])]
-    if getattr(_described, "around", False):
-        return _describe_foreign(value)
     raise TypeError(
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"
@@ -206,8 +205,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-# ids: the objects that are being described, which may refer to themselves. around: whether they may be anything.
-_described = threading.local()
+_described = threading.local()  # ids: the objects that are being described, which may refer to themselves
 
 
 def _describe_callable(function: Any) -> Any:
@@ -243,10 +241,6 @@ def _describe_held(value: Any) -> Any:
             return describe(value)
         except TypeError:  # by its contents
             pass
-    return _describe_contents(value)
-
-
-def _describe_contents(value: Any) -> Any:
     if hasattr(value, "get_params"):
         return _once(value, lambda: describe(value.get_params(deep=False)))
     try:
@@ -273,21 +267,25 @@ def _once(value: Any, description: Callable[[], Any]) -> Any:
 
 
 def _describe_surrounding(value: Any) -> Any:
-    """The description of what a function finds around itself, which may be anything: what can't be described in it
-    counts by its type, and all else in it by its contents."""
-    before = getattr(_described, "around", False)
-    _described.around = True
+    """The description of what a function finds around itself, which may be anything. A list or a dict counts by its
+    parts. An object that can't be described counts by its type, and a warning says so: its contents may be a clock,
+    with which no fit would be found again, or what the result depends on."""
     try:
         return describe(value)
-    finally:
-        _described.around = before
-
-
-def _describe_foreign(value: Any) -> Any:
+    except TypeError:  # the type can't be described
+        pass
+    name = _name_of(type(value))
+    if isinstance(value, list | tuple):
+        return _once(value, lambda: [name, *map(_describe_surrounding, value)])
+    if isinstance(value, Mapping | set | frozenset):
+        items = value.items() if isinstance(value, Mapping) else value
+        return _once(value, lambda: [name, *sorted(map(_describe_surrounding, items), key=json.dumps)])
     try:
-        return [_name_of(type(value)), _describe_contents(value)]
-    except TypeError:
-        return [_name_of(type(value))]
+        return [name, _describe_held(value)]
+    except TypeError as error:
+        text = f"a function holds a {name}, which counts by its type only: {error}"
+        warnings.warn(f"{text}. If the result depends on its contents, make them parameters", UserWarning, stacklevel=2)
+        return [name]
 
 
 def _name_of(function: Any) -> str:

@@ -437,7 +437,7 @@ def _require_count(name: str, count: Any, least: int) -> None:
     """Raise TypeError or ValueError for a number of runs or iterations that a loop could not reach."""
     if count is None and name == "max_iter":
         return
-    if not isinstance(count, numbers.Integral):
+    if not isinstance(count, numbers.Real) or not float(count).is_integer():
         raise TypeError(f"{name} is a whole number, not {count!r}")
     if count < least:
         raise ValueError(f"{name} is at least {least}, not {count}")

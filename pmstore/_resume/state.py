@@ -30,7 +30,7 @@ from pmstore._store.mapping import Group
 from pmstore._values.array import order_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
-from pmstore._values.values import contents_of, encode, has_containers
+from pmstore._values.values import contents_of, encode, has_containers, parts_inside
 
 __all__ = ["Field", "State", "check_generator_state"]
 
@@ -262,12 +262,21 @@ class State:
             self[name][...] = value
 
     def _own(self, name: str, value: Any) -> Any:
-        """A value that changes with no other field: a copy, but of an array that no other field has."""
-        if not isinstance(value, np.ndarray):
-            return copy.deepcopy(value) if has_containers(value) else value
-        others = [*self._arrays.values(), *(one for key, one in self._values.items() if key != name)]
-        shared = any(isinstance(one, np.ndarray) and np.may_share_memory(value, one) for one in others)
-        return copy.deepcopy(value) if shared else value
+        """The value, or a copy if it would change with another field."""
+        if not has_containers(value):
+            return value
+        arrays, others = [*self._arrays.values()], set()
+        for key, one in self._values.items():
+            for part in parts_inside(one) if key != name else ():
+                others.add(id(part))
+                if isinstance(part, np.ndarray):
+                    arrays.append(part)
+        for part in parts_inside(value):
+            if id(part) in others or (
+                isinstance(part, np.ndarray) and any(np.may_share_memory(part, one) for one in arrays)
+            ):
+                return copy.deepcopy(value)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         if name in State.__slots__:

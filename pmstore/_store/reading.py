@@ -142,9 +142,13 @@ class _Copier:
         if fresh:
             self._copied, self._rows = self._copy_of(rows), rows
         found = self._copied[rest] if rest else self._copied
-        if isinstance(found, (np.ndarray, np.void)) and not (fresh and found.nbytes == self._copied.nbytes):
-            return np.array(found) if isinstance(found, np.ndarray) else found.copy()  # a view keeps all of it alive
-        return found
+        if isinstance(found, np.void):
+            return found.copy()  # it is a view, too
+        if not isinstance(found, np.ndarray) or not np.may_share_memory(found, self._copied):
+            return found
+        if fresh and found.nbytes == self._copied.nbytes:
+            return found
+        return np.array(found)  # a view keeps all of it alive
 
     def _copy_of(self, rows: slice) -> Any:
         described = self._described

@@ -76,8 +76,9 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     try:
         store = open_store(source, "r", exclusive=True)
     except StoreLockedError as error:
-        held = f"{source!r} is being written{f' by process {error.pid}' if error.pid else ''}"
-        locked = StoreLockedError(error.errno, f"{held}: salvage waits for its end, and Store.backup does not", source)
+        writer = f" by process {error.pid}" if error.pid else ""
+        text = f"{source!r} is being written{writer}: salvage is for one that nobody writes, Store.backup for this one"
+        locked = StoreLockedError(error.errno, text, source)
         locked.pid = error.pid
         raise locked from error
     with store:

@@ -262,6 +262,8 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
         def make(parts: dict[str, Any]) -> Any:
             _check_fields(parts, names)
             value = made(kind)
+            if isinstance(value, BaseException):  # as __init__ of its base leaves them
+                value.args = tuple(parts[name] for name in names)
             for name, part in parts.items():
                 object.__setattr__(value, name, part)
             return value

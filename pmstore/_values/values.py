@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
@@ -34,7 +34,7 @@ from pmstore._values.registry import Parts, made, parts_of, registered
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
-__all__ = ["DEPTH", "PLAIN", "contents_of", "decode", "encode", "has_containers", "type_name"]
+__all__ = ["DEPTH", "PLAIN", "contents_of", "decode", "encode", "has_containers", "parts_inside", "type_name"]
 
 DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
 
@@ -115,6 +115,23 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
     if (small := small_of(kind)) is not None:
         return small.mutable or (small.holds and any(_holds(part, can_change) for part in small.parts(value)))
     return can_change(value)
+
+
+def parts_inside(value: Any) -> Iterator[Any]:
+    """The value and all that lists, tuples and dicts in it hold, each once, but for numbers, text and tuples."""
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        kind = type(one)
+        if kind in _ATOMS or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if kind is list or kind is tuple:
+            waiting += one
+        elif kind is dict:
+            waiting += one.values()
+        if kind is not tuple:
+            yield one
 
 
 def contents_of(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pmstore.testing import CrashFailure, CrashTestError
+from pmstore.testing._files import apart
 from pmstore.testing._files.fixture import CrashFiles
 
 
@@ -86,18 +87,30 @@ def test_a_check_keeps_nothing_from_image_to_image(files: CrashFiles) -> None:
         (files.dir / "run").write_text("old")
 
 
-def test_what_the_first_check_imports_is_there_for_the_others(files: CrashFiles) -> None:
+def test_modules_of_the_program_are_imported_by_checks_only(files: CrashFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only installed packages are imported for all checks at once."""
+    module = files.dir.parent / "reads_its_surroundings.py"
+    module.write_text("import os, sys\nif 'SET' not in os.environ: sys.exit('too early')")
+    monkeypatch.syspath_prepend(files.dir.parent)
+
+    def check(directory: Path, said: str) -> None:
+        os.environ["SET"] = "1"
+        import reads_its_surroundings  # noqa: F401
+
+    report = files.run(lambda directory: (directory / "f").write_text("x" * 5000), check)
+    assert report.tally.evaluated > 5
+
+
+def test_what_the_first_check_imports_is_there_for_others(files: CrashFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_INSTALLED", (os.fspath(files.dir.parent),))
     module = files.dir.parent / "slow_to_import.py"
     module.write_text(f"open({os.fspath(files.dir.parent / 'imported')!r}, 'a').write('x')")
-    sys.path.insert(0, os.fspath(files.dir.parent))
+    monkeypatch.syspath_prepend(files.dir.parent)
 
     def check(directory: Path, said: str) -> None:
         import slow_to_import  # noqa: F401
 
-    try:
-        report = files.run(lambda directory: (directory / "f").write_text("x" * 5000), check)
-    finally:
-        sys.path.remove(os.fspath(files.dir.parent))
+    report = files.run(lambda directory: (directory / "f").write_text("x" * 5000), check)
     assert report.tally.evaluated > 5
     assert (files.dir.parent / "imported").read_text() == "xx"  # by the fork of the first image, and by its parent
 
@@ -109,7 +122,8 @@ def test_a_check_that_does_not_end(files: CrashFiles) -> None:
 
     with pytest.raises(CrashFailure, match="the check took longer than 0.5 s"):
         files.run(lambda directory: (directory / "f").write_text("x"), check, timeout=0.5)
-    for wrong in (0, -1):
+    files.run(lambda directory: (directory / "f").write_text("x"), lambda directory, said: None, timeout=float("inf"))
+    for wrong in (0, -1, float("nan"), None, "1"):
         with pytest.raises(CrashTestError, match="timeout"):
             files.run(lambda directory: (directory / "f").write_text("x"), check, timeout=wrong)
 
@@ -123,6 +137,22 @@ def test_a_check_that_is_killed(files: CrashFiles, number: int) -> None:
     name = "SIGSEGV" if number == signal.SIGSEGV else "signal 35"
     with pytest.raises(CrashFailure, match=f"the check's process was killed by {name}"):
         files.run(lambda directory: (directory / "f").write_text("x"), check)
+
+
+def test_what_a_check_leaves_behind(files: CrashFiles) -> None:
+    """It keeps nobody waiting, and ends with the run."""
+    started = files.dir.parent / "started"
+
+    def check(directory: Path, said: str) -> None:
+        if (directory / "f").exists():
+            started.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    with pytest.raises(CrashTestError, match="killed by SIGSEGV"):  # of the finished files
+        files.run(lambda directory: (directory / "f").write_text("x"), check)
+    pid = int(started.read_text())
+    while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -179,6 +209,29 @@ def by_an_exit(directory: Path) -> None:
     os.waitpid(pid, 0)
 
 
+def beside_another(directory: Path) -> None:
+    other = os.open(directory / "a", os.O_RDONLY)
+    by_a_dup(directory)
+    assert other
+
+
+def by_another(directory: Path) -> None:
+    """The first one that is closed is not the one that writes last."""
+    first, other = os.open(directory / "a", os.O_WRONLY | os.O_TRUNC), os.open(directory / "a", os.O_WRONLY)
+    os.write(first, b"n")
+    os.close(other)
+    os.write(first, b"ew")
+    os.close(first)
+
+
+def by_a_kill(directory: Path) -> None:
+    pid = os.fork()
+    if not pid:
+        os.write(os.open(directory / "a", os.O_WRONLY | os.O_TRUNC), b"new")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def by_nothing(directory: Path) -> None:
     first = os.open(directory / "a", os.O_WRONLY | os.O_TRUNC)
     os.dup(first)
@@ -186,8 +239,12 @@ def by_nothing(directory: Path) -> None:
     os.close(first)
 
 
-@pytest.mark.parametrize("closed", [by_a_dup, by_a_dup_over_it, by_a_range, by_an_exit, by_nothing])
-def test_the_last_descriptor_of_a_file_is_closed(files: CrashFiles, closed: Callable[[Path], None]) -> None:
+NOT_CLOSED = (by_nothing, by_another)
+CLOSED = (by_a_dup, by_a_dup_over_it, by_a_range, by_an_exit, by_a_kill, beside_another, *NOT_CLOSED)
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_the_last_descriptor_of_an_open_file_is_closed(files: CrashFiles, closed: Callable[[Path], None]) -> None:
     (files.dir / "a").write_text("old")
     (files.dir / "b").write_text("1")
 
@@ -198,7 +255,7 @@ def test_the_last_descriptor_of_a_file_is_closed(files: CrashFiles, closed: Call
     def check(directory: Path, said: str) -> None:
         assert not (directory / "c").exists() or (directory / "a").read_text() == "new"
 
-    if closed is by_nothing:
+    if closed in NOT_CLOSED:
         with pytest.raises(CrashFailure, match="of a: "):
             files.run(program, check, filesystem="ext4")
     else:

@@ -125,6 +125,13 @@ def test_attributes_go_with_their_names(
         assert {name: found["note"] for name, found in new._attributes().items()} == kept
 
 
+@pytest.mark.parametrize("names", [[""], "", {"": "g"}, {"": ""}])
+def test_there_is_no_empty_name(store: pmstore.Store, tmp_path: Path, names: Any) -> None:
+    pmstore.export({"w": np.arange(2.0)}, tmp_path / "x.npz")
+    with pytest.raises(pmstore.UnknownNameError, match="no name of the file ''"):
+        pmstore.load_into(store, tmp_path / "x.npz", names=names)
+
+
 def test_what_is_left_out_of_a_chosen_group_is_told(store: pmstore.Store, tmp_path: Path) -> None:
     library = h5py()
     with library.File(tmp_path / "x.h5", "w") as file:
@@ -191,6 +198,17 @@ def test_a_derived_array_that_nobody_declares_is_left_out(tmp_path: Path, capsys
         assert told[0].filename == __file__
         with pytest.raises(pmstore.DerivedArrayError):
             pmstore.export(store, tmp_path / "c.npz", names=["cov"])
+
+
+def fails(x: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def test_a_derived_array_that_fails_is_no_array_to_leave_out(store: pmstore.Store, tmp_path: Path) -> None:
+    store["x"] = np.arange(3)
+    store.derive("d", fails, store["x"], version=1)
+    with pytest.raises(pmstore.DerivedArrayError, match="ZeroDivisionError"):
+        pmstore.export(store, tmp_path / "a.npz")
 
 
 def test_a_killed_export_of_a_copy_leaves_nothing_for_long(tmp_path: Path) -> None:

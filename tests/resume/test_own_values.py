@@ -57,8 +57,9 @@ class Steps(pmstore.Resumable):
         lambda state: state.array.reshape(3, 1)[:, 0],
         lambda state: state.list,
         lambda state: [state.x],
+        lambda state: [state.list[0]],
     ],
-    ids=["field", "view of a field", "array", "view of an array", "list", "field in a list"],
+    ids=["field", "view of a field", "array", "view of an array", "list", "field in a list", "part of a list"],
 )
 def test_a_field_does_not_change_with_another_one(
     assign: Callable[[Any], Any], tmp_path: Path, commits: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -76,7 +77,7 @@ def test_a_field_does_not_change_with_another_one(
         assert Steps(assign).run(path, "fit").moved == wanted
 
 
-def test_what_is_assigned_stays_the_programs_own() -> None:
+def test_what_no_other_field_has_is_not_copied() -> None:
     class Once(Steps):
         def start(self) -> None:
             self.mine: list[Any] = []
@@ -87,7 +88,7 @@ def test_what_is_assigned_stays_the_programs_own() -> None:
             self.state.list.append(2)
 
     algorithm = Once(lambda state: None)
-    assert algorithm.run().list == [2] * 6 and algorithm.mine == [1]
+    assert algorithm.run().list == [1, *[2] * 6] and algorithm.mine is algorithm.state.list
 
 
 @pytest.mark.parametrize("key", ["algorithm", "numpy", "machine", "runs", "max_iter"])
@@ -109,3 +110,11 @@ def test_counts_that_are_never_reached(name: str, value: Any, error: type[Except
     setattr(algorithm, name, value)
     with pytest.raises(error, match=name):
         algorithm.run()
+
+
+def test_whole_numbers_of_any_type() -> None:
+    algorithm = Steps(lambda state: state.x)
+    wanted = algorithm.run().moved
+    for algorithm.max_iter in (6.0, np.float64(6), np.int8(6)):
+        for algorithm.runs in (1.0, np.int64(1)):
+            assert algorithm.run().moved == wanted

@@ -521,6 +521,9 @@ def test_options_between_path_and_names(example: Path, capsys: pytest.CaptureFix
     assert in_process(capsys, "ls", example, "-l", "model") == in_process(capsys, "ls", "-l", example, "model")
     status, out, _ = in_process(capsys, "ls", example, "model", "epoch")
     assert (status, out.split()) == (0, ["model/centers", "model/labels", "epoch"])
+    assert in_process(capsys, "ls", example, "model", "model/labels", "model")[1] == "model/centers\nmodel/labels\n"
+    status, out, err = in_process(capsys, "ls", example, "model", "nothing")
+    assert (status, out) == (2, "") and "no group 'nothing'" in err
 
 
 def test_a_full_output_is_not_the_stores_fault(example: Path) -> None:
@@ -551,7 +554,7 @@ def test_commands_beside_commits_without_a_pause(path: Path, capsys: pytest.Capt
                 found = json.loads(out)
                 assert (status, err) == (0, "") and {value + 3 for value in found["w"]} == {found["epoch"]}
             status, _, err = in_process(capsys, "salvage", path, path.with_name("rescued.pm"))
-            assert status == 2 and "salvage waits for its end, and Store.backup does not" in err
+            assert status == 2 and "salvage is for one that nobody writes" in err
         finally:
             done.set()
             writing.join()

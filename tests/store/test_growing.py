@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -316,6 +317,11 @@ def test_require_array_finds_one_that_has_grown(open_store: Open) -> None:
         ("u1", np.array([1, 255], "u8"), [[1, 255]]),
         ("U3", np.array(["ab", "abc "[:3]], "U9"), [["ab", "abc"]]),
         ("S2", ["ab", "c"], [[b"ab", b"c"]]),
+        ("M8[D]", [datetime.date(2026, 1, 2), None], np.array([["2026-01-02", "NaT"]], "M8[D]").tolist()),
+        ("M8[D]", ["NaT", "NaT"], [[None, None]]),
+        ("M8[D]", [1, 2], np.array([[1, 2]], "M8[D]").tolist()),
+        ("m8[s]", [1, datetime.timedelta(0, 2)], np.array([[1, 2]], "m8[s]").tolist()),
+        ("m8[s]", [1, 2], np.array([[1, 2]], "m8[s]").tolist()),
         ("M8[D]", np.array(["2026-01-02T00", "NaT"], "M8[h]"), np.array([["2026-01-02", "NaT"]], "M8[D]").tolist()),
         ("M8[D]", ["2026-01-02", "2026-01-03"], np.array([["2026-01-02", "2026-01-03"]], "M8[D]").tolist()),
         ("f8", np.asfortranarray([[1.0, 2], [3, 4]]), [[1, 2], [3, 4]]),
@@ -352,6 +358,14 @@ def test_what_is_converted(store: pmstore.Store, dtype: str, given: Any, found: 
         ("i4", [np.int64(1), np.int64(2**40)], OverflowError, "can't hold"),
         ("i4", np.array([1, 2**40]), OverflowError, "can't hold"),
         ("u8", np.array([1, -1]), TypeError, "without loss"),
+        ("u8", [1, -1], OverflowError, "can't hold"),
+        ("i8", [1, 2**63], OverflowError, "can't hold"),
+        ("i8", [2**63, 2**64 - 1], OverflowError, "can't hold"),
+        ("i8", np.array([1, 2**63], "u8"), OverflowError, "can't hold"),
+        ("M8[D]", [datetime.datetime(2026, 1, 2), datetime.datetime(2026, 1, 2, 12)], TypeError, "without loss"),
+        ("M8[D]", ["2026-01-02", "2026-01-02T12:30"], TypeError, "without loss"),
+        ("M8[ns]", np.array(["2026-01-02", "3000-01-02"], "M8[D]"), TypeError, "without loss"),
+        ("m8[s]", [datetime.timedelta(1), datetime.timedelta(0, 0, 1)], TypeError, "without loss"),
         ("U3", ["abc", "abcd"], TypeError, "<U4 can't be appended to 'x' of dtype <U3 without loss"),
         ("U3", np.array(["abc", "abcd"]), TypeError, "without loss"),
         ("S1", np.array([b"a", b"ab"]), TypeError, "without loss"),

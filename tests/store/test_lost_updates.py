@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import operator
 import warnings
 import weakref
 
@@ -169,9 +170,11 @@ def test_what_was_taken_is_the_programs_own(store):
         store.commit()
         del jobs[0]
         store.commit()
-    jobs[0]["tries"] += 1
-    with pytest.warns(pmstore.LostUpdateWarning, match=r"store\['jobs'\]\[0\] = value"):
-        store.commit()
+    for replace in (lambda: None, lambda: operator.setitem(jobs, slice(0, 1), [{"tries": 9}])):
+        jobs[2]["tries"] += 1
+        replace()  # one by one: the others stay where they are
+        with pytest.warns(pmstore.LostUpdateWarning, match=r"store\['jobs'\]\[2\] = value"):
+            store.commit()
 
 
 def set_item(container, key, value):

@@ -265,7 +265,7 @@ def test_a_dataclass_that_is_an_exception(store: Any) -> None:
 
     pmstore.register(Failure)
     store["v"] = Failure(5)
-    assert type(store["v"]) is Failure and store["v"].code == 5
+    assert type(store["v"]) is Failure and store["v"].code == 5 and str(store["v"]) == str(Failure(5)) == "5"
 
 
 def test_the_name_of_a_type_does_not_affect_a_terminal() -> None:

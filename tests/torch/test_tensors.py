@@ -402,3 +402,10 @@ def test_functions_of_elements_write_nothing_that_can_not_be_written(tmp_path: P
         with pytest.raises(pmstore.ReadOnlyStoreError):
             view.add_(1)
         assert store["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_tensors_of_a_dict_are_exported(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(6.0).reshape(2, 3), "half": torch.ones(3, dtype=torch.float16)}
+    assert pmstore.export(weights, tmp_path / "w.npz") == 2
+    with np.load(tmp_path / "w.npz") as found:
+        assert found["w"].tolist() == weights["w"].tolist() and found["half"].dtype == np.float16

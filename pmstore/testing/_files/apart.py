@@ -9,9 +9,10 @@ import importlib
 import os
 import signal
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,12 +34,12 @@ def die_with_parent(parent: int) -> None:
 class ApartCheck:
     """A check in a process of its own for each image: nothing that it keeps in memory is there for the next image.
 
-    A child, which is forked for the first image, forks again for each one. It imports what the check of the first one
-    has imported. If the fork of an image dies, that is the problem of the image.
+    A child, which is forked for the first image, forks again for each one. It imports the installed packages that the
+    check of the first one has imported, as that takes long. If the fork of an image dies, that is the image's problem.
     """
 
     def __init__(self, check: Callable[[Path, bytes], str | None], timeout: float = 60.0) -> None:
-        if not timeout > 0:
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise CrashTestError(f"timeout: a check can't end within {timeout!r} s: give seconds, more than 0")
         self.check = check
         self.timeout = timeout
@@ -53,7 +54,7 @@ class ApartCheck:
             assert self.pipe is not None
             try:
                 self.pipe.send_bytes(os.fsencode(directory) + b"\0" + said)
-                if not self.pipe.poll(self.timeout):
+                if not self.pipe.poll(min(self.timeout, _MOST_WAIT)):
                     self.close()
                     return f"the check took longer than {self.timeout:g} s"
                 answer = self.pipe.recv_bytes()
@@ -66,10 +67,12 @@ class ApartCheck:
             return text if answer[:1] == _FAILED else None
 
     def close(self) -> None:
-        """Ends the child, and the check that is running."""
+        """Ends the child, the check that is running, and what checks have started."""
         if self.pipe is not None:
             self.pipe.close()
             self.pipe = None
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -89,6 +92,7 @@ class ApartCheck:
     def _serve(self, pipe: Connection, parent: int) -> NoReturn:
         try:
             die_with_parent(parent)
+            os.setpgid(0, 0)
             faulthandler.disable()  # it would print a long report for each state that kills the check
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             # The terminal's ^C is for the parent, which ends this process. A handler is set, because programs that the
@@ -99,7 +103,7 @@ class ApartCheck:
                 answer, modules = self._in_a_fork(pipe.recv_bytes(), known)
                 pipe.send_bytes(answer)
                 for name in modules:
-                    with contextlib.suppress(Exception):  # it is the check that needs it
+                    with contextlib.suppress(BaseException):  # it is the check that needs it
                         importlib.import_module(name)
                 known |= set(modules)
         finally:
@@ -113,15 +117,19 @@ class ApartCheck:
         if pid == 0:
             try:
                 die_with_parent(parent)
-                there.send((self._answer(image), [name for name in sys.modules if name not in known]))
+                answer = self._answer(image)
+                there.send((answer, [name for name in sys.modules if name not in known and _is_installed(name)]))
             finally:
                 os._exit(0)
         there.close()
+        handle = os.pidfd_open(pid)
+        found: tuple[bytes, list[str]] = b"", []
         with here:
-            try:
-                found: tuple[bytes, list[str]] = here.recv()
-            except (EOFError, ConnectionError):
-                found = b"", []
+            wait([here, handle])  # what the check has started may keep the pipe open when the check is dead
+            with contextlib.suppress(EOFError, ConnectionError):
+                if here.poll():
+                    found = here.recv()
+        os.close(handle)
         _, status = os.waitpid(pid, 0)
         return found if found[0] else (_FAILED + _how(os.waitstatus_to_exitcode(status)).encode(), [])
 
@@ -137,6 +145,16 @@ class ApartCheck:
 
 
 _PASSED, _FAILED, _WRONG = b"+", b"-", b"!"  # _WRONG: the check itself
+
+
+_MOST_WAIT = 1e6  # seconds; poll takes no more than a few weeks
+_INSTALLED = tuple({sysconfig.get_path(place) for place in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module is an installed one: the program's own may read what the check has set before."""
+    file = getattr(sys.modules[name], "__file__", None)
+    return file is not None and file.startswith(_INSTALLED)
 
 
 def _how(code: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._files.recording import Event
@@ -77,8 +77,10 @@ class Calls(Tree):
                 if stat.S_ISREG(status.st_mode):
                     node = self._enter(place, self.new(status, place.path), call, "create")
                     self.reader(node, f"/proc/{pid}/fd/{result}")
-            elif flags & os.O_TRUNC and known.kind == "file":
-                self._resize(known, 0, f"{call}(O_TRUNC)")
+            elif known.kind == "file":
+                if flags & os.O_TRUNC:
+                    self._resize(known, 0, f"{call}(O_TRUNC)")
+                known.held = known.emptied
 
         return finish
 
@@ -118,25 +120,49 @@ class Calls(Tree):
             return None
         return self._open("openat2", pid, signed(a[0]), a[1], flags)
 
-    def may_close(self) -> None:
-        """Something closes descriptors. The next call sees which files that were emptied are closed by then."""
-        self.closing = bool(self.emptied)
+    def _released(self, pid: int, fds: Iterable[int]) -> Finish | None:
+        """Descriptors are closed. If one is the last of its open file, ext4 writes out a file that was emptied."""
+        nodes = [node for fd in fds if (node := self._last_one(pid, fd)) is not None] if self.emptied else []
 
-    def _closes(self, pid: int, a: Arguments) -> None:
-        self.may_close()
+        def finish(result: int) -> None:
+            for node in nodes if result >= 0 else ():
+                self._closed(node)
 
-    call_close = call_close_range = call_dup2 = call_dup3 = _closes
+        return finish if nodes else None
 
-    def catch_up(self) -> None:
-        super().catch_up()
-        if self.closing:
-            self.closing = False
-            open_ones = self.open_for_writing()
-            for key, node in list(self.nodes.items()):
-                if node.emptied and key not in open_ones:
-                    node.emptied = False
-                    self.emptied.remove(node)
-                    self._event("close", "close", node.path, inode=node.number)
+    def _last_one(self, pid: int, fd: int) -> Node | None:
+        """The file that was emptied, of a descriptor without copies in this process or others."""
+        node = self.at(pid, fd)
+        return node if node is not None and node.emptied and not self.has_copies(pid, fd) else None
+
+    def _closed(self, node: Node) -> None:
+        if node.emptied:
+            node.emptied = False
+            self.emptied.remove(node)
+            self._event("close", "close", node.path, inode=node.number)
+
+    def call_close(self, pid: int, a: Arguments) -> Finish | None:
+        return self._released(pid, [signed(a[0])])
+
+    def call_close_range(self, pid: int, a: Arguments) -> Finish | None:
+        return self._released(pid, [fd for fd in self.descriptors(pid) if a[0] <= fd <= a[1] & 0xFFFFFFFF])
+
+    def call_dup2(self, pid: int, a: Arguments) -> Finish | None:
+        return self._released(pid, [signed(a[1])] if a[0] != a[1] else [])
+
+    call_dup3 = call_dup2
+
+    def call_exit_group(self, pid: int, a: Arguments) -> None:
+        """It does not return, and closes all."""
+        for node in [self._last_one(pid, fd) for fd in self.descriptors(pid)] if self.emptied else ():
+            if node is not None:
+                self._closed(node)
+
+    def died(self) -> None:
+        """A process has ended, perhaps by a signal."""
+        for node in list(self.emptied):
+            if node.held and not self.is_open(node):
+                self._closed(node)
 
     # ---- contents
 
@@ -221,7 +247,7 @@ class Calls(Tree):
         if size == len(node.content):
             return
         if size == 0 and not node.emptied:
-            node.emptied = True
+            node.emptied, node.held = True, call != "truncate"
             self.emptied.append(node)
         node.resize(size)
         self._event("size", call, node.path, inode=node.number, length=size)

@@ -253,7 +253,7 @@ class Loop:
         elif kind == lib.PM_TRACED_LEAVE:
             self._leave(event.pid, event.result)
         elif kind == lib.PM_TRACED_EXIT:
-            self.calls.may_close()
+            self.calls.died()
             if event.pid == self.first:
                 self.status = event.result
                 self.ended = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import stat
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ class Node:
         self.entries: dict[str, Node] = {}
         self.mapped = False
         self.emptied = False
+        self.held = False  # it was open when it was emptied, or later
         self.handle = -1
 
     def frozen(self) -> Inode:
@@ -72,7 +74,6 @@ class Tree:
         self.said_size = 0
         self.mapped: dict[int, Node] = {}
         self.emptied: list[Node] = []
-        self.closing = False  # whether one of them may have been closed
         self.top = self.scan(self.root, "")
         self.base = {node.number: node.frozen() for node in self.created}
         self.created.clear()
@@ -107,9 +108,10 @@ class Tree:
         """The content of a symbolic link: of one to an absolute path in the directory, with INSIDE in the place of the
         directory, as each image is in another one."""
         found = os.readlink(full)
-        for root in (self.root, os.path.realpath(self.root)):
-            if found == root or found.startswith(f"{root}/"):
-                return bytearray(INSIDE + os.fsencode(found[len(root) :]))
+        if os.path.isabs(found):  # by another path of the directory, too
+            there = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(found)), os.path.basename(found)))
+            if f"{there}/".startswith(f"{self.root}/"):
+                return bytearray(INSIDE + os.fsencode(there[len(self.root) :]))
         return bytearray(os.fsencode(found))
 
     def scan(self, full: str, path: str) -> Node:
@@ -154,18 +156,27 @@ class Tree:
                 raise CrashTestError(f"{node.path} can't be read while it is recorded: {error.strerror}") from None
         return node.handle
 
-    def open_for_writing(self) -> set[tuple[int, int]]:
-        """The files that traced processes have open for writing, by `key`. Copies of a descriptor, as a shell makes
-        them, and those of forks keep a file open."""
-        found = set()
-        for pid, _ in traced_by(os.getpid()):
-            with contextlib.suppress(OSError):  # it ends just now
-                for fd in map(int, os.listdir(f"/proc/{pid}/fd")):
-                    with contextlib.suppress(OSError):
-                        _, flags = self.about(pid, fd)
-                        if flags & os.O_ACCMODE != os.O_RDONLY:
-                            found.add(self.key(os.stat(f"/proc/{pid}/fd/{fd}")))
-        return found
+    @staticmethod
+    def descriptors(pid: int) -> list[int]:
+        try:
+            return [int(fd) for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:  # it ends just now
+            return []
+
+    def has_copies(self, pid: int, fd: int) -> bool:
+        """Whether an open file has other descriptors in traced processes: copies, as a shell makes them, or those of
+        forks."""
+        owner = _process_of(pid)
+        node = self.at(pid, fd)
+        return any(
+            (other, copy) != (owner, fd) and self.at(other, copy) is node and _is_same_file(owner, fd, other, copy)
+            for other, _ in traced_by(os.getpid())
+            for copy in self.descriptors(other)
+        )
+
+    def is_open(self, node: Node) -> bool:
+        """Whether a traced process has the file open."""
+        return any(self.at(pid, fd) is node for pid, _ in traced_by(os.getpid()) for fd in self.descriptors(pid))
 
     def catch_up(self) -> None:
         """Stores to shared mappings since the last call: the differences become writes."""
@@ -277,3 +288,23 @@ def traced_by(tracer: int) -> list[tuple[int, str]]:
                 command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
                 found.append((int(status.parent.name), command.strip()[:80]))
     return found
+
+
+def _process_of(thread: int) -> int:
+    for line in Path(f"/proc/{thread}/status").read_text().split("\n"):
+        if line.startswith("Tgid:"):
+            return int(line.split()[1])
+    return thread
+
+
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
+_KCMP_FILE = 0
+
+
+def _is_same_file(pid: int, fd: int, other: int, copy: int) -> bool:
+    """Whether two descriptors of one file are of one open file: the kernel says so, or else their positions do."""
+    if _KCMP is not None and (order := ctypes.CDLL(None).syscall(_KCMP, pid, other, _KCMP_FILE, fd, copy)) >= 0:
+        return bool(order == 0)
+    with contextlib.suppress(OSError):
+        return Tree.about(pid, fd) == Tree.about(other, copy)
+    return False

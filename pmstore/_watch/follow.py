@@ -95,13 +95,14 @@ class Follower:
     """
 
     def __init__(self, path: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
-        self.path = path_of(path)
+        self._place = path_of(path)
+        self.path = os.fsdecode(path)  # as it was given: for what is shown
         self._names = [name.strip("/") for name in names]
         self._lock = threading.RLock()
         self._quiet: dict[str, tuple[int, float, float]] = {}  # of a fit: its rows, since when, the longest time
         self._newest: _Commit | None = None
         self._since = 0.0  # the time of the newest commit
-        self.store = open_store(self.path, "r")
+        self.store = open_store(self._place, "r")
         try:
             if self._names:
                 self.consistently(self._check_names)
@@ -127,7 +128,7 @@ class Follower:
 
     def writer(self) -> str:
         """ "alive", "closed", "died" or "missing"."""
-        if not os.path.exists(self.path):
+        if not os.path.exists(self._place):
             return "missing"
         try:
             event = self.store.wait(NEVER, 0).event
@@ -153,7 +154,7 @@ class Follower:
 
     def _open_again_if_replaced(self) -> None:
         if self.store._is_replaced():  # not if there is no file: a program that starts again may make one in a moment
-            replaced, self.store = self.store, open_store(self.path, "r")
+            replaced, self.store = self.store, open_store(self._place, "r")
             replaced.close()
             self._newest = None
             self._quiet.clear()

@@ -222,5 +222,7 @@ def test_paths_as_open_takes_them(
     for command in ("info", "ls", "check", "dump", "upgrade", "compact"):
         status, _, err = run(capsys, command, f"{there}/run.pm")
         assert (status, err) == (0, ""), command
-    assert told(capsys, "watch", f"{there}/run.pm")["path"] == str(path)
+    assert told(capsys, "watch", f"{there}/run.pm")["path"] == f"{there}/run.pm"
+    monkeypatch.chdir(path.parent)
+    assert told(capsys, "watch", "run.pm")["path"] == "run.pm", "the path is shown as it was given"
     assert run(capsys, "backup", path, f"{there}/backup.pm")[::2] == (0, "") and path.with_name("backup.pm").exists()

@@ -52,7 +52,7 @@ bool pm_catalog_node_valid(const pm_node *node)
         before = key;
         used += size;
     }
-    return used == node->used && used <= (size_t)CELLS_END - node->low;
+    return used == node->used;
 }
 
 static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm_status *status)
@@ -496,7 +496,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
     unsigned index = path.children[path.depth - 1];
     if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {
         if (index < parent->count) PM_TRY(merge_leaves(region, parent, index));
-        else if (index) PM_TRY(merge_leaves(region, parent, index - 1));
+        if (index) PM_TRY(merge_leaves(region, parent, index - 1));
     }
     /* Removes an empty node, and an inner one that has lost its last child with it. */
     int depth = (int)path.depth;

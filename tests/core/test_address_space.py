@@ -72,6 +72,21 @@ def test_a_store_for_writing_takes_few_addresses(open_store) -> None:
     assert addresses() - before < 20 * 5 << 30
 
 
+def test_a_store_that_grows_shows_its_file_and_no_more(open_store) -> None:
+    """The addresses behind it may be those of others."""
+    store = open_store()
+    for i in range(3):
+        store.create_array(f"a{i}", 3 * MIB, fill_value=i)
+        store.commit()
+    file, shown = os.stat(store.path), 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        range_, _, offset, _, inode, *_ = line.split()
+        if int(inode) == file.st_ino:
+            begin, end = range_.split("-")
+            shown = max(shown, int(offset, 16) + int(end, 16) - int(begin, 16))
+    assert 0 < shown <= file.st_size
+
+
 @pytest.mark.long_on("file")
 @pytest.mark.no_sanitizer
 def test_a_store_outgrows_the_addresses_that_it_kept(medium: Medium) -> None:

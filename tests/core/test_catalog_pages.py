@@ -1,0 +1,80 @@
+"""Pages of the catalog: how full one can be, where it is divided, and when two become one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import pmstore
+
+LONGEST = 760  # bytes of a name, and of a value that its entry carries: a page has room for two and a half of these
+
+
+def filled(store: pmstore.Store, names: list[str], value: bytes) -> None:
+    for name in names:
+        store[name] = value
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_any_entries_can_share_pages(open_store, count):
+    """Entries of all sizes, in all orders of the sizes, any of them the last to come."""
+    store = open_store()
+    sizes = {"small": (1, 0), "medium": (400, 0), "long": (LONGEST, 0), "largest": (LONGEST, LONGEST - 30)}
+    for kinds in itertools.product(sizes.values(), repeat=count):
+        entries = [(f"{i}" + "x" * (length - 1), b"y" * size) for i, (length, size) in enumerate(kinds)]
+        for last in range(count):
+            for name, value in [*entries[:last], *entries[last + 1 :], entries[last]]:
+                store[name] = value
+            assert list(store.items()) == entries
+            store.rollback()
+    filled(store, [name for name, _ in entries], b"")
+    store.commit()
+    assert store.check().ok
+
+
+def test_a_page_is_filled_to_its_last_byte(open_store):
+    """One of these last names fills it, and the next one needs another page."""
+    store = open_store()
+    filled(store, [f"{i}" + "x" * 699 for i in range(5)], b"")
+    store.commit()
+    full = set()
+    for length in range(8, 700):
+        before = store.stats().region_used
+        store["9" * length] = b""
+        full.add(store.stats().region_used - before)
+        assert len(store["9" * length]) == 0 and len(store) == 6
+        store.rollback()
+    assert len(full) == 2, "with one page, and with three"
+
+
+def test_pages_that_have_become_sparse_are_joined(open_store):
+    store = open_store()
+    names = [f"{i:04}" + "x" * 100 for i in range(1500)]
+    empty = store.stats().region_used
+    filled(store, names, b"")
+    store.commit()
+    used = store.stats().region_used - empty
+    for i, name in enumerate(names):
+        if i % 30:
+            del store[name]
+    store.commit()
+    assert list(store) == names[::30] and store.check().ok
+    assert (store.stats().region_used - empty) * 4 < used
+
+
+def test_the_last_page_is_joined_with_the_one_before(open_store):
+    store = open_store()
+    filled(store, ["a"], b"")
+    store.commit()
+    used = store.stats().region_used
+    names = [f"{i:02}" + "x" * 100 for i in range(40)]
+    filled(store, names, b"")
+    store.commit()
+    assert store.stats().region_used > used, "two pages, and a root"
+    kept = [name for i, name in enumerate(names) if i in (0, 39)]
+    for name in names[1:39]:  # first those of the page before, which finds the last one full
+        del store[name]
+    store.commit()
+    assert list(store) == [*kept, "a"] and store.check().ok
+    assert store.stats().region_used == used

@@ -249,12 +249,18 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
                     size_t prefix_length);
 
-/* The key of an entry, and its new one. */
-typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming;
+typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming; /* a key, and its new one */
 
 /* Gives the `count` entries in `all` new keys, or none of them, and keeps extents and buffers. To write. PM_NOT_FOUND;
  * PM_INVALID: a new key is taken; PM_TOO_LONG, PM_NO_SPACE. */
 pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count);
+
+/* Replaces members of a sequence: entries whose keys are a prefix and a number of 8 bytes, big-endian. Members `at` to
+ * at + removed - 1 are deleted, and `all` come in their place: their new keys have the numbers from at + removed on,
+ * from which the members behind have moved; then they all close up. A deleted member may be one of `all`. Only `all`
+ * takes space. All of it is done, or nothing. To write. As for pm_rename. */
+pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
+                    const pm_renaming *all, size_t count);
 
 /* A key and its entry: this, then the key, then the meta, padded to 8 bytes. */
 typedef struct {

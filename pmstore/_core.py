@@ -172,6 +172,13 @@ def _row(buffer: Any, at: int) -> tuple[Row, int]:
     return Row(buffer[start:end], entry), at + row_length
 
 
+def _rename(function: Callable[[Any, int], int], keys: Sequence[tuple[bytes, bytes]]) -> None:
+    """Call a function that takes an array of pm_renaming."""
+    kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
+    rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
+    require_ok(function(rows, len(rows)))
+
+
 class Core:
     """An open pm_store. Methods raise the exceptions of `error`.
 
@@ -361,9 +368,12 @@ class Core:
 
     def rename(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Give entries other keys, in one call, which no signal can interrupt: all of them, or none. Buffers stay."""
-        kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
-        rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
-        require_ok(lib.pm_rename(self._store, rows, len(rows)))
+        _rename(functools.partial(lib.pm_rename, self._store), keys)
+
+    def splice(self, prefix: bytes, at: int, removed: int, keys: Sequence[tuple[bytes, bytes]]) -> None:
+        """Replace `removed` members of a sequence, from number `at` on, by other entries, in one call, which no signal
+        can interrupt: all of it, or nothing. See pm_splice (pmstore.h)."""
+        _rename(functools.partial(lib.pm_splice, self._store, prefix, len(prefix), at, removed), keys)
 
     def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[Row]:
         """Rows of the keys with a prefix (after a key, or from `start` on), in order. Changes made meanwhile may or may

@@ -28,7 +28,7 @@ static pm_status no_memory(void)
 static pm_status add_leaf(entries *all, const uint8_t *page)
 {
     const pm_node *node = (const void *)page;
-    if (node->head.type != PM_TYPE_NODE || node->head.level || !pm_catalog_node_valid(node)) return PM_OK;
+    if (node->head.type != PM_TYPE_NODE || node->head.level || !pm_node_valid(node)) return PM_OK;
     if (all->room - all->count < node->count) {
         size_t room = 2 * all->room + node->count;
         pm_found *list = realloc(all->list, room * sizeof *list);
@@ -55,7 +55,7 @@ static pm_status add_row(row_list *rows, const pm_found *found)
 
 static int by_key(const void *a, const void *b)
 {
-    return pm_catalog_key_compare(((const pm_found *)a)->key, ((const pm_found *)b)->key);
+    return pm_node_compare_keys(((const pm_found *)a)->key, ((const pm_found *)b)->key);
 }
 
 static bool is_same(const pm_found *a, const pm_found *b)

@@ -214,7 +214,7 @@ static pm_status valid_page(const pm_pages *t, uint64_t offset, uint32_t type, b
 static pm_status valid_node(const pm_pages *t, uint64_t offset, bool *skip)
 {
     PM_TRY(valid_page(t, offset, PM_TYPE_NODE, skip));
-    if (!*skip) *skip = !pm_catalog_node_valid((const void *)page_at(t, offset));
+    if (!*skip) *skip = !pm_node_valid((const void *)page_at(t, offset));
     return *skip && !t->lenient ? pm_pages_damaged("the catalog", offset) : PM_OK;
 }
 
@@ -420,7 +420,7 @@ static pm_status need_of_leaves(pm_pages *t, uint64_t first, uint64_t end)
         bool skip;
         PM_TRY(valid_node(t, at, &skip));
         for (unsigned i = 0; i < node->count && !skip; i++) {
-            pm_cell cell = pm_catalog_node_cell(node, i, NULL, NULL);
+            pm_cell cell = pm_node_cell(node, i, NULL, NULL);
             if (cell.offset && !pm_extent_is_small(cell.length))
                 PM_TRY(need_extent(t, cell.offset, cell.length, cell.flags & PM_ENTRY_FIXED));
         }

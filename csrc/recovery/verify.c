@@ -211,7 +211,7 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
 {
     const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
     if (!node) return;
-    if (!pm_catalog_node_valid(node) || node->head.level != level) {
+    if (!pm_node_valid(node) || node->head.level != level) {
         add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node at region offset %llu is damaged",
                     (unsigned long long)offset);
         return;
@@ -219,10 +219,10 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
     for (unsigned i = 0; i <= node->count; i++) {
         pm_key key = i < node->count ? (pm_key){0} : to, before = from;
         pm_cell cell = {0};
-        if (i < node->count) cell = pm_catalog_node_cell(node, i, &key, NULL);
+        if (i < node->count) cell = pm_node_cell(node, i, &key, NULL);
         if (i < node->count
-            && ((from.length && pm_catalog_key_compare(key, from) < 0)
-                || (to.length && pm_catalog_key_compare(key, to) >= 0)))
+            && ((from.length && pm_node_compare_keys(key, from) < 0)
+                || (to.length && pm_node_compare_keys(key, to) >= 0)))
             add_problem(c, offset, PM_PAGE, 0, no_key,
                         "the catalog node at region offset %llu holds a key of another node",
                         (unsigned long long)offset);
@@ -231,7 +231,7 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
             continue;
         }
         uint64_t child = node->first_child;
-        if (i) child = pm_catalog_node_cell(node, i - 1, &before, NULL).offset;
+        if (i) child = pm_node_cell(node, i - 1, &before, NULL).offset;
         check_tree(c, child, level - 1, before, key);
     }
 }

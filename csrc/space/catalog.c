@@ -3,57 +3,9 @@
 #include "base/hash.h"
 #include "space/page.h"
 
-/* ---- nodes -------------------------------------------------------------------------------------------------- */
+enum { LARGEST_INNER = sizeof(pm_cell) + PM_KEY_MAX + 8 };
 
-enum { CELLS_END = PM_PAGE, LARGEST_INNER = sizeof(pm_cell) + PM_KEY_MAX + 8 };
-
-int pm_catalog_key_compare(pm_key a, pm_key b)
-{
-    size_t common = a.length < b.length ? a.length : b.length;
-    int order = common ? memcmp(a.bytes, b.bytes, common) : 0;
-    if (!order) order = (a.length > b.length) - (a.length < b.length);
-    return (order > 0) - (order < 0);
-}
-
-static size_t cell_size(size_t key_length, size_t meta_length)
-{
-    return (sizeof(pm_cell) + key_length + meta_length + 7) & ~(size_t)7;
-}
-
-pm_cell pm_catalog_node_cell(const pm_node *node, unsigned i, pm_key *key, const uint8_t **meta)
-{
-    pm_cell cell;
-    const uint8_t *at = (const uint8_t *)node + node->slots[i];
-    memcpy(&cell, at, sizeof cell);
-    if (key) *key = (pm_key){at + sizeof cell, cell.key_length};
-    if (meta) *meta = at + sizeof cell + cell.key_length;
-    return cell;
-}
-
-bool pm_catalog_node_valid(const pm_node *node)
-{
-    size_t slots_end = PM_LINE + 2 * (size_t)node->count, used = 0;
-    if (node->count > sizeof node->slots / 2 || slots_end > node->low || node->low > CELLS_END) return false;
-    pm_key before = {NULL, 0};
-    uint64_t taken[PM_PAGE / 8 / 64] = {0}; /* a bit for each 8 bytes: cells must not overlap */
-    for (unsigned i = 0; i < node->count; i++) {
-        if (node->slots[i] < node->low || node->slots[i] % 8 || node->slots[i] > CELLS_END - sizeof(pm_cell))
-            return false;
-        pm_key key;
-        pm_cell cell = pm_catalog_node_cell(node, i, &key, NULL);
-        size_t size = cell_size(cell.key_length, cell.meta_length);
-        if (cell.key_length == 0 || cell.key_length > PM_KEY_MAX || cell.meta_length > PM_META_MAX) return false;
-        if (size > (size_t)CELLS_END - node->slots[i]) return false;
-        if (i && pm_catalog_key_compare(before, key) >= 0) return false;
-        for (size_t unit = node->slots[i] / 8u; unit < (node->slots[i] + size) / 8; unit++) {
-            if (taken[unit / 64] >> unit % 64 & 1) return false;
-            taken[unit / 64] |= UINT64_C(1) << unit % 64;
-        }
-        before = key;
-        used += size;
-    }
-    return used == node->used;
-}
+/* ---- reading a node ----------------------------------------------------------------------------------------- */
 
 static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm_status *status)
 {
@@ -63,7 +15,7 @@ static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm
     /* Contents that programs may write can't pass for a node: the map says what a page is. Levels fall by one, so
      * references can't form a loop. */
     bool valid = known
-                 || (pm_catalog_node_valid(node)
+                 || (pm_node_valid(node)
                      && pm_heap_live_kind(region, offset / PM_PAGE, status) == PM_PAGE_META);
     if (!valid || node->head.level != level) {
         region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
@@ -72,92 +24,6 @@ static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm
         return NULL;
     }
     return node;
-}
-
-/* The first slot with a key >= key; *exact if it is equal. Not by PM_FIRST: a comparison has three results, and
- * comparing once more with the key that was found would read its slot again. */
-static unsigned lower_bound(const pm_node *node, pm_key key, bool *exact)
-{
-    unsigned low = 0, high = node->count;
-    *exact = false;
-    while (low < high) {
-        unsigned middle = (low + high) / 2;
-        pm_key there;
-        pm_catalog_node_cell(node, middle, &there, NULL);
-        int order = pm_catalog_key_compare(there, key);
-        if (order == 0) *exact = true;
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-/* The child that has the key: 0 is first_child, i > 0 is the child of slot i - 1. */
-static unsigned child_index(const pm_node *node, pm_key key)
-{
-    bool exact;
-    unsigned slot = lower_bound(node, key, &exact);
-    return exact ? slot + 1 : slot;
-}
-
-static uint64_t child_at(const pm_node *node, unsigned index)
-{
-    return index ? pm_catalog_node_cell(node, index - 1, NULL, NULL).offset : node->first_child;
-}
-
-static size_t room_in(const pm_node *node)
-{
-    return CELLS_END - PM_LINE - 2 * (size_t)node->count - node->used;
-}
-
-static void node_clear(pm_node *node)
-{
-    node->count = node->used = 0;
-    node->low = CELLS_END;
-}
-
-/* Adds a cell at a slot; there must be room. */
-static void cell_insert(pm_node *node, unsigned slot, const pm_cell *cell, const uint8_t *key, const uint8_t *meta);
-
-/* Moves the cells together at the end of the page. */
-static void node_pack(pm_node *node)
-{
-    pm_node old = *node;
-    node_clear(node);
-    for (unsigned i = 0; i < old.count; i++) {
-        pm_key key;
-        const uint8_t *meta;
-        pm_cell cell = pm_catalog_node_cell(&old, i, &key, &meta);
-        cell_insert(node, i, &cell, key.bytes, meta);
-    }
-}
-
-static void cell_insert(pm_node *node, unsigned slot, const pm_cell *cell, const uint8_t *key, const uint8_t *meta)
-{
-    size_t size = cell_size(cell->key_length, cell->meta_length);
-    PM_CHECK(size + 2 <= room_in(node));
-    if (PM_LINE + 2 * ((size_t)node->count + 1) + size > node->low) node_pack(node);
-    memmove(&node->slots[slot + 1], &node->slots[slot], 2 * (size_t)(node->count - slot));
-    node->low = (uint16_t)(node->low - size);
-    node->slots[slot] = node->low;
-    uint8_t *at = (uint8_t *)node + node->low;
-    memset(at + size - 8, 0, 8);
-    memcpy(at, cell, sizeof *cell);
-    memcpy(at + sizeof *cell, key, cell->key_length);
-    if (cell->meta_length) memcpy(at + sizeof *cell + cell->key_length, meta, cell->meta_length);
-    node->used = (uint16_t)(node->used + size);
-    node->count++;
-}
-
-static void cell_remove(pm_node *node, unsigned slot)
-{
-    pm_cell cell = pm_catalog_node_cell(node, slot, NULL, NULL);
-    size_t size = cell_size(cell.key_length, cell.meta_length);
-    if (node->slots[slot] == node->low) node->low = (uint16_t)(node->low + size);
-    node->used = (uint16_t)(node->used - size);
-    node->count--;
-    memmove(&node->slots[slot], &node->slots[slot + 1], 2 * (size_t)(node->count - slot));
-    if (!node->count) node_clear(node);
 }
 
 /* ---- looking up --------------------------------------------------------------------------------------------- */
@@ -185,14 +51,14 @@ static pm_status descend(pm_region *region, pm_key key, tree_path *path)
         PM_TRY(status);
         path->nodes[path->depth] = node;
         if (!level) return PM_OK;
-        path->children[path->depth] = child_index(node, key);
-        offset = child_at(node, path->children[path->depth]);
+        path->children[path->depth] = pm_node_child_index(node, key);
+        offset = pm_node_child_at(node, path->children[path->depth]);
     }
 }
 
 void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
 {
-    pm_cell cell = pm_catalog_node_cell(leaf, slot, &found->key, &found->meta);
+    pm_cell cell = pm_node_cell(leaf, slot, &found->key, &found->meta);
     found->entry = (pm_entry){cell.offset, cell.length, cell.kind, cell.flags, cell.meta_length};
 }
 
@@ -202,7 +68,7 @@ pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
     bool exact;
     PM_TRY(descend(region, key, &path));
     const pm_node *leaf = path.nodes[path.depth];
-    unsigned slot = lower_bound(leaf, key, &exact);
+    unsigned slot = pm_node_lower_bound(leaf, key, &exact);
     if (!exact) return PM_NOT_FOUND;
     pm_catalog_node_found(leaf, slot, found);
     return PM_OK;
@@ -221,7 +87,7 @@ static pm_status step_leaf(pm_region *region, tree_path *path, int by)
     for (; depth < (int)path->depth; depth++) {
         pm_status status;
         const pm_node *node = path->nodes[depth];
-        uint64_t offset = child_at(node, path->children[depth]);
+        uint64_t offset = pm_node_child_at(node, path->children[depth]);
         path->nodes[depth + 1] = node_read(region, offset, node->head.level - 1, &status);
         PM_TRY(status);
         path->children[depth + 1] = by > 0 ? 0 : path->nodes[depth + 1]->count;
@@ -241,14 +107,14 @@ pm_status pm_catalog_seek(pm_region *region, pm_key key, bool after, pm_found *f
     tree_path path;
     bool exact;
     PM_TRY(descend(region, key, &path));
-    unsigned slot = lower_bound(path.nodes[path.depth], key, &exact);
+    unsigned slot = pm_node_lower_bound(path.nodes[path.depth], key, &exact);
     if (exact && after) slot++;
     while (slot >= path.nodes[path.depth]->count) {
         PM_TRY(step_leaf(region, &path, 1));
         slot = 0;
     }
     pm_catalog_node_found(path.nodes[path.depth], slot, found);
-    return in_order(pm_catalog_key_compare(found->key, key) >= (after ? 1 : 0));
+    return in_order(pm_node_compare_keys(found->key, key) >= (after ? 1 : 0));
 }
 
 pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found)
@@ -256,13 +122,13 @@ pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found)
     tree_path path;
     bool exact;
     PM_TRY(descend(region, key, &path));
-    unsigned slot = lower_bound(path.nodes[path.depth], key, &exact);
+    unsigned slot = pm_node_lower_bound(path.nodes[path.depth], key, &exact);
     while (!slot) {
         PM_TRY(step_leaf(region, &path, -1));
         slot = path.nodes[path.depth]->count;
     }
     pm_catalog_node_found(path.nodes[path.depth], slot - 1, found);
-    return in_order(pm_catalog_key_compare(found->key, key) < 0);
+    return in_order(pm_node_compare_keys(found->key, key) < 0);
 }
 
 /* ---- changing ----------------------------------------------------------------------------------------------- */
@@ -286,7 +152,7 @@ static pm_status take_spares(pm_region *region, const tree_path *path, size_t le
     spare->count = 0;
     unsigned wanted = 0;
     int depth = (int)path->depth;
-    for (size_t bytes = leaf_bytes; depth >= 0 && room_in(path->nodes[depth]) < bytes + 2;
+    for (size_t bytes = leaf_bytes; depth >= 0 && pm_node_room(path->nodes[depth]) < bytes + 2;
          depth--, bytes = LARGEST_INNER)
         wanted++;
     if (depth < 0) wanted++; /* a new root */
@@ -312,13 +178,13 @@ static tree_item item_at(const pm_node *node, unsigned i, unsigned slot, const t
 {
     if (i == slot) return *inserted;
     tree_item item;
-    item.cell = pm_catalog_node_cell(node, i < slot ? i : i - 1, &item.key, &item.meta);
+    item.cell = pm_node_cell(node, i < slot ? i : i - 1, &item.key, &item.meta);
     return item;
 }
 
 static size_t item_bytes(const tree_item *item)
 {
-    return cell_size(item->cell.key_length, item->cell.meta_length) + 2;
+    return pm_node_cell_size(item->cell.key_length, item->cell.meta_length) + 2;
 }
 
 /* How many of the items stay at the left: the cut that leaves the larger side smallest. A cell has at most 1560 of the
@@ -344,10 +210,10 @@ static pm_status divide(pm_region *region, pm_node *node, unsigned slot, const t
                         pm_node **right, pm_key *separator, uint8_t *key_bytes)
 {
     *right = pm_page_new(region, page, PM_TYPE_NODE, node->head.level);
-    node_clear(*right);
+    pm_node_clear(*right);
     unsigned cut = choose_cut(node, slot, inserted);
     pm_node old = *node;
-    node_clear(node);
+    pm_node_clear(node);
     for (unsigned i = 0; i <= old.count; i++) {
         tree_item item = item_at(&old, i, slot, inserted);
         pm_node *target = i < cut ? node : *right;
@@ -359,7 +225,7 @@ static pm_status divide(pm_region *region, pm_node *node, unsigned slot, const t
                 continue;
             }
         }
-        cell_insert(target, target->count, &item.cell, item.key.bytes, item.meta);
+        pm_node_insert(target, target->count, &item.cell, item.key.bytes, item.meta);
     }
     return PM_OK;
 }
@@ -370,10 +236,10 @@ static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, c
 {
     pm_node *node = path->nodes[depth];
     bool exact;
-    unsigned slot = lower_bound(node, inserted->key, &exact);
+    unsigned slot = pm_node_lower_bound(node, inserted->key, &exact);
     pm_page_edit(region, node);
-    if (item_bytes(inserted) <= room_in(node)) {
-        cell_insert(node, slot, &inserted->cell, inserted->key.bytes, inserted->meta);
+    if (item_bytes(inserted) <= pm_node_room(node)) {
+        pm_node_insert(node, slot, &inserted->cell, inserted->key.bytes, inserted->meta);
         return PM_OK;
     }
     PM_CHECK(spare->count > 0);
@@ -389,9 +255,9 @@ static pm_status insert_at(pm_region *region, tree_path *path, unsigned depth, c
     pm_page_edit(region, root);
     PM_CHECK(spare->count > 0);
     pm_node *top = pm_page_new(region, spare->pages[--spare->count], PM_TYPE_NODE, node->head.level + 1);
-    node_clear(top);
+    pm_node_clear(top);
     top->first_child = node->head.self;
-    cell_insert(top, 0, &up.cell, up.key.bytes, NULL);
+    pm_node_insert(top, 0, &up.cell, up.key.bytes, NULL);
     root->tree = top->head.self;
     return PM_OK;
 }
@@ -412,12 +278,12 @@ pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, c
     PM_TRY(descend(region, key, &path));
     pm_node *leaf = path.nodes[path.depth];
     bool exact;
-    unsigned slot = lower_bound(leaf, key, &exact);
+    unsigned slot = pm_node_lower_bound(leaf, key, &exact);
     pm_cell cell = {.key_length = (uint16_t)key.length, .meta_length = entry->meta_length, .kind = entry->kind,
                     .flags = entry->flags, .offset = entry->offset, .length = entry->length};
     tree_item inserted = {cell, key, meta};
     if (exact) {
-        pm_cell old = pm_catalog_node_cell(leaf, slot, NULL, NULL);
+        pm_cell old = pm_node_cell(leaf, slot, NULL, NULL);
         if (old.meta_length == cell.meta_length) {
             pm_page_edit(region, leaf);
             uint8_t *at = (uint8_t *)leaf + leaf->slots[slot];
@@ -427,10 +293,10 @@ pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, c
         }
     }
     spare_pages spare;
-    PM_TRY(take_spares(region, &path, cell_size(key.length, cell.meta_length), &spare));
+    PM_TRY(take_spares(region, &path, pm_node_cell_size(key.length, cell.meta_length), &spare));
     if (exact) {
         pm_page_edit(region, leaf);
-        cell_remove(leaf, slot);
+        pm_node_remove(leaf, slot);
     } else {
         PM_TRY(add_to_count(region, 1));
     }
@@ -451,10 +317,10 @@ static pm_status free_node(pm_region *region, pm_node *node)
 static void remove_child(pm_node *node, unsigned index)
 {
     if (index) {
-        cell_remove(node, index - 1);
+        pm_node_remove(node, index - 1);
     } else if (node->count) {
-        node->first_child = pm_catalog_node_cell(node, 0, NULL, NULL).offset;
-        cell_remove(node, 0);
+        node->first_child = pm_node_cell(node, 0, NULL, NULL).offset;
+        pm_node_remove(node, 0);
     } else {
         node->first_child = 0;
     }
@@ -465,16 +331,16 @@ static void remove_child(pm_node *node, unsigned index)
 static pm_status merge_leaves(pm_region *region, pm_node *parent, unsigned index)
 {
     pm_status status;
-    pm_node *left = node_read(region, child_at(parent, index), 0, &status);
-    pm_node *right = node_read(region, child_at(parent, index + 1), 0, &status);
-    if (!left || !right || left == right || right->used + 2u * right->count > room_in(left)) return PM_OK;
+    pm_node *left = node_read(region, pm_node_child_at(parent, index), 0, &status);
+    pm_node *right = node_read(region, pm_node_child_at(parent, index + 1), 0, &status);
+    if (!left || !right || left == right || right->used + 2u * right->count > pm_node_room(left)) return PM_OK;
     pm_page_edit(region, left);
     pm_page_edit(region, parent);
     for (unsigned i = 0; i < right->count; i++) {
         pm_key key;
         const uint8_t *meta;
-        pm_cell cell = pm_catalog_node_cell(right, i, &key, &meta);
-        cell_insert(left, left->count, &cell, key.bytes, meta);
+        pm_cell cell = pm_node_cell(right, i, &key, &meta);
+        pm_node_insert(left, left->count, &cell, key.bytes, meta);
     }
     remove_child(parent, index + 1);
     return free_node(region, right);
@@ -486,11 +352,11 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
     PM_TRY(descend(region, key, &path));
     pm_node *leaf = path.nodes[path.depth];
     bool exact;
-    unsigned slot = lower_bound(leaf, key, &exact);
+    unsigned slot = pm_node_lower_bound(leaf, key, &exact);
     if (!exact) return PM_NOT_FOUND;
     PM_TRY(add_to_count(region, -1));
     pm_page_edit(region, leaf);
-    cell_remove(leaf, slot);
+    pm_node_remove(leaf, slot);
     if (!path.depth) return PM_OK;
     pm_node *parent = path.nodes[path.depth - 1];
     unsigned index = path.children[path.depth - 1];
@@ -528,12 +394,98 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
     return PM_OK;
 }
 
+/* ---- numbered keys ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    pm_key prefix;
+    uint64_t from; /* the first number that changes */
+    int64_t by;
+} shift;
+
+/* The number of a key that begins with the prefix. False: it has another prefix. */
+static bool number_of(pm_key key, const shift *how, uint64_t *number)
+{
+    size_t length = how->prefix.length;
+    if (key.length != length + PM_NUMBER_BYTES || memcmp(key.bytes, how->prefix.bytes, length)) return false;
+    *number = pm_node_number_read(key.bytes + length);
+    return true;
+}
+
+/* A key of an inner node stays between the keys at its sides. No key is in the numbers that are filled from above. */
+static uint64_t shifted(uint64_t number, const shift *how)
+{
+    if (number >= how->from) return number + (uint64_t)how->by;
+    uint64_t least = how->from + (uint64_t)how->by;
+    return how->by < 0 && number > least ? least : number;
+}
+
+static void shift_cells(pm_region *region, pm_node *node, const shift *how)
+{
+    for (unsigned i = 0; i < node->count; i++) {
+        pm_key key;
+        uint64_t number;
+        pm_node_cell(node, i, &key, NULL);
+        if (!number_of(key, how, &number) || shifted(number, how) == number) continue;
+        pm_page_edit(region, node);
+        uint8_t *at = (uint8_t *)node + node->slots[i] + sizeof(pm_cell) + how->prefix.length;
+        pm_node_number_write(at, shifted(number, how));
+    }
+}
+
+/* Whether the keys of a leaf can get their new numbers: they have one, it has no overflow, and no key is in the way. */
+static pm_status check_shift(const pm_node *leaf, const shift *how)
+{
+    for (unsigned i = 0; i < leaf->count; i++) {
+        pm_key key;
+        uint64_t number;
+        pm_node_cell(leaf, i, &key, NULL);
+        if (key.length < how->prefix.length || memcmp(key.bytes, how->prefix.bytes, how->prefix.length)) continue;
+        bool sound = number_of(key, how, &number);
+        if (sound && how->by > 0) sound = number < how->from || number <= UINT64_MAX - (uint64_t)how->by;
+        else if (sound) sound = number >= how->from || number < how->from + (uint64_t)how->by;
+        if (!sound) return pm_fail(PM_CORRUPT, "the catalog is damaged: a key has no place in its sequence");
+    }
+    return PM_OK;
+}
+
+/* Checks or changes a node and what is below it. */
+static pm_status shift_below(pm_region *region, pm_node *node, const shift *how, bool change)
+{
+    if (node->head.level) {
+        uint8_t bytes[PM_KEY_MAX];
+        unsigned last = pm_node_child_index(node, pm_node_numbered(bytes, how->prefix, UINT64_MAX));
+        uint64_t least = how->by < 0 ? how->from + (uint64_t)how->by : how->from;
+        unsigned i = pm_node_child_index(node, pm_node_numbered(bytes, how->prefix, least));
+        for (; i <= last; i++) {
+            pm_status status;
+            pm_node *child = node_read(region, pm_node_child_at(node, i), node->head.level - 1, &status);
+            PM_TRY(status);
+            PM_TRY(shift_below(region, child, how, change));
+        }
+    } else if (!change) {
+        return check_shift(node, how);
+    }
+    if (change) shift_cells(region, node, how);
+    return PM_OK;
+}
+
+pm_status pm_catalog_shift(pm_region *region, pm_key prefix, uint64_t from, int64_t by)
+{
+    tree_path path;
+    shift how = {prefix, from, by};
+    uint8_t bytes[PM_KEY_MAX];
+    if (!by) return PM_OK;
+    PM_TRY(descend(region, pm_node_numbered(bytes, prefix, from), &path));
+    PM_TRY(shift_below(region, path.nodes[0], &how, false));
+    return shift_below(region, path.nodes[0], &how, true);
+}
+
 void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id)
 {
     pm_region region = {.live = image, .store_id = store_id};
     pm_node *node = (void *)(image + offset);
     node->head = (pm_page_head){.self = offset, .type = PM_TYPE_NODE};
-    node_clear(node);
+    pm_node_clear(node);
     pm_page_checksum(&region, node);
 }
 

@@ -6,11 +6,7 @@
 #define PM_CATALOG_H
 
 #include "space/heap.h"
-
-typedef struct {
-    const uint8_t *bytes;
-    size_t length;
-} pm_key;
+#include "space/node.h"
 
 /* An entry in a leaf: valid until the next change of the catalog. */
 typedef struct {
@@ -34,40 +30,19 @@ pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found);
 pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, const uint8_t *meta);
 pm_status pm_catalog_delete(pm_region *region, pm_key key);
 
+/* Adds `by` to the number of each numbered key (pm_node_numbered) with this prefix, from the number `from` on. For
+ * by < 0, no key may have a number of [from + by, from). It takes no space: a failure finds the catalog damaged, before
+ * anything is changed. */
+pm_status pm_catalog_shift(pm_region *region, pm_key prefix, uint64_t from, int64_t by);
+
 /* The hash of all keys, entries and contents, as the program sees them. It does not depend on their places. */
 pm_status pm_catalog_hash(pm_region *region, uint64_t *hash);
 
 void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id); /* an empty root node */
 
-/* ---- for recovery/verify.c and commit/pending.c: nodes of an image ---- */
-
 enum { PM_TREE_HEIGHT = 24 };
-typedef struct {
-    uint16_t key_length, meta_length;
-    uint8_t kind, flags;
-    uint16_t reserved;
-    uint64_t offset; /* leaf: of the extent. inner: of the child with keys >= key */
-    uint64_t length; /* of the extent's contents */
-} pm_cell;
 
-_Static_assert(sizeof(pm_cell) == 24, "cell");
-
-typedef struct {
-    pm_page_head head;
-    uint64_t first_child; /* inner: of keys below the first cell's */
-    uint16_t count;
-    uint16_t low;  /* where the lowest cell begins; cells grow down from the page's end */
-    uint16_t used; /* bytes in cells */
-    uint16_t reserved;
-    uint8_t reserved2[PM_LINE - sizeof(pm_page_head) - 16];
-    uint16_t slots[(PM_PAGE - PM_LINE) / 2]; /* where each cell begins, in order of the keys */
-} pm_node;
-
-_Static_assert(sizeof(pm_node) == PM_PAGE && offsetof(pm_node, slots) == PM_LINE, "node");
-
-bool pm_catalog_node_valid(const pm_node *node); /* every cell lies inside, in order */
+/* The entry in a slot of a leaf, which need not be one of the tree. */
 void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found);
-pm_cell pm_catalog_node_cell(const pm_node *node, unsigned i, pm_key *key, const uint8_t **meta);
-int pm_catalog_key_compare(pm_key a, pm_key b); /* -1, 0 or 1 */
 
 #endif

@@ -113,6 +113,39 @@ pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t coun
     return status;
 }
 
+/* The deletion of members that were looked up just now. */
+static pm_status remove_members(pm_store *store, pm_key prefix, uint64_t at, uint64_t count)
+{
+    uint8_t bytes[PM_KEY_MAX];
+    for (uint64_t i = 0; i < count; i++) {
+        pm_status status = pm_entries_delete(store, pm_node_numbered(bytes, prefix, at + i));
+        if (status != PM_OK && status != PM_NOT_FOUND) return pm_failed(store, status); /* not found: it was moved */
+    }
+    return PM_OK;
+}
+
+pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_renaming *all,
+                            size_t count)
+{
+    uint64_t behind = at + removed;
+    for (uint64_t i = at; i < behind; i++) {
+        uint8_t bytes[PM_KEY_MAX];
+        pm_found found;
+        pm_status status = pm_catalog_get(&store->region, pm_node_numbered(bytes, prefix, i), &found);
+        if (status == PM_NOT_FOUND) return pm_fail(PM_CORRUPT, "a sequence lacks a member");
+        PM_TRY(status);
+    }
+    PM_TRY(pm_catalog_shift(&store->region, prefix, behind, (int64_t)count)); /* a gap for the new members */
+    pm_status status = pm_entries_rename(store, all, count);
+    if (status != PM_OK) {
+        pm_status undone = pm_catalog_shift(&store->region, prefix, behind + count, -(int64_t)count);
+        return undone == PM_OK ? status : pm_failed(store, undone);
+    }
+    PM_TRY(remove_members(store, prefix, at, removed));
+    status = pm_catalog_shift(&store->region, prefix, behind, -(int64_t)removed);
+    return status == PM_OK ? PM_OK : pm_failed(store, status);
+}
+
 pm_status pm_entries_scan(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length,
                           uint8_t *rows, size_t capacity, size_t *used)
 {

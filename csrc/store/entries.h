@@ -16,6 +16,10 @@ pm_status pm_entries_delete(pm_store *store, pm_key key);
 /* Gives entries other keys, with the extents that they own: all of them, or none. See pm_rename. */
 pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t count);
 
+/* Replaces members of a sequence: all of it, or nothing. See pm_splice. */
+pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_renaming *all,
+                            size_t count);
+
 /* Deletes all entries whose keys start with the prefix. An empty prefix deletes none. */
 pm_status pm_entries_delete_prefix(pm_store *store, const uint8_t *prefix, size_t length);
 

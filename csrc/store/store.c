@@ -339,15 +339,34 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
     return leave(store, status);
 }
 
-pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
+static pm_status check_renamings(const pm_renaming *all, size_t count)
 {
     pm_key key;
     for (size_t i = 0; i < count; i++) {
         PM_TRY(check_key(all[i].from, all[i].from_length, &key));
         PM_TRY(check_key(all[i].to, all[i].to_length, &key));
     }
+    return PM_OK;
+}
+
+pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
+{
+    PM_TRY(check_renamings(all, count));
     PM_TRY(enter_to_write(store));
     return leave(store, pm_entries_rename(store, all, count));
+}
+
+pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
+                    const pm_renaming *all, size_t count)
+{
+    pm_key key;
+    PM_TRY(check_key(prefix, prefix_length + PM_NUMBER_BYTES, &key));
+    key.length = prefix_length;
+    PM_TRY(check_renamings(all, count));
+    if (removed > UINT64_MAX / 4 || count > UINT64_MAX / 4 || at > UINT64_MAX / 4)
+        return pm_fail(PM_INVALID, "a sequence has no such members");
+    PM_TRY(enter_to_write(store));
+    return leave(store, pm_entries_splice(store, key, at, removed, all, count));
 }
 
 pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after, const uint8_t *prefix,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from pmstore._catalog.kinds import BLOB, INLINE, LIST
@@ -27,7 +26,7 @@ class PersistentList(MutableSequence[Any]):
 
     `Store.create_list` makes it, and ``store[name]`` returns it from then on. Elements can be all values that a store
     keeps; they are read back as plain copies, numpy arrays too. Inserting and deleting at other places than the end
-    take O(n).
+    take O(n), and move no contents. A change happens as a whole or, if it raises, not at all.
 
     When its name is deleted or given another value, or its creation is rolled back, using it raises UnknownNameError (a
     KeyError). Reading raises CorruptStoreError if the file is damaged. Changing raises TypeError for an element that
@@ -131,38 +130,29 @@ class PersistentList(MutableSequence[Any]):
         values = [(encode(v), type_name(v)) for v in value]
         with self._catalog.lock:
             self._catalog.writable()
-            length = len(self)
-            first, last, step = index.indices(length)
+            first, last, step = index.indices(len(self))
             places = range(first, last, step)
-            if step != 1 and len(places) != len(values):
+            if step == 1:
+                self._splice(first, len(places), values)
+                return
+            if len(places) != len(values):
                 raise ValueError(
                     f"attempt to assign sequence of size {len(values)} to extended slice of size {len(places)}"
                 )
-            start = min(places, default=max(first, 0))
-            tail = self._tail(start, length)
-            changed = tail.copy()
-            if step == 1:
-                changed[: len(places)] = values
-            else:
-                for i, part in zip(places, values):
-                    changed[i - start] = part
-            self._replace(start, tail, changed)
+            if places:
+                given = dict(zip(places, values))
+                between = range(min(places), max(places) + 1)
+                self._splice(between.start, len(between), [given.get(i, i) for i in between])
 
     def __delitem__(self, index: int | slice) -> None:
         """Deletes an element, or those of a slice; the elements after it move up."""
         with self._catalog.lock:
             self._catalog.writable()
             length = len(self)
-            places = range(*index.indices(length)) if isinstance(index, slice) else [_place(index, length)]
-            if not places:
-                return
-            start = min(places)
-            if start == length - 1:
-                self._catalog.core.delete(element_key(self._id, start))
-                return
-            tail = self._tail(start, length)
-            gone = {i - start for i in places}
-            self._replace(start, tail, [part for i, part in enumerate(tail) if i not in gone])
+            gone = range(*index.indices(length)) if isinstance(index, slice) else [_place(index, length)]
+            if gone:
+                between = range(min(gone), max(gone) + 1)
+                self._splice(between.start, len(between), [i for i in between if i not in gone])
 
     def insert(self, index: int, value: Any) -> None:
         """Inserts before an index, like list.insert: O(1) at the end, O(n) elsewhere."""
@@ -174,8 +164,7 @@ class PersistentList(MutableSequence[Any]):
             if i == length:
                 self._put(i, *part)
             else:
-                tail = self._tail(i, length)
-                self._replace(i, tail, [part, *tail])
+                self._splice(i, 0, [part])
 
     def append(self, value: Any) -> None:
         """Adds an element at the end, in O(1)."""
@@ -190,7 +179,9 @@ class PersistentList(MutableSequence[Any]):
         with self._catalog.lock:
             self._catalog.writable()
             length = len(self)
-            self._replace(length, [], parts)
+            with _undone(self._catalog, self._id, length):
+                for i, part in enumerate(parts, length):
+                    self._put(i, *part)
 
     def pop(self, index: int = -1) -> Any:
         """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
@@ -206,7 +197,10 @@ class PersistentList(MutableSequence[Any]):
 
     def reverse(self) -> None:
         """Reverses the elements in place."""
-        self[:] = self[::-1]
+        with self._catalog.lock:
+            self._catalog.writable()
+            length = len(self)
+            self._splice(0, length, range(length - 1, -1, -1))
 
     # ---- the elements
 
@@ -241,37 +235,38 @@ class PersistentList(MutableSequence[Any]):
     def _put(self, i: int, encoded: bytes, kind: str) -> None:
         self._catalog.put_encoded(element_key(self._id, i), encoded, kind)
 
-    def _tail(self, start: int, length: int) -> list[tuple[bytes, str]]:
-        """Encodings of the elements from start on, and their types."""
-        tail = []
-        after = element_key(self._id, start - 1) if start else None
-        for i, row in enumerate(self._catalog.core.scan(element_prefix(self._id), after), start):
-            if split_element(row.key) != (self._id, i):
-                raise CorruptStoreError(f"'{self._name}[{i}]': the list lacks an element")
-            kind = row.entry.meta.decode("utf-8", "replace") if row.entry.offset else ""
-            tail.append((self._catalog.encoded(row.entry), kind))
-        if len(tail) != length - start:
-            raise CorruptStoreError(f"{self._name!r}: the list lacks elements")
-        return tail
+    def _splice(self, start: int, removed: int, new: Sequence[tuple[bytes, str] | int]) -> None:
+        """Replace elements from `start` on by new ones: encodings with their types, or numbers of elements that are
+        removed and stay in the list elsewhere. All of it happens, or nothing."""
+        catalog, behind = self._catalog, start + removed
+        if not removed and not new:
+            return
+        if removed != len(new) or any(isinstance(part, int) for part in new):
+            catalog.lost_updates.shifted(self._id, start)
+        staging = catalog.new_id() if any(not isinstance(part, int) for part in new) else 0
+        with _undone(catalog, staging, 0):
+            keys = []
+            for to, part in enumerate(new, behind):
+                if isinstance(part, int):
+                    key = element_key(self._id, part)
+                else:
+                    key = element_key(staging, to)
+                    catalog.put_encoded(key, *part)
+                keys.append((key, element_key(self._id, to)))
+            catalog.core.splice(element_prefix(self._id), start, removed, keys)
 
-    def _replace(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
-        """Replace all elements from start on, which are the old ones, by the new ones. If that fails, the old ones
-        stay."""
-        if old and len(old) != len(new) and self._catalog.lost_updates:
-            self._catalog.lost_updates.shifted(self._id, start)
-        try:
-            self._write(start, old, new)
-        except BaseException:
-            known = list(itertools.zip_longest(old, new))
-            self._write(start, [(b"", "")] * len(known), old)
-            raise
 
-    def _write(self, start: int, old: list[tuple[bytes, str]], new: list[tuple[bytes, str]]) -> None:
-        for i, part in enumerate(new):
-            if i >= len(old) or old[i] != part:
-                self._put(start + i, *part)
-        for i in range(len(new), len(old)):
-            self._catalog.core.delete(element_key(self._id, start + i))
+@contextlib.contextmanager
+def _undone(catalog: Catalog, list_id: int, start: int) -> Iterator[None]:
+    """Deletes the elements of a list id from `start` on, the last one first, if the with block raises."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Error):
+            after = element_key(list_id, start - 1) if start else None
+            for row in reversed(list(catalog.core.scan(element_prefix(list_id), after))):
+                catalog.core.delete(row.key)
+        raise
 
 
 def count_elements(catalog: Catalog, most: int) -> int | None:

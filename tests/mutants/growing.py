@@ -1,4 +1,4 @@
-"""Arrays that grow: mutants, and the part of the battery that notices them."""
+"""Arrays and lists that grow: mutants, and the part of the battery that notices them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,52 @@ from pathlib import Path
 import pmstore
 from tests.conftest import Medium
 from tests.mutants.build import Mutant
-from tests.store import test_growing, test_growing_beside
+from tests.store import test_growing, test_growing_beside, test_lists_full
 from tests.support.crashes import assert_survives, record
 from tests.support.crashes_growing import GROWING, moves, rows
 
 GROW, ARRAY, COPY = "pmstore/_catalog/growing.py", "pmstore/_values/array.py", "pmstore/_catalog/copying.py"
 
+TREE, ENTRIES = "csrc/space/catalog.c", "csrc/store/entries.c"
+
 NOTICED = [
+    Mutant(
+        "gap-stays-after-a-refusal",
+        "W",
+        ENTRIES,
+        "pm_catalog_shift(&store->region, prefix, behind + count, -(int64_t)count)",
+        "PM_OK",
+        "where space ends, a list lacks elements",
+        parts=("growing",),
+    ),
+    Mutant(
+        "separator-stays-above-its-keys",
+        "W",
+        TREE,
+        "return how->by < 0 && number > least ? least : number;",
+        "return number;",
+        "elements of a list can't be found any more",
+        parts=("growing",),
+    ),
+    Mutant(
+        "separators-not-shifted",
+        "W",
+        TREE,
+        "if (change) shift_cells(region, node, how);",
+        "if (change && !node->head.level) shift_cells(region, node, how);",
+        "elements of a list can't be found any more",
+        parts=("growing",),
+    ),
+    Mutant(
+        "shifted-numbers-not-noted",
+        "P",
+        TREE,
+        "pm_page_edit(region, node);",
+        ";",
+        "elements are out of place after a crash",
+        within="pm_page_edit(region, node);\n        uint8_t *at",
+        parts=("growing",),
+    ),
     Mutant(
         "rows-that-are-gone-come-back",
         "W",
@@ -140,6 +179,10 @@ def growing(directory: Path) -> None:
             assert_survives(record(place / "store.pm", media, workload), budget=200, depth=0)
         declared(opener(directory / f"declared-{media}"), media)
         renamed(opener(directory / f"renamed-{media}"), media)
+    for seed in range(2):
+        test_lists_full.test_lists_are_as_those_of_python(opener(directory / f"lists-{seed}"), seed)
+        test_lists_full.test_I41_where_space_ends_nothing_changes(opener(directory / f"full-{seed}"), seed)
+    test_lists_full.test_any_page_may_be_the_last(opener(directory / "pages"))
     place = directory / "damaged"
     test_growing_beside.test_damage(opener(place), Medium("memory", place))
     (other := directory / "before").mkdir()

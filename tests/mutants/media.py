@@ -9,7 +9,7 @@ from tests.mutants.build import Mutant, part
 FILE, MEMORY, MEDIA, STORE = "csrc/media/file.c", "csrc/media/memory.c", "csrc/media/media.c", "csrc/store/new_file.c"
 OPENING, TRANSACTION, CATALOG = "pmstore/_store/opening.py", "csrc/python/transaction.c", "pmstore/_catalog/catalog.py"
 LOCK = "csrc/python/lock.c"
-STORE_PY, LIST, OBJECTS = "pmstore/_store/store.py", "pmstore/_catalog/lists.py", "pmstore/_catalog/objects.py"
+STORE_PY, OBJECTS = "pmstore/_store/store.py", "pmstore/_catalog/objects.py"
 
 MEMORY_MEDIUM = [
     Mutant(

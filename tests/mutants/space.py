@@ -10,7 +10,7 @@ GATHER, HEAP, REGION = "csrc/commit/gather.c", "csrc/space/heap.c", "csrc/space/
 COMPARE, PARALLEL = "csrc/base/compare.c", "csrc/commit/parallel_compare.c"
 WRITE_BACK, TRANSACTION = "csrc/commit/write_back.c", "csrc/commit/transaction.c"
 CATALOG, STORE, VERIFY = "csrc/space/catalog.c", "csrc/store/store.c", "csrc/recovery/verify.c"
-PAGE = "csrc/space/page.c"
+PAGE, NODE = "csrc/space/page.c", "csrc/space/node.c"
 ENTRIES = "csrc/store/entries.c"
 
 GATHERING = [
@@ -444,7 +444,7 @@ NAMES = [
         "pm_page_edit(region, leaf);",
         ";",
         "a deleted name is back",
-        within="pm_page_edit(region, leaf);\n    cell_remove(leaf, slot);\n    if (!path.depth)",
+        within="pm_page_edit(region, leaf);\n    pm_node_remove(leaf, slot);\n    if (!path.depth)",
     ),
     Mutant(
         "replacement-not-noted",
@@ -462,6 +462,7 @@ NAMES = [
         "pm_page_edit(region, node);",
         ";",
         "a new name is lost",
+        within="pm_page_edit(region, node);\n    if (item_bytes",
     ),
     Mutant(
         "new-root-not-noted",
@@ -523,7 +524,7 @@ NAMES = [
     Mutant(
         "node-not-packed",
         "W",
-        CATALOG,
+        NODE,
         "PM_LINE + 2 * ((size_t)node->count + 1) + size > node->low",
         "PM_LINE + 2 * ((size_t)node->count + 1) + size > (size_t)node->low + 512",
         "cells overwrite the slots",

@@ -108,7 +108,7 @@ C_ORDER = {
         "overlay region_fork",
         "region region_map region_read",
         "region_image page extent",
-        "heap",
+        "heap node",
         "slots catalog",
     ],
     "commit": [

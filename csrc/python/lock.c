@@ -64,9 +64,19 @@ bool lock_call_until_done(PyObject *object, PyObject *method, bool *done)
 
 /* ---- taking and giving --------------------------------------------------------------------------------------- */
 
+/* The number of the calling thread. The system gives the id of a thread that has ended to another one, which must not
+ * have the locks that the first one has left behind. */
+static unsigned long this_thread(void)
+{
+    static _Thread_local unsigned long number;
+    static unsigned long last;
+    if (!number) number = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+    return number;
+}
+
 bool lock_is_mine(const Lock *lock)
 {
-    return lock->owner == PyThread_get_thread_ident();
+    return lock->owner == this_thread();
 }
 
 /* 1: the calling thread holds the lock. 0: it would have to wait. -1: a signal handler has raised an error. */
@@ -84,7 +94,7 @@ static int take(Lock *lock, bool wait)
         Py_END_ALLOW_THREADS
         if (status == PY_LOCK_INTR && Py_MakePendingCalls() < 0) return -1;
     }
-    lock->owner = PyThread_get_thread_ident();
+    lock->owner = this_thread();
     lock->depth = 1;
     return 1;
 }
@@ -265,14 +275,14 @@ PyObject *lock_type(void)
 
 bool lock_is_collecting(void)
 {
-    return collector == PyThread_get_thread_ident();
+    return collector == this_thread();
 }
 
 static PyObject *note_collector(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)self;
     bool begins = count && PyUnicode_Check(arguments[0]) && !PyUnicode_CompareWithASCIIString(arguments[0], "start");
-    collector = begins ? PyThread_get_thread_ident() : 0;
+    collector = begins ? this_thread() : 0;
     return Py_NewRef(Py_None);
 }
 

@@ -504,7 +504,7 @@ class Catalog:
                 if (target := self._array_if_sound(existing, described)) is not None:
                     if target is not value:
                         np.copyto(target, value)
-                        self.core.mark(existing.offset, existing.length)
+                    self.core.mark(existing.offset, existing.length)
                     return
         self.put_array(key, growing.successor(described, value, writeable), value, self._belongings(key, existing))
 

@@ -28,6 +28,7 @@ import numpy as np
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.lost_updates import Moved
 from pmstore._catalog.names import NAME_PREFIX, key_of
+from pmstore._catalog.rows import fitting, given_array
 from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
 from pmstore._values.array import (
@@ -42,7 +43,6 @@ from pmstore._values.array import (
     read_layout,
 )
 from pmstore._values.dtypes import storable_dtype
-from pmstore._values.tensors import array_of_tensor, is_tensor
 
 if TYPE_CHECKING:
     from pmstore._catalog.catalog import Catalog
@@ -201,10 +201,10 @@ def write_spare(core: Core, offset: int, at: int, end: int) -> None:
 
 def append(catalog: Catalog, name: str, rows: Any) -> Array:
     """See `Store.append`."""
-    given = _given(rows)
+    given = given_array(rows)
     with catalog.lock:
         key, entry, described = _found(catalog, name, "append")
-        new = _rows(given, rows, name, described)
+        new = fitting(given, rows, name, described)
         if given is None:
             key, entry, described = _again(catalog, name, "append", described)
         if not len(new):
@@ -272,77 +272,6 @@ def _length(length: Any, name: str, described: Layout) -> int:
     if count < 0:
         raise ValueError(f"an array can't have a negative length: {count}")
     return count
-
-
-def _given(rows: Any) -> Array | None:
-    """The rows as an array, if the dtype of the stored array makes no difference for that."""
-    if is_tensor(rows):
-        return array_of_tensor(rows)
-    if isinstance(rows, np.ma.MaskedArray):
-        raise TypeError("the rows are a masked array: store data and mask as two arrays")
-    return np.asarray(rows) if hasattr(rows, "__array__") else None
-
-
-def _rows(given: Array | None, rows: Any, name: str, described: Layout) -> Array:
-    """The rows to append, of shape (n, …). Their dtype can be converted."""
-    dtype, axes = described.dtype, described.shape[1:]
-    array = given if given is not None else _of_python(rows, dtype)
-    if given is None and dtype.kind in "iuf" and array.dtype.kind in "fO":  # numpy has no type for large whole numbers
-        exactly = np.asarray(rows, object)
-        if all(isinstance(number, int | np.integer) for number in exactly.flat):
-            array = _converted(exactly, dtype, name)
-    if array.shape == axes:
-        array = array[np.newaxis]
-    elif array.shape == (0,):
-        array = array.reshape(0, *axes)
-    if array.shape[1:] != axes or not array.ndim:
-        raise ValueError(
-            f"rows of shape {array.shape} can't be appended to {name!r}: it takes rows of shape {axes}, one or many"
-        )
-    if array.dtype != dtype and array.size:
-        numbers = array.dtype.kind in "biu" and dtype.kind in "biu" and given is None
-        if not numbers and not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise TypeError(_lossy(array, name, dtype))
-        if (dtype.kind in "mM" or not np.can_cast(array.dtype, dtype)) and not _keeps(array, dtype):
-            if dtype.kind in "biu":
-                raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold")
-            raise TypeError(_lossy(array, name, dtype))
-    return array
-
-
-def _lossy(array: Array, name: str, dtype: np.dtype[Any]) -> str:
-    what = f"rows of dtype {array.dtype} can't be appended to {name!r} of dtype {dtype}"
-    return f"{what} without loss: convert them with astype"
-
-
-def _of_python(rows: Any, dtype: np.dtype[Any]) -> Array:
-    """Rows of Python's values, with all of each value; those of other types than numbers, text and times as the dtype
-    has them."""
-    if dtype.kind in "biufc":
-        return np.asarray(rows)
-    if dtype.kind in "US":
-        return np.asarray(rows).astype(dtype.kind, copy=False)
-    if dtype.kind in "mM" and not any(isinstance(one, int) for one in np.asarray(rows, object).flat):
-        return np.asarray(rows, f"{dtype.kind}8")
-    return np.asarray(rows, dtype)
-
-
-def _keeps(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers, text or times are the same in another dtype. Floats are rounded."""
-    if dtype.kind not in "biuUSmM":
-        return True
-    converted = array.astype(dtype)
-    if dtype.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted < 0, array < 0):
-        return False
-    return np.array_equal(converted.astype(array.dtype), array, equal_nan=dtype.kind in "mM")
-
-
-def _converted(numbers: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """Whole numbers of Python as a dtype. Raises OverflowError."""
-    try:
-        return numbers.astype(dtype)
-    except OverflowError as error:
-        raise OverflowError(f"the rows have numbers that {name!r}, of dtype {dtype}, can't hold") from error
 
 
 def _resized(

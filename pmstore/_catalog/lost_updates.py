@@ -179,6 +179,7 @@ class LostUpdates:
         for seen in list(self.seen.values()):
             if sys.getrefcount(seen.value) <= _OURS:
                 self._check(seen)
+        self._due = {at: [seen for seen in due if seen.value is not None] for at, due in self._due.items()}
         self._new, self._new_bytes = 0, 0
         held = sum(seen.size for seen in self.seen.values())
         self._sweep_at = max(_SWEEP[0], len(self.seen)), max(_SWEEP[1], held)

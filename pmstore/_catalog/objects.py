@@ -127,7 +127,8 @@ def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
             if not isinstance(one, Layout):
                 catalog.put_encoded(to, one, other)
             elif (old := live.pop(_place(other), None)) is not None:
-                moved.append((old, to))
+                moved.append((old.key, to))
+                catalog.core.mark(old.entry.offset, old.entry.length)
             else:
                 catalog.put_array(to, one, other)
         meta = Head(number, len(items), name).meta()
@@ -141,16 +142,16 @@ def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
     return meta
 
 
-def _live_parts(catalog: Catalog, key: bytes) -> dict[Any, bytes]:
-    """The keys of the parts of an object whose arrays are alive, by their place in memory."""
+def _live_parts(catalog: Catalog, key: bytes) -> dict[Any, Row]:
+    """The parts of an object whose arrays are alive, by their place in memory."""
     entry = catalog.core.get(key)
-    found = {}
+    found: dict[Any, Row] = {}
     if entry is not None and entry.kind == OBJECT:
         with contextlib.suppress(*UNSOUND):
             for _, row in rows(catalog, entry):
                 array = catalog.live(row.entry)
                 if array is not None and array.nbytes:
-                    found[_place(array)] = row.key
+                    found[_place(array)] = row
     return found
 
 

@@ -132,7 +132,7 @@ C_ORDER = {
 PYTHON_ORDER = {
     "_catalog": [
         "kinds names",
-        "declaration lost_updates",
+        "declaration lost_updates rows",
         "attributes growing listing lists objects catalog",
         "copying",
         "__init__",

@@ -150,6 +150,32 @@ def test_a_transaction_that_its_own_thread_ends_is_rolled_back_at_once(store):
             assert not w.any() and "a" not in store
 
 
+def test_a_new_thread_does_not_join_the_transaction_of_one_that_ended(store):
+    """The system gives a new thread the id of an old one, soon after its end."""
+    generator = suspended(store, a=1)
+    thread, _ = in_thread(generator.__next__)
+    thread.join()
+    ended = thread.ident
+
+    def change():
+        if threading.get_ident() == ended:
+            with store.transaction():
+                store["b"] = 2
+
+    for _ in range(10_000):
+        thread, _ = in_thread(change)
+        if thread.ident == ended:
+            break
+        thread.join()
+    else:
+        pytest.skip("no thread got the id of the one that ended")
+    with told():
+        del generator
+        thread.join()
+        store.commit()
+    assert store.read("b") == 2 and "a" not in store
+
+
 def test_the_collector_of_another_thread(store):
     w = store.create_array("w", 3)
     store.commit()

@@ -371,6 +371,14 @@ def test_what_is_converted(store: pmstore.Store, dtype: str, given: Any, found: 
         ("S1", np.array([b"a", b"ab"]), TypeError, "without loss"),
         ("M8[D]", np.array(["2026-01-02T00", "2026-01-02T12"], "M8[h]"), TypeError, "without loss"),
         ("f8", ["a", "b"], TypeError, "<U1"),
+        ("f4", [1, 1e300], OverflowError, "can't hold"),
+        ("f4", np.array([1, 1e300]), OverflowError, "can't hold"),
+        ("f2", [1, 70000], OverflowError, "can't hold"),
+        ("c8", [1, 1e300j], OverflowError, "can't hold"),
+        ("U8", ["a", None], TypeError, "takes text, not None"),
+        ("U8", ["a", 1.5], TypeError, "takes text, not 1.5"),
+        ("U8", np.array([1, 2]), TypeError, "int64"),
+        ("V4", np.array([b"12345678"] * 2, "V8"), TypeError, "without loss"),
         ("f8", [None, 1], TypeError, "object"),
         ("f8", [1, 2, 3], ValueError, r"rows of shape \(3,\).*takes rows of shape \(2,\)"),
         ("f8", 1.0, ValueError, r"shape \(\)"),
@@ -396,6 +404,39 @@ def test_records(store: pmstore.Store) -> None:
     assert x["a"].tolist() == [1, 4, 7, 1] and x["b"].tolist() == [[2, 3], [5, 6], [8, 9], [2, 3]]
     x = store.create_array("y", 2, ("f8", (3,)), maxshape=(None,))
     assert x.shape == (2, 3) and store.append("y", [1, 2, 3]).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ([(2**40, "ab", (0.5, 1))], OverflowError, r"'x\[a\]', of dtype int32, can't hold"),
+        ([(1, "ab", (0.5, 1)), (1.5, "ab", (0.5, 1))], TypeError, r"float64 can't be appended to 'x\[a\]'"),
+        ((1, "abcd", (0.5, 1)), TypeError, r"'x\[t\]' of dtype <U3"),
+        ([(1, "ab", (0.5, 300))], OverflowError, r"'x\[n\]\[n\]'"),
+        ([(1, "ab")], TypeError, "is a tuple with the fields a, t, n, not"),
+        ([1, 2], TypeError, "is a tuple with the fields"),
+        ("ab", TypeError, "is a tuple with the fields"),
+        (np.zeros(2), TypeError, "give them the same fields"),
+        (np.zeros(2, [("a", "i4"), ("t", "U3")]), TypeError, "give them the same fields"),
+        (np.ones(2, [("a", "f8"), ("t", "U3"), ("n", [("f", "f4"), ("n", "u1")])]), TypeError, r"'x\[a\]'"),
+        (np.full(2, 300, [("a", "i4"), ("t", "U3"), ("n", [("f", "f4"), ("n", "u2")])]), OverflowError, r"\[n\]\[n\]"),
+        (np.ones(2, [("a", "i4", 2), ("t", "U3"), ("n", [("f", "f4"), ("n", "u1")])]), TypeError, "another shape"),
+    ],
+    ids=str,
+)
+def test_records_that_are_refused(store: pmstore.Store, given: Any, error: type[Exception], text: str) -> None:
+    x = store.create_array("x", 1, [("a", "i4"), ("t", "U3"), ("n", [("f", "f4"), ("n", "u1")])], maxshape=(None,))
+    with pytest.raises(error, match=text):
+        store.append("x", given)
+    assert store["x"] is x and len(x) == 1
+
+
+def test_fields_go_to_those_of_the_same_name(store: pmstore.Store) -> None:
+    x = store.create_array("x", 0, [("a", "f8"), ("b", "i8"), ("n", [("p", "f8"), ("q", "f8")])], maxshape=(None,))
+    other = np.array([((4, 3), 2, 1)], [("n", [("q", "f4"), ("p", "f4")]), ("b", "i2"), ("a", "f8")])
+    for given in (other, list(other), other[0]):
+        x = store.append("x", given)
+    assert x.tolist() == [(1, 2, (3, 4))] * 3
 
 
 def test_an_array_is_appended_to_itself(store: pmstore.Store) -> None:

@@ -284,6 +284,19 @@ def test_copies_that_nobody_holds_are_let_go(store, encoded):
     assert len(encoded) == 50 and not any(array() is not None for array in arrays)
 
 
+def test_reading_without_a_commit_takes_no_memory(store):
+    store["v"] = {"a": 1}
+    store.commit()
+    for _ in range(1000):
+        store["v"]["a"]
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(1000):
+        store["v"]["a"]
+    gc.collect()
+    assert len(gc.get_objects()) < before + 200
+
+
 def test_a_value_that_changes_while_it_is_looked_at(store, monkeypatch):
     store["v"] = {1: 2}
     store.commit()

@@ -58,9 +58,17 @@ def test_what_is_declared_is_committed(open_store: Open) -> None:
     with store.transaction(only=[w[3], f[:, 9]]):
         w[3] = f[:, 9] = -1
         store["new"] = np.arange(3000.0)  # a new array
+        store["object"] = pmstore.Parts("lib.Thing", {"x": np.zeros(3000), "k": 1})
         store["small"] = np.full(5, 9.0)  # in place, but by the store's own hand
         store["f"] = np.full((40, 600), 3.0, order="F")
     assert_committed(store)
+    with store.transaction(only=[]):  # in place, but assigned
+        store["small"] += 1
+        store["f"] = np.multiply(store["f"], 2, out=store["f"])
+        store["object"]["x"][7] = 7
+        store["object"] = store["object"]
+    assert_committed(store)
+    assert store.read("object")["x"][7] == 7
     with store.transaction(only=[]):
         store["k"] = "arrays have not changed"
         del store["new"]

@@ -234,9 +234,8 @@ pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entr
  *   meta                    entry->meta_length bytes, at most PM_META_MAX
  *   prefix, prefix_length   every key that starts with it is deleted, as by pm_delete; none if it has no bytes
  *
- * The replaced entry's own extent, if it is another, is freed, and its buffers are detached.
- *
- * To write. PM_INVALID, PM_TOO_LONG, PM_NO_SPACE. */
+ * The replaced entry's own extent, if it is another, is freed, and its buffers are detached. To write. PM_INVALID,
+ * PM_TOO_LONG, PM_NO_SPACE. */
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
                  const uint8_t *prefix, size_t prefix_length);
 
@@ -255,12 +254,13 @@ typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_r
  * PM_INVALID: a new key is taken; PM_TOO_LONG, PM_NO_SPACE. */
 pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count);
 
-/* Replaces members of a sequence: entries whose keys are a prefix and a number of 8 bytes, big-endian. Members `at` to
- * at + removed - 1 are deleted, and `all` come in their place: their new keys have the numbers from at + removed on,
- * from which the members behind have moved; then they all close up. A deleted member may be one of `all`. Only `all`
- * takes space. All of it is done, or nothing. To write. As for pm_rename. */
+typedef struct { const uint8_t *meta; pm_entry entry; uint64_t number; int moves; } pm_member; /* new, or moves */
+/* Replaces members of a sequence: entries whose keys are a prefix and a number of 8 bytes, big-endian, from 0 on. Those
+ * from `at` on, `removed` of them, are deleted, but for those that move; `all` take their place; those behind get other
+ * numbers. All of it is done, or nothing. Only new entries take space. To write. PM_CORRUPT: a member is missing, as
+ * the one before `at`; PM_INVALID: an extent has an owner, what moves is not removed; PM_TOO_LONG; PM_NO_SPACE. */
 pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
-                    const pm_renaming *all, size_t count);
+                    const pm_member *all, size_t count);
 
 /* A key and its entry: this, then the key, then the meta, padded to 8 bytes. */
 typedef struct {

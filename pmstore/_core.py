@@ -172,13 +172,6 @@ def _row(buffer: Any, at: int) -> tuple[Row, int]:
     return Row(buffer[start:end], entry), at + row_length
 
 
-def _rename(function: Callable[[Any, int], int], keys: Sequence[tuple[bytes, bytes]]) -> None:
-    """Call a function that takes an array of pm_renaming."""
-    kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
-    rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
-    require_ok(function(rows, len(rows)))
-
-
 class Core:
     """An open pm_store. Methods raise the exceptions of `error`.
 
@@ -368,12 +361,22 @@ class Core:
 
     def rename(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Give entries other keys, in one call, which no signal can interrupt: all of them, or none. Buffers stay."""
-        _rename(functools.partial(lib.pm_rename, self._store), keys)
+        kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
+        rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
+        require_ok(lib.pm_rename(self._store, rows, len(rows)))
 
-    def splice(self, prefix: bytes, at: int, removed: int, keys: Sequence[tuple[bytes, bytes]]) -> None:
-        """Replace `removed` members of a sequence, from number `at` on, by other entries, in one call, which no signal
-        can interrupt: all of it, or nothing. See pm_splice (pmstore.h)."""
-        _rename(functools.partial(lib.pm_splice, self._store, prefix, len(prefix), at, removed), keys)
+    def splice(self, prefix: bytes, at: int, removed: int, members: Sequence[Entry | int]) -> None:
+        """Replace `removed` members of a sequence, from number `at` on, by new entries and by members that are removed
+        and move there, in one call, which no signal can interrupt: all of it, or nothing. See pm_splice (pmstore.h)."""
+        rows = ffi.new("pm_member[]", len(members))
+        kept = []
+        for row, one in zip(rows, members):
+            if isinstance(one, int):
+                row.number, row.moves = one, 1
+            else:
+                kept.append(meta := ffi.from_buffer("uint8_t[]", one.meta))
+                row.meta, row.entry = meta, (*one[:4], len(meta))
+        require_ok(lib.pm_splice(self._store, prefix, len(prefix), at, removed, rows, len(rows)))
 
     def scan(self, prefix: bytes, after: bytes | None = None, start: bytes = b"") -> Iterator[Row]:
         """Rows of the keys with a prefix (after a key, or from `start` on), in order. Changes made meanwhile may or may

@@ -432,25 +432,39 @@ static void shift_cells(pm_region *region, pm_node *node, const shift *how)
     }
 }
 
-/* Whether the keys of a leaf can get their new numbers: they have one, it has no overflow, and no key is in the way. */
-static pm_status check_shift(const pm_node *leaf, const shift *how)
+/* The keys of a node lie from `low` on and below `high`; without bytes: without an end. */
+typedef struct {
+    pm_key low, high;
+} bounds;
+
+/* Whether the keys of a node can get their new numbers: they have one, without an overflow, their order stays, and no
+ * entry is in the way. A leaf that lies within its bounds and has a key is at one place of the tree only, so a walk
+ * over all of them ends. */
+static pm_status check_shift(const pm_node *node, const shift *how, const bounds *in)
 {
-    for (unsigned i = 0; i < leaf->count; i++) {
+    bool leaf = !node->head.level, any = false, sound = !leaf || node->count || !(in->low.length || in->high.length);
+    uint64_t number, now, before = 0, least = how->from + (uint64_t)how->by;
+    for (unsigned i = 0; i < node->count && sound; i++) {
         pm_key key;
-        uint64_t number;
-        pm_node_cell(leaf, i, &key, NULL);
+        pm_node_cell(node, i, &key, NULL);
+        sound = pm_node_compare_keys(key, in->low) >= 0
+                && (!in->high.length || pm_node_compare_keys(key, in->high) < 0);
         if (key.length < how->prefix.length || memcmp(key.bytes, how->prefix.bytes, how->prefix.length)) continue;
-        bool sound = number_of(key, how, &number);
-        if (sound && how->by > 0) sound = number < how->from || number <= UINT64_MAX - (uint64_t)how->by;
-        else if (sound) sound = number >= how->from || number < how->from + (uint64_t)how->by;
-        if (!sound) return pm_fail(PM_CORRUPT, "the catalog is damaged: a key has no place in its sequence");
+        if (!number_of(key, how, &number)) sound = false;
+        else if (how->by > 0 && number >= how->from && number > UINT64_MAX - (uint64_t)how->by) sound = false;
+        else if (how->by < 0 && leaf && number >= least && number < how->from) sound = false;
+        if (!sound) break;
+        now = shifted(number, how);
+        sound = !any || now > before;
+        any = true, before = now;
     }
-    return PM_OK;
+    return sound ? PM_OK : pm_fail(PM_CORRUPT, "the catalog is damaged: a key has no place in its sequence");
 }
 
-/* Checks or changes a node and what is below it. */
-static pm_status shift_below(pm_region *region, pm_node *node, const shift *how, bool change)
+/* Checks a node and what is below it, or, without bounds, changes them. */
+static pm_status shift_below(pm_region *region, pm_node *node, const shift *how, const bounds *in)
 {
+    if (in) PM_TRY(check_shift(node, how, in));
     if (node->head.level) {
         uint8_t bytes[PM_KEY_MAX];
         unsigned last = pm_node_child_index(node, pm_node_numbered(bytes, how->prefix, UINT64_MAX));
@@ -460,12 +474,13 @@ static pm_status shift_below(pm_region *region, pm_node *node, const shift *how,
             pm_status status;
             pm_node *child = node_read(region, pm_node_child_at(node, i), node->head.level - 1, &status);
             PM_TRY(status);
-            PM_TRY(shift_below(region, child, how, change));
+            bounds below = in ? *in : (bounds){{NULL, 0}, {NULL, 0}};
+            if (in && i) pm_node_cell(node, i - 1, &below.low, NULL);
+            if (in && i < node->count) pm_node_cell(node, i, &below.high, NULL);
+            PM_TRY(shift_below(region, child, how, in ? &below : NULL));
         }
-    } else if (!change) {
-        return check_shift(node, how);
     }
-    if (change) shift_cells(region, node, how);
+    if (!in) shift_cells(region, node, how);
     return PM_OK;
 }
 
@@ -474,10 +489,10 @@ pm_status pm_catalog_shift(pm_region *region, pm_key prefix, uint64_t from, int6
     tree_path path;
     shift how = {prefix, from, by};
     uint8_t bytes[PM_KEY_MAX];
-    if (!by) return PM_OK;
     PM_TRY(descend(region, pm_node_numbered(bytes, prefix, from), &path));
-    PM_TRY(shift_below(region, path.nodes[0], &how, false));
-    return shift_below(region, path.nodes[0], &how, true);
+    const bounds none = {{NULL, 0}, {NULL, 0}};
+    PM_TRY(shift_below(region, path.nodes[0], &how, &none));
+    return by ? shift_below(region, path.nodes[0], &how, NULL) : PM_OK;
 }
 
 void pm_catalog_format(uint8_t *image, uint64_t offset, uint64_t store_id)

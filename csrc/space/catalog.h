@@ -32,7 +32,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key);
 
 /* Adds `by` to the number of each numbered key (pm_node_numbered) with this prefix, from the number `from` on. For
  * by < 0, no key may have a number of [from + by, from). It takes no space: a failure finds the catalog damaged, before
- * anything is changed. */
+ * anything is changed. by == 0 finds that out. */
 pm_status pm_catalog_shift(pm_region *region, pm_key prefix, uint64_t from, int64_t by);
 
 /* The hash of all keys, entries and contents, as the program sees them. It does not depend on their places. */

@@ -1,5 +1,7 @@
 #include "store/entries.h"
 
+#include <stdlib.h>
+
 #include "commit/checkpoint.h"
 #include "commit/failed.h"
 #include "commit/uncommitted.h"
@@ -75,9 +77,8 @@ pm_status pm_entries_delete(pm_store *store, pm_key key)
 }
 
 /* Puts an entry under its new key, too. */
-static pm_status put_renamed(pm_store *store, const pm_renaming *one)
+static pm_status put_again(pm_store *store, pm_key from, pm_key to)
 {
-    const pm_key from = {one->from, one->from_length}, to = {one->to, one->to_length};
     uint8_t meta[PM_META_MAX]; /* a found entry is valid until the catalog changes, or the region grows */
     pm_found found;
     pm_status status = pm_catalog_get(&store->region, to, &found);
@@ -107,44 +108,111 @@ pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t coun
 {
     size_t made = 0;
     pm_status status = PM_OK;
-    while (made < count && (status = put_renamed(store, &all[made])) == PM_OK) made++;
+    for (; made < count && status == PM_OK; made += status == PM_OK)
+        status = put_again(store, (pm_key){all[made].from, all[made].from_length},
+                           (pm_key){all[made].to, all[made].to_length});
     if (status == PM_OK) return remove_side(store, all, count, false);
     PM_TRY(remove_side(store, all, made, true));
     return status;
 }
 
-/* The deletion of members that were looked up just now. */
-static pm_status remove_members(pm_store *store, pm_key prefix, uint64_t at, uint64_t count)
+/* ---- sequences ---------------------------------------------------------------------------------------------- */
+
+static pm_status find_member(pm_store *store, pm_key prefix, uint64_t number)
 {
     uint8_t bytes[PM_KEY_MAX];
-    for (uint64_t i = 0; i < count; i++) {
-        pm_status status = pm_entries_delete(store, pm_node_numbered(bytes, prefix, at + i));
-        if (status != PM_OK && status != PM_NOT_FOUND) return pm_failed(store, status); /* not found: it was moved */
+    pm_found found;
+    pm_status status = pm_catalog_get(&store->region, pm_node_numbered(bytes, prefix, number), &found);
+    return status == PM_NOT_FOUND ? pm_fail(PM_CORRUPT, "a sequence lacks a member") : status;
+}
+
+/* Checks that the sequence has the place and the members that go, and that each of them moves once at most. */
+static pm_status check_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_member *all,
+                              size_t count)
+{
+    if (at > UINT64_MAX / 4 || removed > UINT64_MAX / 4 || count > UINT64_MAX / 4)
+        return pm_fail(PM_INVALID, "a sequence has no such numbers");
+    if (at) PM_TRY(find_member(store, prefix, at - 1));
+    for (uint64_t i = 0; i < removed; i++) PM_TRY(find_member(store, prefix, at + i));
+    uint8_t *moved = calloc(removed / 8 + 1, 1); /* a bit for each */
+    if (!moved) return pm_fail(PM_NO_MEMORY, "no memory for the members that move");
+    pm_status status = PM_OK;
+    for (size_t i = 0; i < count && status == PM_OK; i++) {
+        uint64_t number = all[i].number - at;
+        if (!all[i].moves) continue;
+        if (number >= removed || moved[number / 8] >> number % 8 & 1)
+            status = pm_fail(PM_INVALID, "a member moves that is not removed, or moves twice");
+        else moved[number / 8] |= (uint8_t)(1u << number % 8);
+    }
+    free(moved);
+    return status;
+}
+
+static pm_status put_member(pm_store *store, pm_key prefix, const pm_member *one, uint64_t number)
+{
+    uint8_t from[PM_KEY_MAX], to[PM_KEY_MAX];
+    pm_key key = pm_node_numbered(to, prefix, number);
+    if (one->moves) return put_again(store, pm_node_numbered(from, prefix, one->number), key);
+    return pm_entries_put(store, key, &one->entry, one->meta);
+}
+
+/* Takes members out of the gap. Those that move are still at their old places; extents of new ones have no owner. */
+static pm_status empty_gap(pm_store *store, pm_key prefix, uint64_t gap, const pm_member *all, size_t made)
+{
+    for (size_t i = 0; i < made; i++) {
+        uint8_t bytes[PM_KEY_MAX];
+        PM_TRY(pm_catalog_delete(&store->region, pm_node_numbered(bytes, prefix, gap + i)));
+        pm_uncommitted *extent = all[i].moves ? NULL : pm_uncommitted_find(store, all[i].entry.offset);
+        if (extent) extent->owned = false;
     }
     return PM_OK;
 }
 
-pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_renaming *all,
+/* Deletes the members before the gap: the keys of those that have moved, and all of the others. */
+static pm_status remove_members(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_member *all,
+                                size_t count)
+{
+    uint8_t bytes[PM_KEY_MAX];
+    for (size_t i = 0; i < count; i++)
+        if (all[i].moves)
+            PM_TRY(pm_catalog_delete(&store->region, pm_node_numbered(bytes, prefix, all[i].number)));
+    for (uint64_t i = at; i < at + removed; i++) {
+        pm_status status = pm_entries_delete(store, pm_node_numbered(bytes, prefix, i));
+        if (status != PM_OK && status != PM_NOT_FOUND) return status; /* not found: it has moved */
+    }
+    return PM_OK;
+}
+
+/* at │ removed │ gap: all │ behind → at │ all │ behind. The first shift reads all that the second one will. Until the
+ * gap is full, all can be taken back, which takes no space. */
+pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_member *all,
                             size_t count)
 {
-    uint64_t behind = at + removed;
-    for (uint64_t i = at; i < behind; i++) {
-        uint8_t bytes[PM_KEY_MAX];
-        pm_found found;
-        pm_status status = pm_catalog_get(&store->region, pm_node_numbered(bytes, prefix, i), &found);
-        if (status == PM_NOT_FOUND) return pm_fail(PM_CORRUPT, "a sequence lacks a member");
-        PM_TRY(status);
-    }
-    PM_TRY(pm_catalog_shift(&store->region, prefix, behind, (int64_t)count)); /* a gap for the new members */
-    pm_status status = pm_entries_rename(store, all, count);
+    PM_TRY(check_splice(store, prefix, at, removed, all, count));
+    uint8_t bytes[PM_KEY_MAX];
+    pm_found found;
+    uint64_t gap = at + removed;
+    size_t made = 0;
+    pm_status status = pm_catalog_get(&store->region, pm_node_numbered(bytes, prefix, gap), &found), undone = PM_OK;
+    bool at_end = status == PM_NOT_FOUND && !removed; /* no member moves, as in an append */
+    if (status != PM_OK && status != PM_NOT_FOUND) return status;
+    if (!at_end) PM_TRY(pm_catalog_shift(&store->region, prefix, gap, (int64_t)count));
+    status = PM_OK;
+    for (; made < count && status == PM_OK; made += status == PM_OK)
+        status = put_member(store, prefix, &all[made], gap + made);
     if (status != PM_OK) {
-        pm_status undone = pm_catalog_shift(&store->region, prefix, behind + count, -(int64_t)count);
+        undone = empty_gap(store, prefix, gap, all, made);
+        if (undone == PM_OK && !at_end)
+            undone = pm_catalog_shift(&store->region, prefix, gap + count, -(int64_t)count);
         return undone == PM_OK ? status : pm_failed(store, undone);
     }
-    PM_TRY(remove_members(store, prefix, at, removed));
-    status = pm_catalog_shift(&store->region, prefix, behind, -(int64_t)removed);
+    if (at_end) return PM_OK;
+    status = remove_members(store, prefix, at, removed, all, count);
+    if (status == PM_OK) status = pm_catalog_shift(&store->region, prefix, gap, -(int64_t)removed);
     return status == PM_OK ? PM_OK : pm_failed(store, status);
 }
+
+/* ---- reading ------------------------------------------------------------------------------------------------ */
 
 pm_status pm_entries_scan(pm_store *store, pm_key from, bool after, const uint8_t *prefix, size_t prefix_length,
                           uint8_t *rows, size_t capacity, size_t *used)

@@ -17,7 +17,7 @@ pm_status pm_entries_delete(pm_store *store, pm_key key);
 pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t count);
 
 /* Replaces members of a sequence: all of it, or nothing. See pm_splice. */
-pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_renaming *all,
+pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_t removed, const pm_member *all,
                             size_t count);
 
 /* Deletes all entries whose keys start with the prefix. An empty prefix deletes none. */

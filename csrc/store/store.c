@@ -301,6 +301,12 @@ static pm_status check_key(const uint8_t *key, size_t length, pm_key *out)
     return PM_OK;
 }
 
+static pm_status check_meta(const pm_entry *entry)
+{
+    if (entry->meta_length <= PM_META_MAX) return PM_OK;
+    return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
+}
+
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta)
 {
     pm_key k;
@@ -321,8 +327,7 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
 {
     pm_key k;
     PM_TRY(check_key(key, key_length, &k));
-    if (entry->meta_length > PM_META_MAX)
-        return pm_fail(PM_TOO_LONG, "a meta of %u bytes is over the limit of %d", entry->meta_length, PM_META_MAX);
+    PM_TRY(check_meta(entry));
     PM_TRY(enter_to_write(store));
     pm_status status = pm_entries_put(store, k, entry, meta);
     if (status == PM_OK) status = pm_entries_delete_prefix(store, prefix, prefix_length);
@@ -339,32 +344,25 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
     return leave(store, status);
 }
 
-static pm_status check_renamings(const pm_renaming *all, size_t count)
+pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
 {
     pm_key key;
     for (size_t i = 0; i < count; i++) {
         PM_TRY(check_key(all[i].from, all[i].from_length, &key));
         PM_TRY(check_key(all[i].to, all[i].to_length, &key));
     }
-    return PM_OK;
-}
-
-pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
-{
-    PM_TRY(check_renamings(all, count));
     PM_TRY(enter_to_write(store));
     return leave(store, pm_entries_rename(store, all, count));
 }
 
 pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
-                    const pm_renaming *all, size_t count)
+                    const pm_member *all, size_t count)
 {
     pm_key key;
-    PM_TRY(check_key(prefix, prefix_length + PM_NUMBER_BYTES, &key));
-    key.length = prefix_length;
-    PM_TRY(check_renamings(all, count));
-    if (removed > UINT64_MAX / 4 || count > UINT64_MAX / 4 || at > UINT64_MAX / 4)
-        return pm_fail(PM_INVALID, "a sequence has no such members");
+    PM_TRY(check_key(prefix, prefix_length, &key));
+    if (key.length > PM_KEY_MAX - PM_NUMBER_BYTES) return pm_fail(PM_TOO_LONG, "the prefix is too long for numbers");
+    for (size_t i = 0; i < count; i++)
+        if (!all[i].moves) PM_TRY(check_meta(&all[i].entry));
     PM_TRY(enter_to_write(store));
     return leave(store, pm_entries_splice(store, key, at, removed, all, count));
 }
@@ -407,7 +405,8 @@ pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset)
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length)
 {
     PM_TRY(enter_to_write(store));
-    if (!pm_uncommitted_find(store, offset))
+    const pm_uncommitted *found = pm_uncommitted_find(store, offset);
+    if (!found || found->owned || found->length != length)
         return leave(store, pm_fail(PM_INVALID, "only an extent without an owner is freed by hand"));
     return leave(store, pm_uncommitted_free(store, offset, length));
 }

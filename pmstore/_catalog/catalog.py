@@ -17,12 +17,12 @@ from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.lists import PersistentList, count_elements
 from pmstore._catalog.lost_updates import LostUpdates
 from pmstore._catalog.names import ATTRIBUTES_PREFIX, DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
+from pmstore._catalog.undo import Undo
 from pmstore._core import FIXED, META_MAX, Core, Entry
 from pmstore._errors import (
     UNSOUND,
     CorruptStoreError,
     DecodeError,
-    Error,
     ForkedStoreError,
     NameConflictError,
     OutOfSpaceError,
@@ -272,7 +272,7 @@ class Catalog:
             return found[8:] if found[:8] == self.core.sequence.to_bytes(8, "little") else None
 
     def _put_long(self, key: bytes, encoded: bytes, kind: int, meta: bytes, gone: bytes) -> None:
-        with self.new_extent(key, len(encoded)) as offset:
+        with self.new_extent(len(encoded)) as offset:
             self.core.write(offset, 0, encoded, len(encoded))
             self.core.put(key, Entry(offset, len(encoded), kind, 0, meta), gone)
 
@@ -534,7 +534,7 @@ class Catalog:
             entry = Entry(0, 0, ARRAY, 0, described.meta)
             self.core.put(key, entry, gone)
             return entry
-        with self.new_extent(key, described.length) as offset:
+        with self.new_extent(described.length) as offset:
             if isinstance(source, bytes):
                 self.core.fill(offset, described.nbytes, source)
             else:
@@ -551,24 +551,15 @@ class Catalog:
             self.core.put(key, entry, gone)
         return entry
 
-    @contextlib.contextmanager
-    def new_extent(self, key: bytes, length: int) -> Iterator[int]:
-        """A new extent, which the with block gives to the key. If that fails, the extent is freed and the old value
-        stays."""
+    def new_extent(self, length: int) -> Undo[int]:
+        """A new extent, to which the with block gives an owner. If that fails, the extent is freed."""
         offset = self.core.alloc(length)
-        try:
-            # The memory of a live buffer is not reused (I9), but that of an array with two slots may lie over its other
-            # slot.
-            detached = self._live.pop(offset, None)
-            if detached is not None:
-                self._live[-id(detached)] = detached  # close() still has to find it
-            yield offset
-        except BaseException:
-            with contextlib.suppress(Error):
-                entry = self.core.get(key)
-                if entry is None or entry.offset != offset:  # a signal may interrupt after the put
-                    self.core.free(offset, length)
-            raise
+        # The memory of a live buffer is not reused (I9), but that of an array with two slots may lie over its other
+        # slot.
+        detached = self._live.pop(offset, None)
+        if detached is not None:
+            self._live[-id(detached)] = detached  # close() still has to find it
+        return Undo(offset, lambda offset: self.core.free(offset, length))  # the core frees none that has an owner
 
     def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
         """The prefix of the keys that belong to an entry: a list's elements, an object's parts, a derived array's

@@ -70,7 +70,7 @@ def put_copy(catalog: Catalog, key: bytes, entry: Entry, contents: Contents) -> 
         return
     piece: Any = b""
     entry = trimmed(entry)
-    with catalog.new_extent(key, entry.length) as offset, contextlib.closing(contents):
+    with catalog.new_extent(entry.length) as offset, contextlib.closing(contents):
         at = 0
         try:
             for piece in contents:

@@ -358,7 +358,7 @@ def _move(
 ) -> Entry:
     core = catalog.core
     old = np.frombuffer(core.buffer(entry.offset, entry.length, False), np.uint8)  # with pending changes
-    with catalog.new_extent(key, made.length) as offset:
+    with catalog.new_extent(made.length) as offset:
         _write(core, offset, 0, old[: described.nbytes])
         if new is not None:
             _write(core, offset, described.nbytes, new)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from pmstore._catalog.kinds import BLOB, INLINE, LIST
 from pmstore._catalog.names import INDEX_MAX, LIST_PREFIX, element_key, element_prefix, key_of, split_element
+from pmstore._catalog.undo import Undo
+from pmstore._core import META_MAX, Entry
 from pmstore._errors import CorruptStoreError, Error, UnknownNameError
 from pmstore._values.values import encode, type_name
 
@@ -65,6 +68,7 @@ class PersistentList(MutableSequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
         """The element, or a plain list of the elements in a slice. Raises IndexError if there is none."""
+        index = _plain(index)
         with self._catalog.lock:
             length = len(self)
             if isinstance(index, slice):
@@ -118,12 +122,12 @@ class PersistentList(MutableSequence[Any]):
     def __setitem__(self, index: slice, value: Iterable[Any]) -> None: ...
     def __setitem__(self, index: int | slice, value: Any) -> None:
         """Replaces an element, or those of a slice, like a list."""
+        index = _plain(index)
         if not isinstance(index, slice):
             encoded = encode(value)
             with self._catalog.lock:
                 self._catalog.writable()
-                i = _place(index, len(self))
-                self._put(i, encoded, type_name(value))
+                self._put(_place(index, len(self)), encoded, type_name(value))
                 if self._catalog.lost_updates:
                     self._catalog.lost_updates.assigned(value, encoded)
             return
@@ -146,42 +150,36 @@ class PersistentList(MutableSequence[Any]):
 
     def __delitem__(self, index: int | slice) -> None:
         """Deletes an element, or those of a slice; the elements after it move up."""
+        wanted = _plain(index)
         with self._catalog.lock:
             self._catalog.writable()
             length = len(self)
-            gone = range(*index.indices(length)) if isinstance(index, slice) else [_place(index, length)]
+            gone = range(*wanted.indices(length)) if isinstance(wanted, slice) else [_place(wanted, length)]
             if gone:
                 between = range(min(gone), max(gone) + 1)
                 self._splice(between.start, len(between), [i for i in between if i not in gone])
 
     def insert(self, index: int, value: Any) -> None:
         """Inserts before an index, like list.insert: O(1) at the end, O(n) elsewhere."""
-        part = encode(value), type_name(value)
+        number, part = _plain(index), (encode(value), type_name(value))
         with self._catalog.lock:
             self._catalog.writable()
             length = len(self)
-            i = max(0, index + length) if index < 0 else min(index, length)
-            if i == length:
-                self._put(i, *part)
-            else:
-                self._splice(i, 0, [part])
+            self._splice(max(0, number + length) if number < 0 else min(number, length), 0, [part])
 
     def append(self, value: Any) -> None:
         """Adds an element at the end, in O(1)."""
-        encoded = encode(value)
+        part = encode(value), type_name(value)
         with self._catalog.lock:
             self._catalog.writable()
-            self._put(len(self), encoded, type_name(value))
+            self._splice(len(self), 0, [part])
 
     def extend(self, values: Iterable[Any]) -> None:
         """Adds elements at the end; none of them if one can't be stored."""
         parts = [(encode(value), type_name(value)) for value in values]
         with self._catalog.lock:
             self._catalog.writable()
-            length = len(self)
-            with _undone(self._catalog, self._id, length):
-                for i, part in enumerate(parts, length):
-                    self._put(i, *part)
+            self._splice(len(self), 0, parts)
 
     def pop(self, index: int = -1) -> Any:
         """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
@@ -237,36 +235,34 @@ class PersistentList(MutableSequence[Any]):
 
     def _splice(self, start: int, removed: int, new: Sequence[tuple[bytes, str] | int]) -> None:
         """Replace elements from `start` on by new ones: encodings with their types, or numbers of elements that are
-        removed and stay in the list elsewhere. All of it happens, or nothing."""
-        catalog, behind = self._catalog, start + removed
+        removed and stay in the list elsewhere. All of it happens, or nothing (I41)."""
         if not removed and not new:
             return
-        if removed != len(new) or any(isinstance(part, int) for part in new):
-            catalog.lost_updates.shifted(self._id, start)
-        staging = catalog.new_id() if any(not isinstance(part, int) for part in new) else 0
-        with _undone(catalog, staging, 0):
-            keys = []
-            for to, part in enumerate(new, behind):
-                if isinstance(part, int):
-                    key = element_key(self._id, part)
-                else:
-                    key = element_key(staging, to)
-                    catalog.put_encoded(key, *part)
-                keys.append((key, element_key(self._id, to)))
-            catalog.core.splice(element_prefix(self._id), start, removed, keys)
+        catalog = self._catalog
+        entries: list[Entry | int] = []
+        with Undo(entries, self._discard):
+            for part in new:
+                entries.append(part if isinstance(part, int) else self._entry(*part))
+            catalog.core.splice(element_prefix(self._id), start, removed, entries)
+        if removed != len(new):
+            catalog.lost_updates.shifted(self._id, start.__le__)
+        elif moved := {part for to, part in enumerate(new, start) if isinstance(part, int) and part != to}:
+            catalog.lost_updates.shifted(self._id, moved.__contains__)
 
+    def _entry(self, encoded: bytes, kind: str) -> Entry:
+        """The entry of a new element, which may own a new extent, and has no key yet."""
+        if len(encoded) <= META_MAX:
+            return Entry(0, 0, INLINE, 0, encoded)
+        with self._catalog.new_extent(len(encoded)) as offset:
+            self._catalog.core.write(offset, 0, encoded, len(encoded))
+        return Entry(offset, len(encoded), BLOB, 0, kind.encode())
 
-@contextlib.contextmanager
-def _undone(catalog: Catalog, list_id: int, start: int) -> Iterator[None]:
-    """Deletes the elements of a list id from `start` on, the last one first, if the with block raises."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Error):
-            after = element_key(list_id, start - 1) if start else None
-            for row in reversed(list(catalog.core.scan(element_prefix(list_id), after))):
-                catalog.core.delete(row.key)
-        raise
+    def _discard(self, entries: Sequence[Entry | int]) -> None:
+        """Frees the extents of new elements that got no key."""
+        for entry in entries:
+            if isinstance(entry, Entry) and entry.offset:
+                with contextlib.suppress(Error):
+                    self._catalog.core.free(entry.offset, entry.length)
 
 
 def count_elements(catalog: Catalog, most: int) -> int | None:
@@ -285,13 +281,21 @@ def count_elements(catalog: Catalog, most: int) -> int | None:
     return elements
 
 
-def _place(index: Any, length: int) -> int:
-    try:
-        i = index.__index__()
-    except AttributeError:
-        raise TypeError(f"list indices are int or slices, not {type(index).__name__}") from None
-    if i < 0:
-        i += length
+def _place(number: int, length: int) -> int:
+    i = number + length if number < 0 else number
     if not 0 <= i < length:
-        raise IndexError(f"list index {index} is out of range: it has {length} elements")
-    return int(i)
+        raise IndexError(f"list index {number} is out of range: it has {length} elements")
+    return i
+
+
+def _plain(index: Any) -> Any:
+    """An index or a slice with plain numbers. To convert them may run code of the program, which may change the
+    list."""
+    if isinstance(index, slice):
+        return slice(
+            *(None if part is None else operator.index(part) for part in (index.start, index.stop, index.step))
+        )
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise TypeError(f"list indices are int or slices, not {type(index).__name__}") from None

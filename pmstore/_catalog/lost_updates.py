@@ -130,11 +130,13 @@ class LostUpdates:
         if seen is not None:
             seen.value = None
 
-    def shifted(self, list_id: int, start: int) -> None:
-        """The elements of a list from one on have other numbers now: their copies can't be found again."""
-        elements, first = names.element_prefix(list_id), names.element_key(list_id, start)
-        for seen in [seen for seen in self.seen.values() if seen.key >= first and seen.key.startswith(elements)]:
-            self.taken(seen.value)
+    def shifted(self, list_id: int, moved: Callable[[int], bool]) -> None:
+        """Elements of a list have other numbers now: their copies can't be found again. moved: whether the element that
+        had a number has."""
+        for seen in list(self.seen.values()):
+            place = names.split_element(seen.key)
+            if place is not None and place[0] == list_id and moved(place[1]):
+                self.taken(seen.value)
 
     def renamed(self, before: bytes, after: bytes, name: str) -> None:
         """A key became another; `name` is the new name."""

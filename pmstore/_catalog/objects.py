@@ -21,9 +21,10 @@ import numpy as np
 from pmstore._catalog.kinds import ARRAY, BLOB, INLINE, OBJECT
 from pmstore._catalog.lost_updates import Form
 from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
+from pmstore._catalog.undo import Undo
 from pmstore._core import META_MAX, Entry, Row
 from pmstore._display import name_text, size_text
-from pmstore._errors import MALFORMED, UNSOUND, CorruptStoreError, DecodeError, Error, in_part, of
+from pmstore._errors import MALFORMED, UNSOUND, CorruptStoreError, DecodeError, in_part, of
 from pmstore._values.array import Array, Layout, address_of, layout, order_of, read_layout
 from pmstore._values.registry import NAME_MAX, Parts, made, named, parts_of, registered
 from pmstore._values.types import is_text
@@ -167,20 +168,17 @@ def _move_back(catalog: Catalog, key: bytes, number: int, moved: list[tuple[byte
         catalog.core.rename([(to, old) for old, to in moved])
 
 
-@contextlib.contextmanager
-def new_parts(catalog: Catalog, key: bytes) -> Iterator[int]:
+def new_parts(catalog: Catalog, key: bytes) -> Undo[int]:
     """A new id, under which the with block puts parts and, last, the object under a key. If that fails, the parts are
     deleted."""
-    number = catalog.new_id()
-    try:
-        yield number
-    except BaseException:
-        with contextlib.suppress(Error):
-            entry = catalog.core.get(key)
-            if entry is None or entry.kind != OBJECT or head_of(entry).id != number:  # a signal may interrupt later
-                for row in list(catalog.core.scan(object_prefix(number))):
-                    catalog.core.delete(row.key)
-        raise
+
+    def take_back(number: int) -> None:
+        entry = catalog.core.get(key)
+        if entry is None or entry.kind != OBJECT or head_of(entry).id != number:  # a signal may interrupt later
+            for row in list(catalog.core.scan(object_prefix(number))):
+                catalog.core.delete(row.key)
+
+    return Undo(catalog.new_id(), take_back)
 
 
 # ---- reading

@@ -53,6 +53,72 @@ def test_an_entry_carries_so_much_itself(core: Core) -> None:
     assert core.get(b"k") is None
 
 
+def value(text: bytes) -> Entry:
+    return Entry(0, 0, 1, 0, text)
+
+
+def sequence(core: Core, prefix: bytes = b"s") -> list[bytes]:
+    """The meta of the members; the keys are those of 0 and the numbers after it."""
+    rows = list(core.scan(prefix))
+    assert [row.key for row in rows] == [prefix + i.to_bytes(8, "big") for i in range(len(rows))]
+    return [row.entry.meta for row in rows]
+
+
+def test_a_sequence_changes_as_a_whole_or_not(core: Core) -> None:
+    core.splice(b"s", 0, 0, [value(b"%d" % i) for i in range(500)])
+    expected = sequence(core)
+    owned = core.get(next(core.scan(b"n")).key)
+    assert owned is not None and owned.offset
+    refused: list[tuple[tuple[bytes, int, int, list[Entry | int]], str]] = [
+        ((b"s", 501, 0, [value(b"new")]), "lacks a member"),
+        ((b"s", 499, 2, []), "lacks a member"),
+        ((b"s", 1 << 63, 0, []), "no such numbers"),
+        ((b"s", 3, 1 << 63, []), "no such numbers"),
+        ((b"s", 3, 2, [value(b"new"), 5]), "a member moves that is not removed"),
+        ((b"s", 3, 2, [2]), "a member moves that is not removed"),
+        ((b"s", 3, 2, [4, value(b"new"), 4]), "moves twice"),
+        ((b"s", 3, 2, [4, 3, value(b"new"), owned]), "no owner"),
+        ((b"s", 3, 2, [value(bytes(META_MAX + 1))]), "over the limit"),
+        ((b"", 0, 0, [value(b"new")]), "an empty key"),
+        ((b"p" * (KEY_MAX - 7), 0, 0, [value(b"new")]), "too long for numbers"),
+    ]
+    for arguments, text in refused:
+        with pytest.raises((pmstore.InternalError, pmstore.CorruptStoreError, pmstore.TooLargeError), match=text):
+            core.splice(*arguments)
+        assert sequence(core) == expected
+    core.splice(b"s", 3, 2, [4, value(b"new"), 3, value(b"")])
+    expected[3:5] = [expected[4], b"new", expected[3], b""]
+    assert sequence(core) == expected
+    core.splice(b"p" * (KEY_MAX - 8), 0, 0, [value(b"new")])
+    assert sequence(core, b"p" * (KEY_MAX - 8)) == [b"new"]
+
+
+def test_an_extent_that_has_an_owner_is_not_freed(core: Core) -> None:
+    offset = core.alloc(5000)
+    core.fill(offset, 5000, b"x")
+    core.put(b"k", Entry(offset, 5000, 1, 0, b""))
+    for length in (5000, 4999):
+        with pytest.raises(pmstore.InternalError, match="without an owner"):
+            core.free(offset, length)
+    other = core.alloc(5000)
+    with pytest.raises(pmstore.InternalError, match="without an owner"):
+        core.free(other, 4999)
+    core.free(other, 5000)
+    assert core.contents(offset, 5000) == b"x" * 5000
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_a_number_that_would_overflow_is_no_member(core: Core, number: int) -> None:
+    core.splice(b"s", 0, 0, [value(b"%d" % i) for i in range(3)])
+    core.put(b"s" + number.to_bytes(8, "big"), value(b"far"))
+    if number == 1 << 63:
+        core.splice(b"s", 1, 1, [value(b"a"), value(b"b")])
+    else:
+        with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
+            core.splice(b"s", 1, 1, [value(b"a"), value(b"b")])
+    assert core.get(b"s" + bytes(7) + b"\0").meta == b"0"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("prefix", [b"", bytes(KEY_MAX + 1)])
 def test_the_last_of_a_prefix(core: Core, prefix: bytes) -> None:
     with pytest.raises(pmstore.InternalError, match="the prefix must have 1 to 768 bytes"):

@@ -131,7 +131,7 @@ C_ORDER = {
 }
 PYTHON_ORDER = {
     "_catalog": [
-        "kinds names",
+        "kinds names undo",
         "declaration lost_updates rows",
         "attributes growing listing lists objects catalog",
         "copying",

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import pmstore
+from pmstore._catalog.names import element_key
+from tests.support.images import PAGE, Cell, Image
 
 Operation = Callable[[Any], object]
 
@@ -138,6 +140,22 @@ def test_the_first_element_goes_from_a_full_list(open_store):
     assert list(kept) == expected[:1:-1]
 
 
+def test_copies_of_elements_that_stay_are_watched(open_store):
+    """A change that fails, or leaves an element at its number, does not end the watch for lost updates."""
+    store = open_store(max_size=1 << 20)
+    kept = store.create_list("kept")
+    kept.extend([{"k": 0} for _ in range(10)])
+    store.commit()
+    last, between, moved = kept[9], kept[1], kept[2]
+    kept[0:4:2] = ["a", "b"]
+    with pytest.raises(pmstore.OutOfSpaceError):
+        kept.insert(3, b"x" * (2 << 20))
+    last["k"] = between["k"] = moved["k"] = 1
+    with pytest.warns(pmstore.LostUpdateWarning) as told:
+        store.commit()
+    assert sorted(str(one.message)[:9] for one in told) == ["'kept[1]'", "'kept[9]'"]
+
+
 def test_a_list_that_lacks_an_element_does_not_change(open_store):
     store = open_store()
     kept = store.create_list("kept")
@@ -152,3 +170,25 @@ def test_a_list_that_lacks_an_element_does_not_change(open_store):
     store.rollback()
     del kept[3:6]
     assert list(kept) == [0, 1, 2, 6, 7, 8, 9]
+
+
+def test_one_leaf_that_every_node_names(tmp_path):
+    """Inserting an element would change the numbers of those behind it, below 61 to the power of 5 children."""
+    path = tmp_path / "hostile.pm"
+    with pmstore.open(path, "w", media="file") as store:
+        made = store.create_list("list")
+        made.append(1)
+        rows = [row for prefix in (b"l", b"m", b"n") for row in store._catalog.core.scan(prefix)]
+    image = Image(path)
+    image.write_node(4 * PAGE, 0, [Cell(key, one.meta, one.offset, one.length, one.kind) for key, one in rows])
+    for level in range(1, 6):
+        child = (3 + level) * PAGE
+        cells = [Cell(element_key(made._id, (1 << 20) + i), offset=child) for i in range(60)]
+        image.write_node(child + PAGE, level, cells, child)
+    image.set_root(9 * PAGE, len(rows))
+    image.save()
+    with pmstore.open(path, "r+", media="file") as store:
+        for change in (lambda one: one.insert(0, 2), lambda one: one.__delitem__(0), lambda one: one.reverse()):
+            with pytest.raises(pmstore.CorruptStoreError):
+                change(store["list"])
+        assert list(store["list"]) == [1]

@@ -205,6 +205,20 @@ def group_name(kind: str, fingerprint: Fingerprint) -> str:
 _LOOKS, _BETWEEN_LOOKS = 8, 0.25  # seconds
 
 
+def path_of(store: StoreOrPath) -> str:
+    """The absolute path of a store. Raises TypeError, ValueError and IsADirectoryError as `opening.path_of` does, and
+    ValueError for ":memory:", which would lose the fit at the end of the call.
+    """
+    if isinstance(store, Store):
+        return store.path
+    if store == ":memory:":
+        raise ValueError(
+            '":memory:" would be gone when this call ends, and the fit with it: use store=None for a fit that is not '
+            'kept, or pass the open store that pmstore.open(":memory:") returns'
+        )
+    return opening.path_of(store)
+
+
 @contextmanager
 def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Iterator[Store]:
     """An open store as it is, outside any transaction; for a path, a store that is open until the end of the block.
@@ -222,7 +236,7 @@ def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Ite
     mode : {"a", "r+"}
         The mode to open a path with.
     """
-    own = store if isinstance(store, Store) else _open_in_turn(os.path.realpath(opening.path_of(store)), mode)
+    own = store if isinstance(store, Store) else _open_in_turn(os.path.realpath(path_of(store)), mode)
     if own.in_transaction:
         if own is not store:
             own.close()
@@ -297,7 +311,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def forget(store: StoreOrPath, name: str) -> None:
     """Forget the fit in a group, if there is one. If the path doesn't exist, nothing is created."""
-    if isinstance(store, Store) or os.path.exists(store):
+    if isinstance(store, Store) or os.path.exists(path_of(store)):
         with opened(store, "reset() commits") as own:
             fit_group = FitGroup(own, name)
             with fit_group.worked_on():

@@ -213,6 +213,8 @@ class Resumable(ABC):
             A transaction of the store is open in this thread.
         StoreLockedError
             The holder of the store may be waiting for this call.
+        ValueError
+            The path is ":memory:": that store, and the fit with it, would be gone at the end of this call.
         """
         commits = _Commits(commit_every)
         _require_count("max_iter", self.max_iter, 0)
@@ -250,7 +252,7 @@ class Resumable(ABC):
         ------
         FingerprintMismatchError
             The group holds something else than a fit.
-        TransactionError, StoreLockedError
+        TransactionError, StoreLockedError, ValueError
             As for `run`.
         """
         forget(store, group_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume.fingerprint import Fingerprint, digest
-from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened
+from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened, path_of
 from pmstore._resume.history import Rows
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
@@ -216,7 +216,8 @@ class MapReduce(Resumable):
         local : path, optional
             For algorithms with local fields: a directory, on a disk of its own for each machine, that workers can
             write. They keep the local states there, below a name that follows from the fit. By default, workers on this
-            machine use the store's path with ``.local`` behind it, or a temporary directory without a store.
+            machine use the store's path with ``.local`` behind it, or a temporary directory if there is no store or it
+            is in memory.
         archive : str or path, optional
             For algorithms with local fields: a folder or URL that all workers reach, for copies of the local states.
             Then the store keeps the broadcasts of some `archive_every` epochs, and not of all. ``s3://…`` and others
@@ -245,7 +246,7 @@ class MapReduce(Resumable):
         TypeError
             The shards, or this object, can't be sent to workers.
         ValueError
-            With local fields: `local` is needed.
+            With local fields: `local` is needed. Or the path is ":memory:", as for `Resumable.run`.
         FingerprintMismatchError, CorruptStoreError, OutOfSpaceError, StoreLockedError, TransactionError
             As for `Resumable.run`. Whatever the error, the store keeps the last epoch that was committed.
         """
@@ -316,7 +317,7 @@ class MapReduce(Resumable):
         if name is None:
             raise ValueError("with name=None, reset() forgets the fit that this object worked on last: call run first")
         copies = self._archive(archive, 1)
-        if not isinstance(store, Store) and not os.path.exists(store):
+        if not isinstance(store, Store) and not os.path.exists(path_of(store)):
             return  # nothing to forget, and nothing is created
         with opened(store, "reset() commits", "r+") as own:  # no other process begins the fit meanwhile
             if copies is not None:
@@ -407,11 +408,11 @@ class MapReduce(Resumable):
                 f"the workers of {type(engine).__name__} may be on other machines: give run() local=, a directory in "
                 "which each worker can keep the local states of its shards"
             )
-        elif store is not None:
-            directory = local_directory(store)
-        else:
+        elif store is None or (isinstance(store, Store) and not os.path.exists(store.path)):  # in memory
             self._temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
             directory = self._temporary.name
+        else:
+            directory = local_directory(store)
         return directory
 
     def _archive(self, url: Any, every: int) -> Copies | None:
@@ -428,8 +429,7 @@ class MapReduce(Resumable):
         """The way to the local states of a fit that has ended."""
         log: Any = functools.partial(contextlib.nullcontext, self._log)
         if store is not None:
-            path = store.path if isinstance(store, Store) else os.path.abspath(os.fspath(store))
-            log = functools.partial(stored_log, path, str(self.slot_name_), self._asking.run)
+            log = functools.partial(stored_log, path_of(store), str(self.slot_name_), self._asking.run)
         state, asking, shards = self.state, self._asking, shards_of(self.shards)
         keeps = vars(self).get("_temporary")
         hashes, end = (state.best_hashes, state.best_epoch) if self.runs > 1 else (state.local_hashes, state.epoch)

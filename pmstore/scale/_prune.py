@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._resume.fingerprint import digest
-from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened
+from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened, path_of
 from pmstore._resume.state import PROGRESS
 from pmstore._store.store import Store
 from pmstore.scale._copies import Copies
@@ -91,7 +91,7 @@ def prune_local(
 
 def local_directory(store: StoreOrPath) -> str:
     """The directory that the workers of this machine use by default."""
-    return os.path.abspath(store.path if isinstance(store, Store) else os.fspath(store)) + ".local"
+    return f"{path_of(store)}.local"
 
 
 def forget_copies(store: Store, name: str, copies: Copies) -> None:

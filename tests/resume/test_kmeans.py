@@ -431,6 +431,18 @@ def test_reset_forgets_the_fit(path: Path) -> None:
         KMeans(3, name="mine").reset()
 
 
+def test_reset_takes_the_paths_that_fit_takes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(path.parent))
+    for given in ("~/fit.pm", f"file://{path}"):
+        estimator = KMeans(3, store=given, name="mine").fit(BLOBS)
+        estimator.reset()
+        with pmstore.open(path) as store:
+            assert len(store) == 0
+    for use in (lambda: KMeans(3, store=":memory:").fit(BLOBS), lambda: pmstore.prune(":memory:")):
+        with pytest.raises(ValueError, match="would be gone when this call ends"):
+            use()
+
+
 def test_a_group_of_the_users_is_left_alone(path: Path) -> None:
     with pmstore.open(path) as store:
         store["model/weights"] = np.ones(3)

@@ -105,6 +105,38 @@ def test_reset_by_a_link_to_the_store(path: Path, tmp_path: Path) -> None:
     assert folders(link) == []
 
 
+@pytest.mark.parametrize("given", ["~/fit.pm", "file://{}/fit.pm", b"fit.pm"])
+def test_paths_of_all_kinds(given: Any, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(path.parent))
+    monkeypatch.chdir(path.parent if given == b"fit.pm" else tmp_path)
+    given = given.format(path.parent) if isinstance(given, str) else given
+    factors = Factors(several(2))
+    factors.run(given, "f", engine=Serial())
+    (folder,) = folders(path)
+    assert prune_local(given, finished=True) == [folder]
+    assert np.asarray(factors.local_parts("epochs")).tolist() == [EPOCHS] * 2  # from the log
+    Factors(several(3)).run(given, "g", engine=Serial())
+    for name in ("f", "g"):
+        factors.reset(given, name)
+    with pmstore.open(path) as store:
+        assert len(store) == 0 and folders(path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_memory(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: bytes) -> None:
+    monkeypatch.chdir(tmp_path)
+    factors = Factors(several())
+    for use in (factors.run, factors.reset, prune_local):
+        with pytest.raises(ValueError, match=r"pass the open store that pmstore.open\(\":memory:\"\) returns"):
+            use(":memory:", **({} if use == prune_local else {"name": "f"}))  # type: ignore[operator]
+    with pmstore.open(":memory:") as store:
+        factors.run(store, "f", engine=Serial())
+        assert factors.bits() == expected and not directory(Path(store.path)).exists()
+        factors.reset(store, "f")
+        assert len(store) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_directory(path: Path, tmp_path: Path) -> None:
     Factors(several(2)).run(path, "f", engine=Serial(), local=tmp_path / "states")
     (name,) = os.listdir(tmp_path / "states")

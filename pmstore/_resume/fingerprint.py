@@ -194,6 +194,13 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, Number | np.generic | str | bytes) or small_of(type(value)) is not None
 
 
+def has_plain_elements(array: npt.NDArray[Any]) -> bool:
+    """Whether the elements of an array are numbers, text or other plain values, so that `describe` covers them."""
+    if array.dtype == object:
+        return all(map(is_plain, array.flat))
+    return not array.dtype.hasobject or is_text(array.dtype)
+
+
 def _hash_state(state: Mapping[str, Any]) -> str:
     """A hash of the state of a generator."""
     return _short(repr(_plain(state)))

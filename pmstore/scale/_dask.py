@@ -288,9 +288,12 @@ class _Actor:
             for i, tag, shard in asked:
                 if shard is not None:
                     self._shards[i] = pickle.loads(shard)
-                if i in self._shards:
+                if i not in self._shards:
+                    lost.append(Lost(i, Tag(*tag), self._name, "its actor was made again, and has no shards"))
+                    continue
+                try:
                     reply = self._holder.answer(i, self._shards[i], self._function[1], shared, Tag(*tag))
                     gathering.put(reply, self._function[1], shared)
-                else:
-                    lost.append(Lost(i, Tag(*tag), self._name, "its actor was made again, and has no shards"))
+                except SystemExit as error:  # dask would end the worker, and the next ones that get the question
+                    lost.append(Lost(i, Tag(*tag), self._name, f"the map raised {error!r}"))
             return [*gathering.take(), *lost]

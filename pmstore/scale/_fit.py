@@ -95,7 +95,7 @@ class ShardedFit(MapReduce):
             if shape is None or len(shape) != 2:
                 found = "no array" if shape is None else f"of shape {tuple(shape)}"
                 raise ValueError(f"{name} is {found}: {self.title} needs arrays of shape (rows, features)")
-            if np.dtype(told["dtype"]).kind not in "fiub":
+            if not _is_real(told["dtype"]):
                 raise ValueError(f"{name} is of {told['dtype']}: {self.title} needs real numbers")
             if not shape[0]:
                 raise ValueError(f"{name} is empty: leave it out")
@@ -123,6 +123,14 @@ class ShardedFit(MapReduce):
         """One epoch. The coordinator computes in one thread, too."""
         with common.one_blas_thread():
             return super().step()
+
+
+def _is_real(dtype: str) -> bool:
+    """Whether these are real numbers."""
+    try:
+        return np.dtype(dtype).kind in "fiub"
+    except TypeError:  # numpy can't read the text of StringDType and of structured dtypes
+        return False
 
 
 class Matrix:

@@ -78,6 +78,11 @@ def sums(left: Result, right: Result) -> Result:
         raise TypeError(f"map() returned {_kinds(left)}, which can't be added: override combine()") from error
 
 
+def as_sum(total: Result) -> Result:
+    """The total with the dtypes of sums, which the contribution of a single shard does not have yet."""
+    return {name: array.astype(_dtype_of_sum(array), copy=False) for name, array in total.items()}
+
+
 def _added(left: list[Reply], right: list[Reply]) -> list[Reply]:
     """One reply for two neighbours, whose hash is still missing; or the replies of both, if they can't be added."""
     (first, *others), (second, *more) = left, right

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pmstore._resume.blas import limited_blas
-from pmstore._resume.fingerprint import describe, describe_environment, hash_array, is_plain
+from pmstore._resume.fingerprint import describe, describe_environment, has_plain_elements, hash_array, is_plain
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
@@ -145,7 +145,7 @@ def contents_of(data: Any) -> str:
     columns.
     """
     _check_kind(data)
-    if isinstance(data, np.ndarray) and data.dtype != object:
+    if isinstance(data, np.ndarray) and not data.dtype.hasobject:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
 
@@ -156,6 +156,11 @@ def _check_kind(data: Any) -> None:
             _check_kind(value)
         return
     array = isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray)
+    if array and not has_plain_elements(data):
+        raise TypeError(
+            f"a shard has an array of {data.dtype} whose objects are more than plain values: let the loader return "
+            "arrays of numbers or text"
+        )
     if not (is_plain(data) or array or hasattr(data, "tocsr")):
         raise TypeError(
             f"a shard is an array, or a tuple, list or dict of arrays and plain values; {type(data).__module__}."

@@ -35,7 +35,7 @@ from pmstore.scale._copies import Copies
 from pmstore.scale._engine import Engine, Serial
 from pmstore.scale._engines import EngineLike, engine_of
 from pmstore.scale._epochs import Epochs
-from pmstore.scale._gather import sums
+from pmstore.scale._gather import as_sum, sums
 from pmstore.scale._holder import Describe
 from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Local
@@ -176,7 +176,7 @@ class MapReduce(Resumable):
 
     def combine(self, left: Result, right: Result) -> Result:
         """The combination of two neighbours' contributions, the lower shards' on the left: by default their sums.
-        Booleans and small integers are added as 64-bit integers.
+        Booleans and small integers are added as 64-bit integers; those of a single shard become such, too.
 
         Raises
         ------
@@ -330,7 +330,8 @@ class MapReduce(Resumable):
         """One epoch: ask, combine, update."""
         state, asking, log = self.state, self._asking, self._log
         if log is None:
-            total = asking.epoch(self.shared(), state.attempt, state.epoch, self.combine)
+            shared = self.shared()
+            total = asking.epoch(shared, state.attempt, state.epoch, self.combine)
         else:
             marks = Marks(self._began, *self._commits)
             self._cut(log, marks)
@@ -339,6 +340,8 @@ class MapReduce(Resumable):
             hashes, total = _apart(asking.epoch(sent, state.attempt, state.epoch, self._combine_with_hashes))
             state.local_hashes = hashes
             log.add(state.epoch, shared)
+        if self._adds(shared):
+            total = as_sum(total)
         figures = self.update(total) or {}
         state.epoch += 1
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}

@@ -29,8 +29,9 @@ class Shard:
     Parameters
     ----------
     load : callable
-        Returns an array of any dtype but object, or a tuple, list or dict of arrays and plain values. Masked arrays,
-        data frames and other types end the fit with a `ShardError`. It is pickled, as are its arguments.
+        Returns an array, or a tuple, list or dict of arrays and plain values. An array of objects has plain values,
+        such as text. Masked arrays, data frames and other types end the fit with a `ShardError`. It is pickled, as are
+        its arguments.
     *arguments, **options
         Its arguments.
 

@@ -42,6 +42,7 @@ def main() -> None:
         return  # it ended before that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it, too, and ends its workers
     connection = socket.socket(fileno=told["socket"])
+    _keep_to_itself(connection, told["shards"])
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
     name = f"{told['name']} (pid {os.getpid()})"
@@ -80,6 +81,14 @@ def main() -> None:
                 if time.monotonic() - began > HOLD:
                     reply_now()
             reply_now()
+
+
+def _keep_to_itself(connection: socket.socket, shards: int) -> None:
+    """Processes that a map starts do not get the descriptors: with the connection, one that outlives the worker would
+    hide its death from the coordinator."""
+    for file in (connection.fileno(), shards):
+        os.set_inheritable(file, False)
+    os.register_at_fork(after_in_child=connection.close)
 
 
 def _read(read: Callable[[Any], Any], given: Any) -> Any:

@@ -213,10 +213,11 @@ def test_a_map_that_raises(client: Any) -> None:
         Walk(shards, Always("raise", shards[2])).run(engine=client)
 
 
-def test_a_map_that_ends_its_worker(client: Any) -> None:
+@pytest.mark.parametrize(("how", "reason"), [("kill", ""), ("exit", r".*the map raised SystemExit\(3\)")])
+def test_a_map_that_ends_its_worker(how: str, reason: str, client: Any) -> None:
     shards = several(2)
-    with pytest.raises(pmstore.ShardError, match="shard 1 of 2.*was lost 5 times, the last time on dask worker"):
-        Walk(shards, Always("kill", shards[1])).run(engine=client)
+    with pytest.raises(pmstore.ShardError, match=f"shard 1 of 2.*was lost 5 times, the last time on dask work{reason}"):
+        Walk(shards, Always(how, shards[1])).run(engine=client)
 
 
 def test_what_can_not_travel_is_refused(client: Any) -> None:

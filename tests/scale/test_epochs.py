@@ -1,8 +1,11 @@
-"""The times of the protocol: what a coordinator takes for late, and what `timeout` counts."""
+"""The protocol: which questions a coordinator takes for lost or late, and what `timeout` counts."""
 
 from __future__ import annotations
 
 import math
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import pmstore
 from pmstore.scale import Processes, Serial, Tag, shards_of
 from pmstore.scale._epochs import FIRST, Epochs
 from pmstore.scale._holder import Describe
-from tests.support.sharded import several
+from tests.support.sharded import Once, Walk, several
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -95,3 +98,29 @@ def test_shards_that_take_turns_are_not_late_in_the_first_epoch() -> None:
     epochs = Epochs(engine, shards, clock=lambda: now[0])
     epochs.run(Describe(), {}, Tag("run", 1, -1), lambda left, right: left)
     assert (now[0], epochs.late) == (8.0, 0)
+
+
+class LeavesProcesses:
+    """Starts processes in the background, by a shell and by a fork, and kills its own, once times are known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.once, self.pids, self.calls = Once(folder / "once", "kill"), folder / "pids", 0
+
+    def __call__(self, shard: Any) -> None:
+        self.calls += 1
+        if self.calls > 2 and not self.pids.exists():
+            os.system(f"sleep 600 & echo $! >{self.pids}")
+            if not (child := os.fork()):
+                signal.pause()
+            with self.pids.open("a") as file:
+                file.write(str(child))
+            self.once()
+
+
+def test_I32_processes_of_a_map_do_not_hide_the_death_of_its_worker(tmp_path: Path) -> None:
+    accident = LeavesProcesses(tmp_path)
+    walk = Walk(several(1), accident)
+    walk.run(engine=1)
+    for pid in accident.pids.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    assert walk.history_["lost"].sum() == 1

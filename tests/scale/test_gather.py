@@ -1,4 +1,4 @@
-"""Sums on the workers: the same bits as those of the coordinator, and what can't be added is told by it."""
+"""Sums: on workers they have the same bits as on the coordinator, which tells of contributions that can't be added."""
 
 from __future__ import annotations
 
@@ -116,6 +116,28 @@ def test_combine_can_be_an_attribute() -> None:
         return result(walk.run(engine=engine))
 
     assert fit(Sums()) == fit(Serial())
+
+
+class Counts(Walk):
+    max_iter = 1
+
+    def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator, *local: Any) -> Any:
+        return {"small": np.full(2, 200, np.uint8), "flag": np.array(True), "swapped": np.ones(2, ">f4")}
+
+    def update(self, total: Mapping[str, Any]) -> None:
+        assert [total[name].dtype for name in ("small", "flag", "swapped")] == [np.uint64, np.int64, np.float32]
+        self.state.shift = float(2 * total["small"][0] + total["flag"])
+
+
+class LocalCounts(Counts):
+    def local_fields(self, i: int) -> list[pmstore.Field]:
+        return [pmstore.Field("state", 1)]
+
+
+@pytest.mark.parametrize("kind", [Counts, LocalCounts])
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_small_integers_are_added_as_large_ones(kind: type[Counts], count: int) -> None:
+    assert kind(several(count)).run(engine=Serial()).shift == count * 401
 
 
 class Waits:

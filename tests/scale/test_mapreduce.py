@@ -371,6 +371,12 @@ def test_I34_a_shard_that_is_more_than_arrays_is_refused(data: Any) -> None:
         Walk([rows(0), pmstore.Shard(lambda: data)]).run(engine=Serial())
 
 
+@pytest.mark.parametrize("data", [np.array([[None], [{}]]), np.zeros(2, [("a", object)]), {"a": np.array([rows, 1])}])
+def test_I34_arrays_of_other_objects_than_plain_values_are_refused(data: Any) -> None:
+    with pytest.raises(pmstore.ShardError, match=r"(?s)shard 1 of.*an array of .* more than plain values"):
+        Walk([rows(0), pmstore.Shard(lambda: data)]).run(engine=Serial())
+
+
 def test_I34_a_shard_that_changed_between_two_attempts(path: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", rows(1))
     shards = [rows(0), tmp_path / "1.npy"]
@@ -563,19 +569,6 @@ def test_reset_forgets(path: Path) -> None:
     walk.reset(path)
     with pmstore.open(path, "r") as store:
         assert len(store) == 0
-
-
-def test_counts_of_many_shards_do_not_overflow() -> None:
-    class Counts(Walk):
-        max_iter = 1
-
-        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
-            return {"small": np.full(2, 200, np.uint8), "flag": np.array(True)}
-
-        def update(self, total: Mapping[str, Any]) -> None:
-            self.state.shift = float(total["small"][0] + total["flag"])
-
-    assert Counts(several(12)).run(engine=Serial()).shift == 12 * 200 + 12
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pmstore
 from pmstore.cluster import KMeans
 from pmstore.decomposition import IncrementalPCA
 from pmstore.mixture import GaussianMixture
-from pmstore.scale import Shard, _shards, shards_of
+from pmstore.scale import Serial, Shard, _shards, shards_of
 
 ROWS = np.arange(300.0).reshape(100, 3)
 
@@ -104,6 +105,43 @@ def test_arguments_keep_their_type() -> None:
     """Also arrays with gaps, which are copied."""
     masked = np.ma.masked_less(ROWS, 9)
     assert Shard(np.ma.count, masked[:, ::2])() == Shard(np.ma.count, a=masked[:, ::2])() == 2 * 97
+
+
+class Words(pmstore.MapReduce):
+    max_iter = 1
+
+    def __init__(self, shards: Any) -> None:
+        self.shards = shards
+
+    def fields(self) -> list[pmstore.Field]:
+        return [pmstore.Field("length", dtype=int)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        pass
+
+    def map(self, shard: Any, shared: Any, rng: Any) -> dict[str, Any]:
+        assert not shard.flags.writeable
+        return {"length": sum(len(str(word)) for word in shard.flat)}
+
+    def update(self, total: Any) -> None:
+        self.state.length = total["length"]
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 2 has it")
+def test_arrays_of_text(tmp_path: Path) -> None:
+    """A loader may return them; the hash of the contents covers each element."""
+    kinds = ["U", np.dtypes.StringDType(), object]
+    shards = [Shard(np.array, ["text", "a" * n], dtype) for n, dtype in enumerate(kinds)]
+    assert Words(shards).run(tmp_path / "text.pm", "text", engine=Serial()).length == 3 * 4 + 0 + 1 + 2
+    for changed in range(3):
+        others = [Shard(np.array, ["tex2", "a" * n], kinds[n]) if n == changed else shards[n] for n in range(3)]
+        with pytest.raises(pmstore.FingerprintMismatchError, match=f"shard {changed}"):
+            Words(others).run(tmp_path / "text.pm", "text", engine=Serial())
+    with pytest.raises(ValueError, match="of StringDType.*needs real numbers"):
+        KMeans(2, engine=Serial()).fit(Shard(np.array, [["text"]], kinds[1]))
 
 
 def test_row_groups_of_a_parquet_file(tmp_path: Path) -> None:

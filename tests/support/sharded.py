@@ -99,6 +99,8 @@ class Always:
             return
         if self.what == "raise":
             raise ValueError("this shard is bad")
+        if self.what == "exit":
+            raise SystemExit(3)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -2,11 +2,15 @@
 
 Python runs signal handlers in the main thread, between any two instructions. In a `with later():` statement they are
 only noted, and they run when it ends, or at a call of `deliver` where nothing is half done.
+
+Setting a handler takes back `signal.siginterrupt(number, False)`, which can't be read by Python: docs/guarantees.md
+names that limit.
 """
 
 from __future__ import annotations
 
-import signal
+# The module signal converts numbers to enums and back, which for all signals takes longer than to open a store.
+import _signal  # type: ignore[import-not-found]
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -14,7 +18,7 @@ from typing import Any
 
 __all__ = ["deliver", "later"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = sorted(_signal.valid_signals())
 
 _depth = 0
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
@@ -36,8 +40,8 @@ def _restore() -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
         for number, handler in _handlers.items():
-            if signal.getsignal(number) is _note:
-                signal.signal(number, handler)
+            if _signal.getsignal(number) is _note:
+                _signal.signal(number, handler)
     except BaseException:
         _restore()
         raise
@@ -59,10 +63,10 @@ class later:
             return
         try:
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _signal.getsignal(number)
                 if callable(handler) and handler is not _note:
                     _handlers[number] = handler
-                    signal.signal(number, _note)
+                    _signal.signal(number, _note)
         except BaseException:
             self.__exit__(None, None, None)
             raise

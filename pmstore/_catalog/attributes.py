@@ -150,6 +150,14 @@ class Attributes(MutableMapping[str, Any]):
             self._put(found)
             return value
 
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """The stored value of an attribute. If there is none, the default is stored first; its stored form is
+        returned."""
+        with self._catalog.lock:
+            if name not in self:
+                self[name] = default
+            return self[name]
+
     def update(self, /, *others: Any, **more: Any) -> None:
         """Store several attributes: all of them, or none if there is an error."""
         new: dict[Any, Any] = dict(*others, **more)

@@ -358,6 +358,9 @@ def test_a_changed_copy_is_noticed(open_store: Open) -> None:
     dims, other = store.attrs("x")["dims"], store.attrs("x")["other"]
     other.append(2)
     store.attrs("x")["other"] = other
+    store.attrs("x").setdefault("log", []).append("first")
+    with pytest.warns(pmstore.LostUpdateWarning, match=r"store\.attrs\('x'\)\['log'\] = value"):
+        store.commit()
     dims.append("x")
     with pytest.warns(pmstore.LostUpdateWarning, match=r"store\.attrs\('x'\)\['dims'\] = value") as found:
         store.close()

@@ -307,7 +307,7 @@ def test_a_storm_of_timers_interrupts_nothing(open_store):
     assert signal.SIGALRM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def signalled_at(event_number, function):
+def signalled_at(event_number, function, number=signal.SIGINT):
     """The same as interrupted_at, by a signal, whose handler pmstore may put off. False if it came too late."""
     seen = 0
     directory = pmstore.__path__[0]
@@ -318,7 +318,7 @@ def signalled_at(event_number, function):
             seen += 1
             if seen == event_number:
                 sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
     sys.setprofile(profile)
     with contextlib.suppress(KeyboardInterrupt):
@@ -328,9 +328,11 @@ def signalled_at(event_number, function):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize("joined", [False, True])
-def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
+@pytest.mark.parametrize("joined, number", [(False, signal.SIGXCPU), (True, signal.SIGINT)])
+def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined, number, request):
     """The interrupts come in opening and closing. The locks of an opening go with it, and an open store stays open."""
+    before = signal.signal(number, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(number, before))
     store = open_store()
     path = store.path
 
@@ -341,8 +343,8 @@ def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
     if not joined:
         store.close()
     gc.collect()
-    number = 0
-    while signalled_at(number := number + 1, opens_and_closes):
+    event_number = 0
+    while signalled_at(event_number := event_number + 1, opens_and_closes, number):
         gc.collect(0)
         if joined:
             assert not store.closed and store.openings <= 2  # an interrupt before the with statement is entered
@@ -350,7 +352,21 @@ def test_an_interrupt_anywhere_leaves_no_lock_behind(open_store, joined):
                 store.close()
         else:
             pmstore.open(path).close()
-    assert number > 100
+    assert event_number > 100
+
+
+def test_handlers_of_all_signals_run_later(request: pytest.FixtureRequest) -> None:
+    came = []
+    others = ("KILL", "STOP", "SEGV", "BUS", "FPE", "ILL", "ABRT")  # faulthandler has all but two
+    numbers = sorted(signal.valid_signals() - {signal.Signals[f"SIG{name}"] for name in others})
+    for number in numbers:
+        before = signal.signal(number, lambda number, _: came.append(number))
+        request.addfinalizer(functools.partial(signal.signal, number, signal.SIG_DFL if before is None else before))
+    with interrupts.later():
+        for number in numbers:
+            signal.raise_signal(number)
+        assert came == []
+    assert came == numbers
 
 
 def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 from pmstore._catalog.catalog import Catalog
@@ -63,26 +64,29 @@ class DerivedArrays:
     """The derived arrays of an open store.
 
     lock: held while an array is checked and computed, so that the store's own lock is free while a function runs. A
-    thread takes it before the catalog's lock, never after. declared: by full name. pins: entry, array and hash of
-    inputs that can't change, by full name.
+    thread takes it before the catalog's lock, never after. declared: by full name, the newest last. Arrays before it,
+    and those of deleted names, are there as long as a rollback may bring their declarations back. pins: entry, array
+    and hash of inputs that can't change, by full name.
     """
 
-    __slots__ = ("_directory", "_seconds_per_byte", "catalog", "declared", "lock", "pins")
+    __slots__ = ("_changed", "_directory", "_seconds_per_byte", "catalog", "declared", "lock", "pins")
 
     def __init__(self, catalog: Catalog, path: str) -> None:
         self.catalog = catalog
         self.lock = threading.RLock()
-        self.declared: dict[str, Derived] = {}
+        self.declared: dict[str, list[Derived]] = {}
+        self._changed: dict[str, int] = {}  # the last commit before a declaration changed, by full name, in this order
         self.pins: dict[str, tuple[Entry, Array, int]] = {}
         self._directory = os.path.dirname(path)
         self._seconds_per_byte: float | None = None
 
     def by_name(self, name: str) -> Derived:
-        """The array that this process declared under a name that has a declaration in the store."""
+        """The array that this process declared under a name that has a declaration in the store: as the store has it,
+        or else the newest."""
         found = self.declared.get(name)
         if found is None:
             raise DerivedArrayError(name, f"is {self._what(name)}; declare it with store.derive before it is read")
-        return found
+        return next(filter(Derived.is_current, reversed(found)), found[-1])
 
     def _what(self, name: str) -> str:
         with self.catalog.lock:
@@ -96,30 +100,56 @@ class DerivedArrays:
         return self._seconds_per_byte
 
     def forget(self, name: str) -> None:
-        """A name is about to be deleted. Its space can be used again once no array lies over it."""
+        """A name is about to be deleted, or was renamed. Its space can be used again once no array lies over it."""
         self.pins.pop(name, None)
+        if found := self.declared.get(name):
+            self._has_changed(name)
+            for derived in found:
+                derived.let_go()
+
+    def _has_changed(self, name: str) -> None:
+        """The declaration changes; a rollback brings it back until the next commit."""
+        self._changed.pop(name, None)
+        self._changed[name] = self.catalog.core.sequence
+
+    def _forget_gone(self) -> None:
+        """Forget the arrays whose declarations have left the store, if that is committed."""
+        now = self.catalog.core.sequence
+        for name, _ in list(takewhile(lambda change: change[1] < now, self._changed.items())):
+            del self._changed[name]
+            found = [derived for derived in self.declared.get(name, ()) if derived.is_current()]
+            if found:
+                self.declared[name] = found
+            else:
+                self.declared.pop(name, None)
 
     def leave(self) -> None:
         """A forked process calls this: another thread of the parent may hold the lock and compute an array."""
         self.lock = threading.RLock()
         self.pins = {}
-        for derived in list(self.declared.values()):
+        for derived in chain.from_iterable(list(self.declared.values())):
             derived.leave()
 
     def clear(self) -> None:
         """Forget all arrays: the store is closed."""
         self.declared.clear()
+        self._changed.clear()
         self.pins.clear()
 
     def declare(self, what: Asked, replace: bool) -> Derived:
         """See `NameMapping.derive`."""
         with self.lock, self.catalog.lock:
+            self._forget_gone()
             declared = self._resolve(what, replace)
             made = Derived(self, what._replace(declared=declared))
-            before = self.declared.get(what.name)
-            if before is not None:
-                made.take_over(before)
-            self.declared[what.name] = made
+            before = self.declared.get(what.name, [])
+            if before:
+                made.take_over(before[-1])
+            replaced = [derived for derived in before if not derived.is_current()]
+            for derived in replaced:
+                derived.let_go()
+            self.declared[what.name] = [*replaced, made]
+            self._has_changed(what.name)
             return made
 
     def _resolve(self, what: Asked, replace: bool) -> Declaration:

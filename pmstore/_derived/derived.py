@@ -114,6 +114,10 @@ class Derived:
         """Take the value of another declaration of the name. It is valid if its digest is that of the inputs."""
         self._kept = before._kept
 
+    def let_go(self) -> None:
+        """Forget the value: its declaration leaves the store. Another thread may be computing one."""
+        self._kept = None
+
     def leave(self) -> None:
         """A forked process calls this: it does not have the thread that computes the value."""
         self._computing = False
@@ -145,7 +149,8 @@ class Derived:
                 digest = self.current_digest({}, 0)
             except DerivedArrayError:
                 return False
-            return (self._kept is not None and self._kept[0] == digest) or self._stored(digest) is not None
+            kept = self._kept
+            return (kept is not None and kept[0] == digest) or self._stored(digest) is not None
 
     def set(self, value: Any) -> None:
         """Set the value for the current contents of the inputs, if the program has computed it already.
@@ -209,16 +214,28 @@ class Derived:
     def at_depth(self, digests: Digests, depth: int) -> Array:
         """The value. The caller holds `deriving`."""
         digest = self.current_digest(digests, depth)
-        if self._kept is not None and self._kept[0] == digest:
-            array = self._kept[1]
+        kept = self._kept
+        if kept is not None and kept[0] == digest:
+            array = kept[1]
             if self._decision.policy == "store" and self._stored(digest) is None:  # for example after a rollback
                 self._put(array, self._stamp_of(digest, array))
             return array
         loaded = self._load(digest)
         if loaded is None:
             return self._compute(digest, digests, depth)
-        self._kept = digest, read_only(loaded)
-        return self._kept[1]
+        array = read_only(loaded)
+        self._kept = digest, array
+        return array
+
+    def is_current(self) -> bool:
+        """Whether the store has this declaration, as far as it can be read."""
+        try:
+            self._require_declared()
+        except (UnknownNameError, DerivedMismatchError):
+            return False
+        except UNSOUND:
+            pass
+        return True
 
     def _require_declared(self) -> None:
         with self._catalog.lock:
@@ -285,9 +302,10 @@ class Derived:
     def _keep(self, array: Array, stamp: Stamp) -> Array:
         """Make this the current value."""
         array.flags.writeable = False
-        self._kept = stamp.inputs, read_only(array)
+        value = read_only(array)
+        self._kept = stamp.inputs, value
         self._put(array, stamp)
-        return self._kept[1]
+        return value
 
     def _stamp_of(self, digest: int, array: Array) -> Stamp:
         verify = self._declared.verify

@@ -515,8 +515,9 @@ class NameMapping(MutableMapping[str, Any]):
         return self._derived.by_name(full).value if value is COMPUTED else value
 
     def _delete(self, full: str) -> bool:
-        self._derived.forget(full)
-        return self._catalog.delete(full)
+        with self._catalog.lock:
+            self._derived.forget(full)
+            return self._catalog.delete(full)
 
     def _full(self, name: Any) -> str:
         if not isinstance(name, str):

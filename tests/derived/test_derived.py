@@ -10,6 +10,7 @@ import pickle
 import random
 import signal
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -351,6 +352,63 @@ def test_deleting(store):
     store.clear()
     store.commit()
     assert len(store) == 0 == store.stats().keys and store.check().ok
+
+
+@one_medium
+@pytest.mark.parametrize("deleting", ["del", "pop", "clear", "rename", "replace"])
+def test_a_deleted_array_leaves_memory(store, deleting):
+    table(store)
+    given = np.ones((3, 4))
+    input_, group = weakref.ref(given), store.group("g")
+    y = group.derive("y", np.add, given, given, policy="recompute")
+    value = weakref.ref(group["y"])
+    del given
+    store.commit()
+    if deleting == "del":
+        del group["y"]
+    elif deleting == "pop":
+        group.pop("y")
+    elif deleting == "clear":
+        group.clear()
+    elif deleting == "rename":
+        store.rename("g", "h")
+    else:
+        assert group.derive("y", np.negative, store["x"], replace=True)[0, 1] == -1
+    assert value() is None  # its handle is there
+    store.rollback()
+    assert y[0, 0] == group["y"][0, 0] == 2
+    value = weakref.ref(y.value)
+    group.clear()
+    del y
+    store.commit()
+    assert value() is None
+    group.derive("z", doubled, store["x"])
+    assert input_() is None  # no rollback brings it back
+
+
+@one_medium
+def test_a_rollback_brings_declarations_back(store):
+    table(store)
+    y = store.derive("y", doubled, "x", policy="store")
+    store.commit()
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            other = store.derive("y", columns, "x", policy="store", replace=True)
+            assert store["y"] is other.value and len(other) == 4
+            third = store.derive("y", np.negative, "x", replace=True)
+            assert store["y"][0, 1] == -1
+            store.rename("y", "z")
+            store.derive("z", np.negative, "x")
+            raise ZeroDivisionError
+        assert store["y"] is y.value and y[0, 1] == 2
+        for gone in (other, third):
+            with pytest.raises(pmstore.DerivedMismatchError):
+                gone.value  # noqa: B018
+    new = store.derive("y", columns, "x", replace=True)
+    store.commit()
+    store.derive("z", doubled, "y")
+    store.rollback()
+    assert store["y"] is new.value and "z" not in store
 
 
 def test_a_declaration_is_part_of_its_transaction(store):

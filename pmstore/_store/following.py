@@ -220,7 +220,7 @@ class Following(NameMapping):
         ------
         ArchiveConflictError
             The place has the archive of another store or of another copy of this one: a newer version than this store
-            has, or the version of its newest commit with other contents.
+            has, or the version of its newest commit with other contents. Or it has aggregates.
         ArchiveError
             An extra is not installed: ``pip install 'pmstore[archive]'``.
         ArchiveUnavailableError, ArchiveDamagedError, ClosedStoreError, TypeError, ValueError

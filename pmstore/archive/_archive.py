@@ -494,8 +494,10 @@ class Archive(Mapping[int, Version]):
             if row.version not in stay and not policy.stays(number, row, now):
                 going.add(row.version)
         if going:
-            for place in self._sources.places:
-                Target(place, dict(self._about)).forget(going)
+            targets = [Target(place, dict(self._about)) for place in self._sources.places]
+            for target in targets:
+                target.begin()
+                target.forget(going)
         self.refresh()
         return sorted(going.difference(self._index.kept()))
 

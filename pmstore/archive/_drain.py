@@ -333,6 +333,17 @@ class Drain:
 
     def _capture_on(self) -> None:
         """Only this thread captures, so that no interrupt comes in between, and no caller waits for room."""
+        try:
+            self._capture_each()
+            if not self._ended[1]:
+                with self._capturing:
+                    self._steps.capture()
+        finally:
+            if not self._ended[1]:  # versions in memory are archived, also if a later capture fails
+                self._flush()
+
+    def _capture_each(self) -> None:
+        """Captures until the drain is to end."""
         encoded = 0.0  # when the first of the versions that wait was encoded
         rest = found = 0.0  # until when captures pause; when the last one was
         steps = self._steps
@@ -341,8 +352,8 @@ class Drain:
             asked, self._wanted = self._wanted, -1  # a thread that still waits asks again
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
-            crowded = steps.queued > self._options.queue_size  # the next capture takes the commits together
-            if (now >= rest or urgent >= 0) and not crowded and newest(steps.fd) >= due:
+            # While the queue is full, no capture begins; the next one takes the commits together.
+            if (now >= rest or urgent >= 0) and not steps.crowded and newest(steps.fd) >= due:
                 with self._capturing:
                     encoded = encoded if steps.encoded else now
                     used = time.thread_time()
@@ -352,18 +363,14 @@ class Drain:
                         self._tell()
                     found = time.monotonic()
                     rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
-            waits = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
-            if steps.encoded and not waits and not steps.jobs:  # while a flush is being written, versions join the next
-                self._flush()
-            elif steps.jobs:
+            lingers = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
+            if steps.jobs:  # while a flush is being written, versions join the next
                 self._tell()
+            elif steps.crowded or (steps.encoded and not lingers):
+                self._flush()
             with self._changed:
                 if not self._closing and self._wanted < 0 and self._asked < 0:
                     self._changed.wait(_SOON if now < found + 1 else _LATER)
-        if not self._ended[1]:
-            with self._capturing:
-                steps.capture()
-                steps.flush()
 
     def _flush(self) -> None:
         with self._capturing:
@@ -378,7 +385,7 @@ class Drain:
         """A version that is larger than the queue waits for its place. Raises ArchiveUnavailableError."""
         with self._changed:
             self._changed.notify_all()
-            while self._steps.queued > self._options.queue_size:
+            while self._steps.crowded:
                 if self._ended[1] or self._trouble.stop.is_set():
                     raise ArchiveUnavailableError("a version is larger than the queue, and its place does not take it")
                 self._changed.wait(_TURN)

@@ -215,25 +215,30 @@ _PREVIOUS, _STATE, _LOSSY, _FIELDS = 2, 7, 9, len(Row._fields)  # of a row as it
 
 
 class IndexWriter:
-    """Changes the index of one place. The writer's token is the newest, or it stops."""
+    """Changes the index of one place, from `begin` on. The writer's token is the newest, or it stops."""
 
-    def __init__(self, place: Place, index: Index, token: int) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._token = token
-        self.index = index
+        self._token = 0
+        self.index = Index.read(place)
 
-    @staticmethod
-    def token(place: Place, about: dict[str, Any]) -> int:
-        """Makes the newest token, which ends the work of any other writer of the place."""
+    def begin(self, about: dict[str, Any]) -> bool:
+        """Makes the newest token, which ends the work of any other writer of the place. Returns whether the index has
+        changed since it was read."""
+        self._token = self._newer_token(about)
+        seen, self.index = self.index, Index.read(self._place, self.index)  # when the token has ended other writers
+        return [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
+
+    def _newer_token(self, about: dict[str, Any]) -> int:
         for _ in range(_ATTEMPTS):
-            number = _newest_token(place) + 1
+            number = _newest_token(self._place) + 1
             try:
-                place.create(f"writers/{number:06d}", wrapped(WRITER, f"writers/{number:06d}", about))
+                self._place.create(f"writers/{number:06d}", wrapped(WRITER, f"writers/{number:06d}", about))
             except ObjectExistsError:
                 continue
-            place.delete(f"writers/{old:06d}" for old in range(max(1, number - 8), number))
+            self._place.delete(f"writers/{old:06d}" for old in range(max(1, number - 8), number))
             return number
-        raise ArchiveConflictError(f"too many processes begin to write {place.url} at once")
+        raise ArchiveConflictError(f"too many processes begin to write {self._place.url} at once")
 
     def require_newest(self) -> None:
         """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied."""

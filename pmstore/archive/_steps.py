@@ -58,11 +58,15 @@ class Steps:
 
     def __init__(self, fd: int, places: Sequence[Place], about: dict[str, Any], options: Options) -> None:
         """fd: of the store's file, open for reading; it becomes the drain's. about: the archive object, if there is
-        none yet."""
+        none yet. All places are looked at before the first one is written to: a drain that is refused ends no other."""
         self.fd = fd
         self.options = options
         self.reader = Reader(fd, tell_pid)
         self.targets = [Target(place, about) for place in places]
+        refuse_another_past(self.reader, newest(fd), self.targets)
+        changed = [target.begin() for target in self.targets]
+        if any(changed):  # by a writer that has come in between
+            refuse_another_past(self.reader, newest(fd), self.targets)
         self.captured = self.targets[0].last
         self._tuner = None if options.mtbf is None else Tuner(options.mtbf)
         self._captured_at = time.time()
@@ -74,7 +78,6 @@ class Steps:
         self._writing = Writing(
             self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
         )
-        refuse_another_past(self.reader, newest(fd), self.targets)
 
     def _last(self) -> int | None:
         return self.captured if self.captured >= 0 else None
@@ -100,6 +103,11 @@ class Steps:
     def queued(self) -> int:
         """Bytes that wait in memory."""
         return self._writing.waiting + sum(job.nbytes for job in list(self.jobs))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more bytes wait in memory than the queue may have."""
+        return self.queued > self.options.queue_size
 
     @property
     def encoded(self) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveUnavailableError
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
+from pmstore.archive._manifest import sequences
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, forget, leaving
 from pmstore.archive._sources import Sources
@@ -125,36 +126,50 @@ def _put_removal(place: Place, removal: str) -> None:
 
 
 class Target:
-    """An archive in one place, to be written. Only one thread uses it; others may read `index`."""
+    """An archive in one place, to be written from `begin` on. Only one thread uses it; others may read `index`."""
 
     def __init__(self, place: Place, new: dict[str, Any]) -> None:
-        """new: the archive object, if there is none yet. Raises ArchiveConflictError if the archive is another
-        store's."""
+        """Looks at the place, and writes nothing. new: the archive object, if there is none yet.
+
+        Raises ArchiveConflictError if the place has the archive of another store, or aggregates.
+        """
         self.place = place
-        sources = Sources([place])
-        try:
-            about = about_of(sources)
-        except MissingObjectError:
-            try:
-                place.create("archive", wrapped(ARCHIVE, "archive", new))
-                about = new
-            except ObjectExistsError:
-                about = about_of(sources)
-        if about["lineage"] != new["lineage"]:
-            raise ArchiveConflictError(
-                f"{place.url} is the archive of another store, or of a fork of this one: give each store a place of "
-                "its own"
-            )
-        self.about = about
         self.writer = secrets.token_hex(8)  # a number would come twice: places go on without each other
-        token = IndexWriter.token(place, {"time": time.time(), "by": self.writer})
-        self._writer = IndexWriter(place, Index.read(place), token)  # read when the token has ended other writers
+        self._new = new
+        self._is_there = self._look()
+        self._writer = IndexWriter(place)
         self._parts: set[str] | None = None  # that are here, if it is known
         self._tags: set[str] = set()  # names of tags that need not be copied any more
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
         self._removals: set[str] = set()  # of tags, that count here no more
         self._swept = False
+
+    def _look(self) -> bool:
+        """Whether the place has an archive."""
+        try:
+            about = about_of(Sources([self.place]))
+        except MissingObjectError:
+            if sequences(self.place):
+                raise ArchiveConflictError(
+                    f"{self.place.url} has aggregates of many processes: give the drain a place of its own"
+                ) from None
+            return False
+        if about["lineage"] != self._new["lineage"]:
+            raise ArchiveConflictError(
+                f"{self.place.url} is the archive of another store, or of a fork of this one: give each store a place "
+                "of its own"
+            )
+        return True
+
+    def begin(self) -> bool:
+        """Ends the work of any other writer of the place. Returns whether it has written since this one looked."""
+        if not self._is_there:
+            try:
+                self.place.create("archive", wrapped(ARCHIVE, "archive", self._new))
+            except ObjectExistsError:  # another process has just made it
+                self._look()
+        return self._writer.begin({"time": time.time(), "by": self.writer})
 
     @property
     def index(self) -> Index:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pmstore._snapshot import Reader
 from pmstore.archive._archive import Archive
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, drained, stepping
+from tests.archive.stepping import Memory, archived, drained, stepping
 from tests.support.template import MODULES, template
 
 pytest.importorskip("numcodecs")
@@ -144,6 +145,78 @@ def test_a_tuned_drain_has_batches_and_bases(tmp_path: Path) -> None:
     assert flushes[0] > 2 * flushes[1] and bases[0] >= bases[1]
     with pmstore.open(tmp_path / "often.pm") as store, pytest.raises(ValueError, match="mtbf"):
         store.drain(tmp_path / "archive", mtbf=0)
+
+
+def test_a_tuned_drain_whose_queue_is_smaller_than_a_part(tmp_path: Path) -> None:
+    """A full queue is written, although more versions could share the part."""
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with store.drain(tmp_path / "archive", mtbf=1e9, queue_size="64KiB") as drain:
+            for step in range(25):
+                store["x"] = np.random.default_rng(step).random(5000)
+                store.commit()
+                assert drain.capture(timeout=10) == store.sequence
+    assert archive.open(tmp_path / "archive").versions()[-25:] == list(range(1, 26))
+
+
+class Late(Memory):
+    """Another writer acts just before a drain takes its token."""
+
+    act: Callable[[], None] | None = None
+
+    def create(self, name: str, data: Any) -> None:
+        if name.startswith("writers/") and self.act is not None:
+            act, self.act = self.act, None
+            act()
+        super().create(name, data)
+
+
+def test_a_drain_that_is_refused_ends_no_other(tmp_path: Path) -> None:
+    """Neither one to several places, nor that of an old copy; it leaves nothing in a place that was empty."""
+    places = [tmp_path / name for name in "abc"]
+    with pmstore.open(tmp_path / "other.pm") as other:
+        drained(other, places[1])
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(places[0]) as drain:
+        store.backup(tmp_path / "copy.pm")
+        store["x"] = 1
+        store.commit()
+        assert drain.wait() == 1
+        for order in (places[:2], [places[2], places[1]]):
+            with pytest.raises(pmstore.ArchiveConflictError, match="another store"):
+                store.drain(order)
+        with (
+            pmstore.open(tmp_path / "copy.pm") as copy,
+            pytest.raises(pmstore.ArchiveConflictError, match="taken back"),
+        ):
+            copy.drain(places[0])
+        store["x"] = 2
+        store.commit()
+        assert drain.wait() == 2
+    assert not places[2].exists()
+
+
+def test_a_version_that_comes_while_a_drain_begins(tmp_path: Path) -> None:
+    place = Late()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, Memory(place.objects)) as steps:
+        archived(steps)
+        store.backup(tmp_path / "copy.pm")
+        store["x"] = 1
+        store.commit()
+        place.act = lambda: archived(steps)
+        with (
+            pmstore.open(tmp_path / "copy.pm") as copy,
+            pytest.raises(pmstore.ArchiveConflictError, match="taken back"),
+        ):
+            with stepping(copy, place):
+                pass
+
+
+def test_the_place_of_aggregates_is_refused(tmp_path: Path) -> None:
+    archive.aggregate(tmp_path / "shards", 1, {"x": np.ones(3)})
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.raises(pmstore.ArchiveConflictError, match="aggregates.*a place of its own"):
+            store.drain(tmp_path / "shards")
+    archive.aggregate(tmp_path / "shards", 2, {"x": np.ones(3)})
+    assert archive.latest_common([tmp_path / "shards"]) == 2
 
 
 def test_the_newest_version_that_several_archives_have(tmp_path: Path) -> None:

@@ -74,6 +74,21 @@ def test_a_commit_that_can_not_be_captured_has_no_version(tmp_path: Path, monkey
             drain.wait()
 
 
+def test_versions_in_memory_are_archived_if_the_last_capture_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(pmstore.ArchiveWarning, match="too late"), pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "archive", every=100)
+        drain.wait()
+        for value in range(3):
+            store["x"] = value
+            store.commit()
+            if value < 2:
+                drain.capture()
+        captures(monkeypatch, pmstore.StaleSnapshotError("too late"))
+    assert archive.open(tmp_path / "archive").versions() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_a_capture_that_fails_while_the_store_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str

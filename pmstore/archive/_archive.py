@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -31,7 +32,7 @@ from pmstore.archive._differences import Difference, difference
 from pmstore.archive._format import TAG, Loss, Row, tell_losses, wrapped
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
-from pmstore.archive._retention import Keep
+from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import Target, about_of, tag_of, tags_of, untag
 from pmstore.archive._verifying import VerifyReport, verify
@@ -238,7 +239,7 @@ class Archive(Mapping[int, Version]):
         return found
 
     def _opened(self, row: Row) -> Version:
-        return Version(self._library, row, self._entries(row))
+        return Version(self._library, row, self._entries(row), functools.partial(self._reading, row.version))
 
     def diff(self, old: int, new: int) -> dict[str, Difference]:
         """Which names differ between two versions, and which elements of their arrays.
@@ -252,6 +253,8 @@ class Archive(Mapping[int, Version]):
         -------
         dict of str to Difference
             By name, in order. Contents are read only where the versions may differ.
+
+        Raises UnknownVersionError, also if a drain removes a version meanwhile; ArchiveDamagedError.
         """
         return difference(self[old], self[new])
 
@@ -270,7 +273,7 @@ class Archive(Mapping[int, Version]):
 
         Raises ValueError for a name that isn't letters, digits and ``._-``, ArchiveConflictError if the name is taken
         by another version, ArchiveDamagedError if the tag of this name is damaged (`untag` removes it),
-        UnknownVersionError.
+        UnknownVersionError. After an error, no place has a new tag.
         """
         if not isinstance(name, str) or not _TAG.fullmatch(name):
             raise ValueError(f"a tag has letters, digits and ._-, at most 100, and no dot in front, not {name!r:.120}")
@@ -278,20 +281,23 @@ class Archive(Mapping[int, Version]):
         archive, row = self._find(self.latest if version is None else version)
         if archive is not self:
             raise ArchiveError(f"version {row.version} is in {archive.url}: tag it there")
+        if self._tags.get(name, row.version) != row.version:
+            raise _taken(self.url, name)
         created: list[Place] = []
-        for place in self._sources.places:
-            try:
-                place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
-                created.append(place)
-            except ObjectExistsError:
-                if self._tagged(place, name) != row.version:
-                    raise ArchiveConflictError(f"{place.url} has the tag {name!r} for another version") from None
-        self.refresh()
         try:
-            self._find(row.version)
-        except UnknownVersionError:  # a drain has removed it meanwhile
+            for place in self._sources.places:
+                try:
+                    place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
+                    created.append(place)
+                except ObjectExistsError:
+                    if self._tagged(place, name) != row.version:
+                        raise _taken(place.url, name) from None
+            self.refresh()
+            self._find(row.version)  # a drain may have removed it meanwhile
+        except Exception:
             untag(created, name, row.version)  # another process may have made the others
-            self._tags.pop(name, None)
+            if created:
+                self._tags.pop(name, None)
             raise
 
     @staticmethod
@@ -489,10 +495,7 @@ class Archive(Mapping[int, Version]):
         if going & stay:
             what = ", ".join(map(str, sorted(going & stay)))
             raise ArchiveError(f"the newest version and tagged ones stay: {what}")
-        policy, now = Keep.of(keep), time.time()
-        for number, row in enumerate(reversed([row for row in self._index.rows() if row.kept])):
-            if row.version not in stay and not policy.stays(number, row, now):
-                going.add(row.version)
+        going |= outside(self._index, Keep.of(keep), time.time()) - stay
         if going:
             targets = [Target(place, dict(self._about)) for place in self._sources.places]
             for target in targets:
@@ -507,6 +510,10 @@ def _number(version: Any) -> int:
     if not isinstance(version, (int, np.integer)) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {type(version).__name__}")
     return int(version)
+
+
+def _taken(url: str, name: str) -> ArchiveConflictError:
+    return ArchiveConflictError(f"{url} has the tag {name!r} for another version: use another name, or untag it first")
 
 
 def _refuse_taken(path: str) -> None:

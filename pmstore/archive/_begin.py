@@ -28,11 +28,11 @@ _PATIENCE = 30.0  # seconds that a place may be away when a drain begins: the ca
 
 def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
     """The places of a path or URL, or of several. Raises TypeError, ValueError, ImportError."""
-    urls = [url] if isinstance(url, (str, os.PathLike)) else list(url)
+    urls = [url] if isinstance(url, (str, bytes, os.PathLike)) else list(url)
     if not urls:
         raise ValueError("an archive needs a path or a URL")
     options = dict(storage_options or {})
-    return [place_of(one, **(options if "://" in os.fspath(one) else {})) for one in urls]
+    return [place_of(one, **(options if "://" in os.fsdecode(one) else {})) for one in urls]
 
 
 def begin(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pmstore._display import aligned, count_text, name_text, size_text
-from pmstore._errors import ArchiveDamagedError, UnknownVersionError
+from pmstore._errors import ArchiveDamagedError
 from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
 from pmstore._values.as_json import print_json, to_json
@@ -21,12 +22,13 @@ from pmstore.archive._format import lossy_text
 __all__ = ["add_parser"]
 
 _SOUND, _DAMAGED, _FAILED = 0, 1, 2
+_TURN = 0.25  # seconds between two looks whether a store is still written
 
 _EXIT_STATUS = """\
 exit status:
   0  it worked; for verify: the archive is sound
   1  the archive is damaged
-  2  the archive can't be opened, a version is not in it, or the arguments are wrong
+  2  the archive can't be opened or written, a version is not in it, or the arguments are wrong
 """
 
 
@@ -125,7 +127,7 @@ def _without_extra(command: Callable[[argparse.Namespace], int]) -> Callable[[ar
     return run
 
 
-def _complain(path: str, error: Exception, status: int) -> int:
+def _complain(path: str, error: Exception | str, status: int) -> int:
     print(f"pmstore: {path}: {error}", file=sys.stderr)
     return status
 
@@ -210,9 +212,10 @@ def tag(chosen: argparse.Namespace) -> int:
         for line in aligned((name, str(version)) for name, version in sorted(archive.tags.items())):
             print(line)
     elif chosen.delete:
-        if chosen.name not in archive.tags:
-            raise UnknownVersionError(f"there is no tag {chosen.name!r}")
-        archive.untag(chosen.name)
+        try:
+            archive.untag(chosen.name)
+        except KeyError:
+            return _complain(chosen.path, f"there is no tag {chosen.name!r}", _FAILED)
     else:
         archive.tag(chosen.name, chosen.version)
     return _SOUND
@@ -238,7 +241,8 @@ def export_(chosen: argparse.Namespace) -> int:
 
 
 def drain(chosen: argparse.Namespace) -> int:
-    """Archives a store's commits until the process that writes it has closed it, or an interrupt."""
+    """Archives a store's commits until the process that writes it has closed it, an interrupt, or an error that ends
+    the drain."""
     with open_store(chosen.store, "r") as store:
         rules = sorted(chosen.codec, key=lambda rule: rule[0] == "*")  # the first one that matches counts
         codec = {pattern: "zstd" if config == {"id": "zstd"} else config for pattern, config in rules}
@@ -246,12 +250,11 @@ def drain(chosen: argparse.Namespace) -> int:
             following = store.drain(chosen.path, every=chosen.every, codec=codec or "zstd")
         except (TypeError, ValueError) as error:
             return _complain(chosen.path, error, _FAILED)
-        try:
-            while store.written:
-                store.wait(following.progress().captured, timeout=1.0)
-        except KeyboardInterrupt:
-            pass
+        with contextlib.suppress(KeyboardInterrupt):
+            while store.written and not following.progress().ended:
+                time.sleep(_TURN)
         following.close()
         progress = following.progress()
-    print(f"{chosen.path}: version {progress.captured}")
+        version = following.wait(progress.captured if progress.error is None else None)  # raises the error
+    print(f"{chosen.path}: version {version}")
     return _SOUND

@@ -75,7 +75,7 @@ def _array(old: Version, new: Version, key: bytes, one: Contents, other: Content
     if one.frames == other.frames:
         return None
     described = _described(new, key)
-    a, b = (version._core._library.contents(item) for version, item in ((old, one), (new, other)))
+    a, b = _bytes(old, one), _bytes(new, other)
     changed = np.flatnonzero(a[: described.nbytes] != b[: described.nbytes])
     if not len(changed):
         return None
@@ -121,7 +121,7 @@ def _content(version: Version, name: str) -> Any:
 
 
 def _bytes(version: Version, item: Contents) -> Bytes:
-    return version._core._library.contents(item)
+    return version._core.bytes_of(item)
 
 
 def _equal(a: Any, b: Any) -> bool:

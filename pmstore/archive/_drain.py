@@ -55,6 +55,8 @@ class Progress(NamedTuple):
         Bytes of versions that wait in memory.
     error : str or None
         Why the drain waits or has ended, if it does.
+    ended : bool
+        Whether the drain has ended: it was closed, or an error has ended it, at least for one of its places.
     """
 
     committed: int
@@ -62,6 +64,7 @@ class Progress(NamedTuple):
     archived: dict[str, int]
     queued: int
     error: str | None
+    ended: bool
 
 
 class Trouble:
@@ -161,6 +164,7 @@ class Drain:
             archived={target.place.url: target.last for target in steps.targets},
             queued=steps.queued,
             error=str(error) if error is not None else self._trouble.now,
+            ended=any(self._ended),
         )
 
     def wait(self, sequence: int | None = None, timeout: float = float("inf")) -> int:

@@ -23,7 +23,8 @@ def export(
 ) -> int:
     """Write a version, a store or a group in another format: see `pmstore.export`, with the same arguments and errors.
 
-    An ArchiveWarning tells of arrays of a version that a lossy codec has approximated.
+    An ArchiveWarning tells of arrays of a version that a lossy codec has approximated. Raises UnknownVersionError, too,
+    if a drain removes the version meanwhile.
     """
     count = _export(mapping, path, format, names=names, progress=progress)
     version = getattr(mapping, "store", mapping)  # of a group, too

@@ -50,7 +50,7 @@ def latest_common(
     """
     found = [
         _Drained(url, storage_options) if _is_drained(place) else _Aggregated(place)
-        for url in ([urls] if isinstance(urls, (str, os.PathLike)) else urls)
+        for url in ([urls] if isinstance(urls, (str, bytes, os.PathLike)) else urls)
         for place in places_of(url, storage_options)
     ]
     if not found:

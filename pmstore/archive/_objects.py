@@ -29,12 +29,12 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAINED = re.compile(r"[A-Za-z0-9+.-]+::.*://|[A-Za-z0-9+.-]+://.*::", re.DOTALL)
 
 
-def place_of(url: str | os.PathLike[str], **storage_options: Any) -> Place:
+def place_of(url: str | bytes | os.PathLike[Any], **storage_options: Any) -> Place:
     """The place of a path or a URL. Nothing is created and nothing is connected to before the first call.
 
     Parameters
     ----------
-    url : str or path-like
+    url : str, bytes or path-like
         A path, ``file://…``, or the URL of any target that fsspec knows, such as ``s3://bucket/prefix``.
     **storage_options
         Handed to fsspec. A local folder takes none.
@@ -46,9 +46,7 @@ def place_of(url: str | os.PathLike[str], **storage_options: Any) -> Place:
     ValueError
         It is no path and no URL, or a chained URL (``a::b``), whose writes would not be durable.
     """
-    text = os.fspath(url)
-    if isinstance(text, bytes):
-        text = os.fsdecode(text)
+    text = os.fsdecode(url)
     if not text or "\0" in text:
         raise ValueError(f"not a path or URL: {text!r}")
     match = _URL.match(text) if isinstance(url, str) else None

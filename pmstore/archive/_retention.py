@@ -14,7 +14,7 @@ from pmstore.archive._format import Row
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import Place
 
-__all__ = ["Keep", "forget", "leaving"]
+__all__ = ["Keep", "forget", "leaving", "outside"]
 
 
 class Keep(NamedTuple):
@@ -50,12 +50,13 @@ class Keep(NamedTuple):
         for name, number in (("last", made.last), ("every", made.every)):
             if number is not None and (isinstance(number, bool) or operator.index(number) < 1):
                 raise ValueError(f"keep: {name} is a number of versions, at least 1, not {number!r}")
-        if made.age is not None and not float(made.age) >= 0:
+        age = None if made.age is None else float(made.age)
+        if age is not None and not age >= 0:
             raise ValueError(f"keep: age is a number of seconds, not {made.age!r}")
-        return made
+        return made._replace(age=age)
 
     def stays(self, number: int, row: Row, now: float) -> bool:
-        """Whether a version stays. number: of those that are newer."""
+        """Whether a listed version stays. number: of the listed ones that are newer."""
         if self == Keep():
             return True
         by_number = self.last is not None and number < self.last
@@ -63,15 +64,18 @@ class Keep(NamedTuple):
         return by_number or by_step or (self.age is not None and now - row.time <= self.age)
 
 
+def outside(index: Index, keep: Keep, now: float) -> set[int]:
+    """The listed versions that the rules of `keep` do not keep."""
+    listed = [row for row in index.rows() if row.kept]
+    return {row.version for number, row in enumerate(reversed(listed)) if not keep.stays(number, row, now)}
+
+
 def leaving(index: Index, keep: Keep, tagged: Collection[int], now: float, until: int) -> set[int]:
     """The versions that go by the rules of `keep`; none as long as they are few. until: versions above it stay, as
     another place lacks them."""
     kept = index.kept()
-    going = set()
-    for number, row in enumerate(reversed(list(index.rows()))):
-        stays = row.version > until or row.version in kept[-1:] or row.version in tagged
-        if row.kept and not stays and not keep.stays(number, row, now):
-            going.add(row.version)
+    stay = {*kept[-1:], *tagged}
+    going = {version for version in outside(index, keep, now) - stay if version <= until}
     return going if len(going) * 16 >= len(kept) else set()  # in one go, so that each version costs little
 
 

@@ -277,7 +277,12 @@ class Target:
         if first is None:
             return
         here, there = self.index.find(first), near.find(first)
-        if here is None or there is None or here.state != there.state:
+        if here is None:
+            raise ArchiveConflictError(
+                f"{self.place.url} lacks version {first}, and the place before it needs that for version "
+                f"{rows[0].version}: each of them was drained to alone. Name {self.place.url} first in the next drain"
+            )
+        if there is None or here.state != there.state:
             raise ArchiveConflictError(
                 f"{self.place.url} has another history than the place before it, from version {first} or earlier: two "
                 "copies of a store went on without each other. Give one of them a place of its own"

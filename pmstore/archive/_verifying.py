@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, overload
 
 from pmstore._core import hash64
@@ -15,6 +15,9 @@ from pmstore.archive._target import about_of, removals_of, tags_of
 from pmstore.archive._versions import Library
 
 __all__ = ["Problem", "VerifyReport", "verify"]
+
+
+_REFUSALS = (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError)
 
 
 class Problem(NamedTuple):
@@ -93,7 +96,7 @@ class _Checked:
             index = Index.read(self._place)
             tags_of(alone)
             removals_of(alone)
-        except (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError) as error:
+        except _REFUSALS as error:
             self._problems.append(Problem(self._place.url, (), str(error)))
             return
         library = Library(alone)
@@ -111,9 +114,19 @@ class _Checked:
             if progress is not None:
                 progress(number + 1, len(index))
         by_text: dict[str, list[int]] = {}
-        for version, text in wrong.items():
-            by_text.setdefault(text, []).append(version)
+        for version in self._still_listed(index, wrong):
+            by_text.setdefault(wrong[version], []).append(version)
         self._problems.extend(Problem(self._place.url, tuple(found), text) for text, found in by_text.items())
+
+    def _still_listed(self, index: Index, versions: Collection[int]) -> list[int]:
+        """Those of the versions that no drain has removed since the index was read: their parts are deleted."""
+        if not versions:
+            return []
+        try:
+            index = Index.read(self._place, index)
+        except _REFUSALS as error:
+            self._problems.append(Problem(self._place.url, (), str(error)))
+        return [version for version in versions if index.find(version) is not None]
 
     def _row(self, library: Library, row: Row) -> str | None:
         """The damage of the objects that the row itself names; None if there is none."""

@@ -12,10 +12,11 @@ Catalog, NameMapping: as for a store
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ _WINDOWS = 16  # of these that are kept in memory
 _THREADS = 2  # that decode large contents
 
 Frames = Sequence[tuple[Frame, Chain]]
+Reading = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Library:
@@ -296,17 +298,23 @@ def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
 
 
 class VersionCore(Core):
-    """A core that reads a version of an archive, for a catalog. The offset of an entry is its number."""
+    """A core that reads a version of an archive, for a catalog. The offset of an entry is its number.
 
-    __slots__ = ("_entries", "_keys", "_library", "_sequence")
+    reading: makes a context around what reads contents.
+    """
 
-    def __init__(self, library: Library, sequence: int, entries: Entries) -> None:
+    __slots__ = ("_entries", "_keys", "_library", "_reading", "_sequence")
+
+    def __init__(
+        self, library: Library, sequence: int, entries: Entries, reading: Reading = contextlib.nullcontext
+    ) -> None:
         self.lock = Lock()
         self.gone = False
         self.snapshot = self.trace = None
         self._library = library
         self._sequence = sequence
         self._entries = entries
+        self._reading = reading
         self._keys = list(entries)
 
     def __del__(self) -> None:
@@ -351,21 +359,22 @@ class VersionCore(Core):
         """The contents of an entry with that offset."""
         return self._entries[self._keys[offset // 8 - 1]]
 
+    def bytes_of(self, item: Contents, start: int = 0, stop: int | None = None) -> Bytes:
+        """Bytes start … stop of the contents of an entry; all by default."""
+        with self._reading():
+            return self._library.contents(item, start, stop)
+
     def buffer(self, offset: int, length: int, writable: bool, fixed: bool = False) -> Any:
-        return self._library.contents(self.item(offset)).data
+        return self.bytes_of(self.item(offset)).data
 
     def require_readable(self, offset: int, length: int, at: int, count: int) -> None:
         pass
 
     def contents(self, offset: int, length: int) -> bytearray:
-        return bytearray(self._library.contents(self.item(offset)).data)
+        return bytearray(self.bytes_of(self.item(offset)).data)
 
     def read_into(self, offset: int, length: int, out: Any) -> None:
-        memoryview(out).cast("B")[:] = self._library.contents(self.item(offset)).data
-
-    def part(self, offset: int, start: int, stop: int) -> Bytes:
-        """Bytes start … stop of the contents."""
-        return self._library.contents(self.item(offset), start, stop)
+        memoryview(out).cast("B")[:] = self.bytes_of(self.item(offset)).data
 
 
 class _VersionCatalog(Catalog):
@@ -376,8 +385,8 @@ class _VersionCatalog(Catalog):
 
 
 class Version(NameMapping):
-    """A version of an archive: a mapping from names to values. A value is read and checked when it is used. Arrays are
-    copies that can't be written.
+    """A version of an archive: a mapping from names to values. A value is read and checked when it is used; that raises
+    UnknownVersionError if a drain has removed the version meanwhile. Arrays are copies that can't be written.
 
     Attributes
     ----------
@@ -393,8 +402,9 @@ class Version(NameMapping):
 
     __slots__ = ("_core", "attributes", "losses", "message", "time", "url", "version")
 
-    def __init__(self, library: Library, row: Row, entries: Entries) -> None:
-        self._core = VersionCore(library, row.version, entries)
+    def __init__(self, library: Library, row: Row, entries: Entries, reading: Reading) -> None:
+        """Only `Archive` calls this. reading: see `VersionCore`."""
+        self._core = VersionCore(library, row.version, entries, reading)
         self._catalog = _VersionCatalog(self._core, read_only=True)
         self._derived = DerivedArrays(self._catalog, library.sources.url)
         self._prefix = ""
@@ -436,7 +446,7 @@ class Version(NameMapping):
 
         Raises
         ------
-        UnknownNameError, TypeError, ArchiveDamagedError
+        UnknownNameError, TypeError, UnknownVersionError, ArchiveDamagedError
         """
         from pmstore._values.array import read_layout
 
@@ -453,7 +463,8 @@ class Version(NameMapping):
         width = described.nbytes // described.shape[0] if described.shape[0] else 0
         if not shape[0] or not width:
             return np.empty(shape, described.dtype)
-        return self._core.part(entry.offset, start * width, stop * width).view(described.dtype).reshape(shape)
+        contents = self._core.bytes_of(self._core.item(entry.offset), start * width, stop * width)
+        return contents.view(described.dtype).reshape(shape)
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -465,7 +465,40 @@ def test_forget_by_a_policy(tmp_path: Path) -> None:
     assert [int(found[v]["x"][0]) for v in found] == [3, 7, 8]
 
 
+def test_versions_that_are_not_listed_do_not_count(tmp_path: Path) -> None:
+    """The newest ones of those that are listed stay."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["w"] = np.zeros(100_000)
+        with stepping(store, place) as steps:
+            for step in range(12):
+                store["w"][step] = 1
+                store.commit()
+                archived(steps)
+        found = Archive(Sources([place]))
+        found.forget(range(6, 12))
+        assert found.versions() == [1, 2, 3, 4, 5, 12], "which needs those between"
+        with stepping(store, place, keep=5) as steps:
+            store["w"][50] = 1
+            store.commit()
+            archived(steps)
+    found.refresh()
+    assert found.versions() == [3, 4, 5, 12, 13] and found.verify().ok
+
+
 # ---- bad input
+
+
+def test_arguments_of_other_types(tmp_path: Path) -> None:
+    """A number in a text, and a path in bytes."""
+    path = tmp_path / "archive"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with store.drain(bytes(path), keep={"age": "86400"}) as drain:  # type: ignore[arg-type]
+            for value in range(3):
+                store["x"] = value
+                store.commit()
+                assert drain.wait() == store.sequence
+    assert archive.latest_common(bytes(path)) == 3  # type: ignore[arg-type]
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:

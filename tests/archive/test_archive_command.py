@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -75,9 +77,18 @@ def test_tags_and_forgetting(place: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "removed 3 versions; 2 versions left\n"
     assert main(["archive", "tag", place, "best", "--delete"]) == 0
     assert main(["archive", "tag", place, "best", "--delete"]) == 2
+    assert "there is no tag 'best'" in capsys.readouterr().err
     assert main(["archive", "forget", place, "2"]) == 0
     assert main(["archive", "diff", place, "2", "5"]) == 2
     assert "no version 2; the newest is 5" in capsys.readouterr().err
+
+
+def test_a_damaged_tag_is_taken_away(place: str) -> None:
+    assert main(["archive", "tag", place, "best"]) == 0
+    Path(place, "tags", "best").write_bytes(b"damaged")
+    with pytest.warns(pmstore.ArchiveWarning, match="take it away with untag"):
+        assert main(["archive", "tag", place, "best", "--delete"]) == 0
+    assert main(["archive", "forget", place, "--keep-last", "1"]) == 0
 
 
 def test_verify(place: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +104,35 @@ def test_verify(place: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_drain_from_outside(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["archive", "drain", str(tmp_path / "copy"), str(tmp_path / "run.pm")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'copy'}: version 5\n"
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_drain_that_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """Another one begins, or the folder is emptied. The command ends while the store is still written."""
+    begin, url = pmstore.Store.drain, tmp_path / "to"
+
+    def drain(store: pmstore.Store, *arguments: Any, **options: Any) -> Any:
+        made = begin(store, *arguments, **options)
+        if removed:
+            made.wait()
+            shutil.rmtree(url / "writers")
+        else:
+            begin(writer, url).wait()
+        writer["x"] = 2
+        writer.commit()
+        return made
+
+    monkeypatch.setattr(pmstore.Store, "drain", drain)
+    with ThreadPoolExecutor(1) as pool, pmstore.open(tmp_path / "store.pm") as writer:
+        writer["x"] = 1
+        writer.commit()
+        with pytest.warns(pmstore.ArchiveWarning, match="the drain ended"):
+            ended = pool.submit(main, ["archive", "drain", str(url), str(tmp_path / "store.pm")])
+            assert ended.result(timeout=60) == (1 if removed else 2)
+    found = capsys.readouterr()
+    assert not found.out and ("was emptied or taken away" if removed else "another process drains") in found.err
 
 
 def test_drain_with_codecs(

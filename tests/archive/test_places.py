@@ -256,6 +256,32 @@ def test_places_of_copies_that_went_on_without_each_other_are_not_joined(tmp_pat
     assert (Archive(Sources([far]))[2]["x"] == 1).all() and Archive(Sources([far])).versions() == [1, 2]
 
 
+def test_places_that_were_drained_to_alone_by_turns(tmp_path: Path) -> None:
+    """The one that lacks versions says that it has to be the first one."""
+    near, far = Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, near) as one, stepping(store, far) as other:
+            for step, steps in enumerate((one, other, one, other, one)):
+                store["x"] = np.full(3000, step)
+                store.commit()
+                archived(steps)
+        with stepping(store, near, far) as steps:
+            with pytest.raises(
+                pmstore.ArchiveConflictError, match="lacks version 3, .* version 5: .*Name memory first"
+            ):
+                archived(steps)
+        with stepping(store, far, near) as steps:
+            for step in (5, 6):
+                archived(steps)
+                store["x"] = np.full(3000, step)
+                store.commit()
+            archived(steps)
+    states = {version: version - 1 for version in range(1, 8)}
+    for place, listed in ((near, [1, 3, 5, 6, 7]), (far, [2, 4, 5, 6, 7])):
+        is_whole(Archive(Sources([place])), states)
+        assert list(Archive(Sources([place]))) == listed
+
+
 def crashed(directory: Path, seed: int, which: int, after: int, codec: Any = "zstd") -> bool:
     """Steps of a drain to two places in a random order, until one of them has had so many changes. Then each version
     that a place lists is its commit, or as far from it as it says, and the next drain goes on. Returns whether the

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import archive
 from pmstore.archive._archive import Archive
 from pmstore.archive._objects import Buffer
 from pmstore.archive._sources import Sources
@@ -35,7 +36,7 @@ class Interrupted(Memory):
 
 def next_version(store: pmstore.Store, steps: Steps) -> int:
     """A version whose differential would not be smaller than a base."""
-    store["x"] = np.random.default_rng(store.sequence).normal(size=3000)
+    store["x"] = np.random.default_rng(store.sequence).normal(size=10_000)
     store.commit()
     archived(steps)
     return store.sequence
@@ -70,6 +71,35 @@ def test_a_version_that_goes_while_it_is_read(beside: tuple[pmstore.Store, Steps
     found = opened()
     assert found.restore(tmp_path / "a.pm") == store.sequence
     assert np.array_equal(found[store.sequence]["x"], store["x"])
+
+
+def test_a_version_that_goes_before_its_contents_are_read(
+    beside: tuple[pmstore.Store, Steps, Interrupted], tmp_path: Path
+) -> None:
+    store, steps, seen = beside
+    first = next_version(store, steps)
+    Archive(Sources([seen])).tag("first", first)
+    next_version(store, steps)
+    found = Archive(Sources([seen]))
+    old, version = found[first], found[found.latest]
+    removes(store, steps)
+    for read in (
+        lambda: found.diff(first, version.version),
+        lambda: version["x"],
+        lambda: version.read("x", np.s_[:3]),
+        lambda: archive.export(version, tmp_path / "x.npz"),
+    ):
+        with pytest.raises(pmstore.UnknownVersionError, match="was removed meanwhile"):
+            read()
+    assert not (tmp_path / "x.npz").exists() and old["x"].shape == (10_000,)
+
+
+def test_versions_that_go_while_they_are_verified(beside: tuple[pmstore.Store, Steps, Interrupted]) -> None:
+    store, steps, seen = beside
+    next_version(store, steps)
+    seen.before["parts"] = lambda: removes(store, steps)
+    found = Archive(Sources([seen]))
+    assert found.verify().ok and not seen.before
 
 
 def test_versions_that_go_as_quickly_as_they_are_read(

@@ -121,6 +121,36 @@ def test_tags_that_stay(store: pmstore.Store) -> None:
         assert at(far).tags == {"best": 1, "here": 1, "kept": 2}
 
 
+def test_a_name_that_another_version_has_in_one_place(store: pmstore.Store) -> None:
+    """Neither place has another tag afterwards."""
+    near, far = Memory(), Memory()
+    with stepping(store, near, far) as steps:
+        for _ in range(2):
+            next_version(store, steps)
+    at(far).tag("best", 1)
+    both = at(near, far)
+    with pytest.raises(pmstore.ArchiveConflictError, match="the tag 'best' for another version: use another name"):
+        both.tag("best", 2)
+    assert both.tags == at(near, far).tags == at(far).tags == {"best": 1} and not at(near).tags
+
+
+class Refuses(Memory):
+    """A place that takes no tags."""
+
+    def create(self, name: str, data: Any) -> None:
+        raise pmstore.ArchiveUnavailableError(13, f"{name} is refused")
+
+
+def test_a_tag_that_one_place_refuses(store: pmstore.Store) -> None:
+    near, far = Memory(), Memory()
+    with stepping(store, near, far) as steps:
+        next_version(store, steps)
+    both = at(near, Refuses(far.objects))
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="refused"):
+        both.tag("best")
+    assert both.tags == at(near).tags == at(far).tags == {}
+
+
 def test_a_new_first_place_takes_no_tag_away(store: pmstore.Store) -> None:
     far = Memory()
     for _ in range(2):

@@ -56,8 +56,8 @@ NOTICED = [
         "nearer-place-does-not-wait-with-retention",
         "W",
         RETENTION,
-        "row.version > until",
-        "False",
+        " if version <= until",
+        "",
         "the further place never gets a version",
     ),
     Mutant(

@@ -25,6 +25,7 @@ import numpy as np
 
 from pmstore._core import hash64
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
+from pmstore._store.held import flock_now, sweep
 from pmstore._values.array import order_of
 from pmstore._values.dtypes import descriptor_of, storable_dtype
 from pmstore.archive._groups import Group, group_of
@@ -34,6 +35,7 @@ from pmstore.archive._manifest import (
     byte_count,
     checked_sequence,
     column,
+    decode,
     join,
     manifest_name,
     sequence_of,
@@ -43,6 +45,8 @@ from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Plac
 from pmstore.archive._shared import SharedFile
 
 __all__ = ["Aggregation", "aggregate"]
+
+_SPOOL = "pmstore-aggregate-"  # the names of spools begin with it
 
 _swept: set[tuple[int, str]] = set()  # (process, url) whose leftovers were deleted
 
@@ -288,9 +292,23 @@ class _Work:
             self._local.prepare("parts")
         key = os.getpid(), self._place.url
         if key not in _swept:
-            own = {name: sequence_of(name) for name in self._place.list("parts")}
-            self._place.delete(f"parts/{name}" for name, one in own.items() if one is not None and one not in there)
+            self._sweep(there)
             _swept.add(key)
+
+    def _sweep(self, there: set[int]) -> None:
+        """Delete the parts of groups that died: no manifest names them. there: the versions that have a manifest."""
+        found: dict[int, list[str]] = {}
+        for name in self._place.list("parts"):
+            version = sequence_of(name)
+            if version is not None:
+                found.setdefault(version, []).append(f"parts/{name}")
+        for version, names in found.items():
+            if version not in there:
+                self._place.delete(names)
+            elif len({name.split("-")[1] for name in names}) > 1:  # of two groups: one was to replace it
+                with contextlib.suppress(ArchiveDamagedError, MissingObjectError):
+                    manifest = decode(self._place.get(manifest_name(version)), version, self._place.url)
+                    self._place.delete(set(names).difference(part.name for part in manifest.parts))
 
     def _divide(self, said: list[Any]) -> None:
         """Find the place of each process: the exclusive prefix sum of the sizes before it."""
@@ -337,9 +355,11 @@ class _Work:
 
     def _write_small(self, pieces: list[tuple[int, int, memoryview]]) -> None:
         if self._local is None:
+            if self._leads_node:
+                sweep(self._group.spool, _SPOOL, os.O_RDONLY, flock_now, os.unlink)
             self._spool = self._spooled(self._group.rank)
-            with open(self._spool, "wb", opener=_private) as file:
-                file.writelines(piece for _, _, piece in pieces)
+            self._files.append(SharedFile(self._spool, 0o600))
+            self._files[-1].write(0, [piece for _, _, piece in pieces])
             return
         for k, together in itertools.groupby(pieces, key=lambda piece: piece[0]):
             some = list(together)
@@ -348,7 +368,7 @@ class _Work:
             self._local.write_shared(self._files[-1], name, some[0][1], [piece for _, _, piece in some])
 
     def _spooled(self, rank: int) -> str:
-        return os.path.join(self._group.spool, f"pmstore-aggregate-{self._token}-{rank}")
+        return os.path.join(self._group.spool, f"{_SPOOL}{self._token}-{rank}")
 
     def _stream(self) -> None:
         """Send the contents that the machine's processes have spooled, part by part. Only the machine's leader calls
@@ -437,10 +457,6 @@ def _pack(message: Any) -> bytes:
 
 def _unpack(message: bytes) -> Any:
     return msgpack.unpackb(message)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _cut(data: memoryview, at: int, part_size: int) -> Iterator[tuple[int, int, memoryview]]:

@@ -19,11 +19,12 @@ _STEP = 2 << 20  # the disk begins to write after so many bytes
 
 
 class SharedFile:
-    """A file that other processes may have made, too, open for writing, with a lock that they share."""
+    """A file that other processes may have made, too, open for writing, with a lock that they share. While one of them
+    has it open, a sweep leaves it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mode: int = 0o666) -> None:
         while True:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
             try:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(self._fd, fcntl.LOCK_SH)

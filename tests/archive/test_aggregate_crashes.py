@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from pmstore.archive import LocalGroup, aggregate, latest_common, open_aggregate
 from pmstore.archive import _aggregate as module
 from pmstore.archive._fsspec import FsspecPlace
+from pmstore.archive._groups import Alone
 from pmstore.archive._local import LocalPlace
 from pmstore.archive._objects import place_of
 from pmstore.testing._files.fixture import CrashFiles
@@ -88,6 +90,58 @@ def test_a_process_that_is_killed_while_it_streams(
     s3: Server, tmp_path: Path, kind: Any, name: str, rank: int, when: str
 ) -> None:
     die_and_go_on(s3.target(), tmp_path / "group", kind, name, rank, when)
+
+
+def killed(work: Callable[[], object]) -> None:
+    """A forked process does some work, and is killed in it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def dies(self: Any, *arguments: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["_create", "_retire"])
+def test_a_replacement_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The parts that the manifest names stay, and those of other groups go."""
+    aggregate(tmp_path, 1, {"w": b"old"})
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Work, name, dies)
+        for _ in range(2):
+            killed(lambda: aggregate(tmp_path, 1, {"w": b"new", "large": bytes(1000)}, replace=True, part_size=500))
+    module._swept.clear()
+    aggregate(tmp_path, 2, {"w": b"next"})
+    found = open_aggregate(tmp_path, 1)
+    assert found.is_whole(verify=True) and found.read(0, "w") == {"_create": b"old", "_retire": b"new"}[name]
+    assert len(os.listdir(tmp_path / "parts")) == {"_create": 2, "_retire": 3}[name]
+
+
+def test_spools_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr(Alone, "spool", str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(module._Work, "_stream", dies)
+        killed(lambda: aggregate("memory://dead", 1, {"x": b"dead"}))
+    assert len(os.listdir(tmp_path)) == 1
+    stream, seen = module._Work._stream, []
+
+    def beside(self: Any) -> None:
+        """Another group sweeps while this one has a spool."""
+        if not seen:
+            seen.append(len(os.listdir(tmp_path)))
+            aggregate("memory://beside", 1, {"x": b"beside"})
+        stream(self)
+
+    monkeypatch.setattr(module._Work, "_stream", beside)
+    aggregate("memory://alive", 1, {"x": b"alive"})
+    assert seen == [1] and not os.listdir(tmp_path)
+    assert [open_aggregate(f"memory://{name}").read(0, "x") for name in ("beside", "alive")] == [b"beside", b"alive"]
 
 
 def makes(directory: Path) -> None:

@@ -11,11 +11,12 @@ import torch
 
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, order_of, settings_of
+from pmstore.torch._memory import firsts
 
 __all__ = [
     "all_finite",
     "check_groups",
-    "check_on_cpu",
+    "check_copied",
     "count",
     "fingerprint_of",
     "inner",
@@ -51,8 +52,8 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def check_on_cpu(names: Names, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError unless parameters and the optimizer's state are in main memory."""
+def check_copied(names: Names, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError unless parameters and the optimizer's state are in main memory, or if parameters overlap."""
     tensors: dict[str, torch.Tensor] = dict(names.parameters)
     for name, parameter in names.stepped:
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -64,6 +65,7 @@ def check_on_cpu(names: Names, optimizer: torch.optim.Optimizer) -> None:
                 f"{name} is on {one.device}, and a replica is stepped by the CPU, which computes other bits there: "
                 "use mode='dense', or move the model with model.cpu() before the optimizer is made"
             )
+    firsts(names.parameters)
 
 
 def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:

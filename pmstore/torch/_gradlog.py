@@ -19,8 +19,8 @@ from pmstore._store.store import Store
 from pmstore.torch._changes import Changes
 from pmstore.torch._checks import (
     all_finite,
+    check_copied,
     check_groups,
-    check_on_cpu,
     count,
     fingerprint_of,
     inner,
@@ -160,7 +160,7 @@ class GradLog:
         self._optimizer = supported(optimizer)
         self._names = names = Names(inner(model), optimizer)
         if mode == "replica":
-            check_on_cpu(names, optimizer)
+            check_copied(names, optimizer)
         self._settings = settings_of(optimizer)
         self._layout = layout = Layout(
             [one for _, one in names.stepped], self._settings, ratio if mode == "topk" else None

@@ -7,7 +7,7 @@ weights, is one array, under the first of them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from pmstore._errors import CorruptStoreError, DetachedError, FingerprintMismatc
 from pmstore._store.mapping import NameMapping
 from pmstore._values.array import Array
 from pmstore._values.tensors import array_of_tensor
+from pmstore.torch._memory import firsts
 from pmstore.torch._tensors import tensor_of
 
 __all__ = ["ModuleTensors", "in_memory", "ordered"]
@@ -55,15 +56,27 @@ def ordered(tensor: torch.Tensor) -> Array:
     return np.asarray(array_of_tensor(tensor), order="C")
 
 
+class _Owner(NamedTuple):
+    """A dict of parameters or of buffers of a module, and the names in it that a store does not keep."""
+
+    tensors: dict[str, Any]
+    left_out: Collection[str]
+
+    def names(self) -> list[str]:
+        return [name for name, one in self.tensors.items() if one is not None and name not in self.left_out]
+
+
+def _owners(part: torch.nn.Module) -> tuple[_Owner, _Owner]:
+    return _Owner(part._parameters, ()), _Owner(part._buffers, part._non_persistent_buffers_set)
+
+
 def _places(module: torch.nn.Module) -> Iterator[_Place]:
     for prefix, part in module.named_modules(remove_duplicate=False):
-        owners: tuple[dict[str, Any], ...] = part._parameters, part._buffers
-        for owner in owners:
-            for name, tensor in owner.items():
-                if tensor is None or (owner is part._buffers and name in part._non_persistent_buffers_set):
-                    continue
+        for owner in _owners(part):
+            for name in owner.names():
                 key = f"{prefix}.{name}" if prefix else name
-                yield _Place(owner, name, key, tensor, owner is part._parameters)
+                tensor = owner.tensors[name]
+                yield _Place(owner.tensors, name, key, tensor, owner.tensors is part._parameters)
 
 
 class ModuleTensors:
@@ -75,30 +88,14 @@ class ModuleTensors:
             (part._modules, tuple(None if child is None else weakref.ref(child) for child in part._modules.values()))
             for part in module.modules()
         ]
-        self._counts = [(owner, len(owner)) for part in module.modules() for owner in (part._parameters, part._buffers)]
-        self.arrays: dict[str, str] = {}  # by key, the key of the array
-        self._tensors: dict[str, torch.Tensor] = {}  # by the key of an array
-        firsts: dict[Any, str] = {}
-        for place in self._places:
-            plain = in_memory(place.tensor, repr(place.key))
-            here = (plain.data_ptr(), plain.shape, plain.stride(), plain.dtype) if plain.numel() else id(place.tensor)
-            first = firsts.setdefault(here, place.key)
-            self.arrays[place.key] = first
-            self._tensors.setdefault(first, plain)
-        self._refuse_overlaps()
-        # Several parameters may be one array, and each is known by its identity
-        self.key_of = {id(place.tensor): self.arrays[place.key] for place in self._places}
+        self._counts = [(owner, len(owner.names())) for part in module.modules() for owner in _owners(part)]
+        plain = {place.key: in_memory(place.tensor, repr(place.key)) for place in self._places}
+        self.arrays = firsts({place.key: place.tensor for place in self._places})  # by key, the key of the array
+        self._tensors = {key: plain[key] for key in dict.fromkeys(self.arrays.values())}  # by the key of an array
+        # Several parameters may be one array, and each has a key of its own: that of its first place
+        self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._pointers: list[int] = []
         self._views: dict[str, torch.Tensor] = {}
-
-    def _refuse_overlaps(self) -> None:
-        end, before = 0, ""
-        found = [(tensor.data_ptr(), key, tensor) for key, tensor in self._tensors.items() if tensor.numel()]
-        for start, key, tensor in sorted(found, key=lambda one: one[:2]):
-            if start < end:
-                raise ValueError(f"{key!r} shares a part of its memory with {before!r}, which persist can't keep")
-            span = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride())) + 1
-            end, before = start + span * tensor.element_size(), key
 
     # ---- to and from the store
 
@@ -160,7 +157,7 @@ class ModuleTensors:
                 kept.copy_(now)
                 self._put_back(place, pointer)
         for owner, count in self._counts:
-            if len(owner) != count:
+            if len(owner.names()) != count:
                 raise DetachedError(f"the module has other tensors than at persist, which the store lacks{_WHEN}")
         for modules, children in self._parts:
             now = tuple(modules.values())

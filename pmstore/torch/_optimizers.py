@@ -6,7 +6,6 @@ commit looks at what there is, and moves into the store what is not in it.
 
 from __future__ import annotations
 
-import collections
 import operator
 import weakref
 from typing import Any
@@ -18,12 +17,14 @@ from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
 from pmstore.torch._modules import ANOTHER, in_memory, ordered
+from pmstore.torch._rest import like_mapping
 from pmstore.torch._tensors import tensor_of
 
 __all__ = ["OptimizerTensors", "given_state", "stored_state"]
 
 _CONSTANT = frozenset({int, float, bool, str, type(None)})
 CLASS, GROUPS, HYPERPARAMETERS, VALUES = "class", "parameters", "hyperparameters", "values"
+OWN = "state"  # that of no parameter, such as a count of steps
 
 
 class OptimizerTensors:
@@ -92,6 +93,7 @@ class OptimizerTensors:
                 self._tensors.pop(f"{key}/{name}", None)
             del self._kept[key]
         self._put(VALUES, values)
+        self._put(OWN, {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)})
         self._take_hyperparameters(optimizer)
 
     def _take_hyperparameters(self, optimizer: Any) -> None:
@@ -190,8 +192,12 @@ class OptimizerTensors:
                 state.update(states[key])
             else:
                 optimizer.state.pop(parameter, None)
+        if OWN in self._settings:  # which older stores lack
+            for key in [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
+                del optimizer.state[key]
+            optimizer.state.update(self._settings[OWN])
         self._groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
-        self._encoded = {name: encode(self._settings[name]) for name in (CLASS, GROUPS, VALUES, HYPERPARAMETERS)}
+        self._encoded = {name: encode(value) for name, value in self._settings.items()}
 
     def held(self) -> bool:
         """Whether the store has an optimizer."""
@@ -238,8 +244,7 @@ def stored_state(state: Any) -> Any:
 def given_state(stored: Any, now: Any) -> Any:
     """The opposite of it. now: the state_dict that the object has, for the types."""
     if isinstance(stored, dict) and isinstance(now, dict):
-        values = {name: given_state(value, now.get(name)) for name, value in stored.items()}
-        return collections.Counter(values) if isinstance(now, collections.Counter) else values
+        return like_mapping({name: given_state(value, now.get(name)) for name, value in stored.items()}, now)
     if type(stored) in (list, tuple) and type(now) is type(stored) and len(now) == len(stored):
         return type(stored)(given_state(value, one) for value, one in zip(stored, now))
     return stored

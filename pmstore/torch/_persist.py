@@ -97,6 +97,18 @@ class Persisted:
 
     # ---- begin
 
+    def _refuse_shared(self) -> None:
+        """Raise ValueError for a tensor that lies in a store already, as a part of another module."""
+        for other in list(_persisted.values()):
+            if other._ended or other.store.closed or other._mapping == self._mapping:
+                continue
+            for one, key in self._tensors.key_of.items():
+                if one in other._tensors.key_of:
+                    raise ValueError(
+                        f"{key!r} of the module lies in {other._mapping!r} already, as a part of another module: "
+                        "persist one module that has both"
+                    )
+
     def _begin(self) -> None:
         record = self._in[TRAINING].get(MODULE)
         if record is None:
@@ -251,8 +263,8 @@ def persist(
     FingerprintMismatchError
         The store has another module or optimizer. The message has the first key, shape or dtype that differs.
     ValueError
-        A tensor is not on the CPU, the module lies in another store, tensors overlap in memory, or a parameter of the
-        optimizer is not the module's.
+        A tensor is not on the CPU, the module or a part of it lies in a store or group already, tensors overlap in
+        memory, or a parameter of the optimizer is not the module's.
     TypeError
         Something has a state that a store can't keep: a sparse parameter, LBFGS.
     NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
@@ -277,6 +289,7 @@ def persist(
     if before is not None and not before._ended and not before.store.closed and before._mapping != store:
         raise ValueError(f"the module lies in {before._mapping!r} already: persist copy.deepcopy(module) here")
     made = Persisted(module, optimizer, store, also)
+    made._refuse_shared()
     others = [other for other in list(whole._companions) if isinstance(other, Persisted) and other._mapping == store]
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
         with contextlib.suppress(DetachedError):

@@ -16,6 +16,7 @@ import torch
 from pmstore._store.mapping import Group
 from pmstore.torch._full import FULL, Names, write_full
 from pmstore.torch._layout import Layout, Rows, give
+from pmstore.torch._memory import firsts
 from pmstore.torch._tensors import tensor_of
 
 __all__ = ["Replica", "same_bits", "step_alone"]
@@ -45,7 +46,7 @@ class Replica:
 
     def __init__(self, group: Group, names: Names, optimizer: torch.optim.Optimizer) -> None:
         self._group = group
-        self.parameters = {name: self._own(f"{FULL}/model/{name}", one) for name, one in names.parameters.items()}
+        self.parameters = self._own_parameters(names)
         self.stepped = [(name, self.parameters[name]) for name, _ in names.stepped]
         mine = {id(theirs): one for (_, one), (_, theirs) in zip(self.stepped, names.stepped, strict=True)}
         self._optimizer = _made_like(optimizer, mine)
@@ -82,6 +83,14 @@ class Replica:
             if isinstance(value, torch.Tensor):
                 there = self._there(_place(name, key), value)
                 state[key] = value if there is None else there
+
+    def _own_parameters(self, names: Names) -> dict[str, torch.Tensor]:
+        """Copies of the parameters. Those over one memory are several tensors over one copy, as all of them change."""
+        made: dict[str, torch.Tensor] = {}
+        for name, first in firsts(names.parameters).items():
+            mine = made.get(first)
+            made[name] = self._own(f"{FULL}/model/{name}", names.parameters[name]) if mine is None else mine.detach()
+        return made
 
     def _own(self, name: str, theirs: torch.Tensor) -> torch.Tensor:
         """The copy of a tensor that the group has under a name."""

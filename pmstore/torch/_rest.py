@@ -18,7 +18,7 @@ from pmstore._values.dtypes import descriptor_of, dtype_of
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["edited", "generators", "plain", "restore", "set_generators"]
+__all__ = ["edited", "generators", "like_mapping", "plain", "restore", "set_generators"]
 
 logger = logging.getLogger("pmstore")
 
@@ -95,8 +95,8 @@ def plain(value: Any, where: str) -> Any:
         return [_SCALAR, descriptor_of(value.dtype), value.tobytes()]
     if isinstance(value, Mapping):
         return [_MAPPING, [[plain(key, where), plain(one, f"{where}[{key!r}]")] for key, one in value.items()]]
-    if isinstance(value, (list, tuple)):
-        kind = _TUPLE if isinstance(value, tuple) else "list"
+    if type(value) in (list, tuple):
+        kind = _TUPLE if type(value) is tuple else "list"
         return [kind, [plain(one, f"{where}[{place}]") for place, one in enumerate(value)]]
     raise TypeError(
         f"{where} is of type {type(value).__name__}, which a store can't keep: give the objects that have it a "
@@ -120,12 +120,17 @@ def restore(value: Any, like: Any = None) -> Any:
     if kind == _MAPPING:
         own = like if isinstance(like, Mapping) else {}
         pairs = {restore(key): restore(one, own.get(restore(key))) for key, one in parts[0]}
-        if not isinstance(like, dict) or type(like) is dict:
-            return pairs
-        made = copy.copy(like)  # of its type, with what else it has, such as a default
-        made.clear()
-        made.update(pairs)
-        return made
+        return like_mapping(pairs, like)
     others = like if isinstance(like, (list, tuple)) else ()
     found = [restore(one, other) for one, other in zip(parts[0], [*others, *[None] * len(parts[0])])]
     return tuple(found) if kind == _TUPLE else found
+
+
+def like_mapping(pairs: dict[Any, Any], like: Any) -> dict[Any, Any]:
+    """The pairs in a dict of the type of another one, with what else that has, such as a default."""
+    if not isinstance(like, dict) or type(like) is dict:
+        return pairs
+    made = copy.copy(like)
+    made.clear()
+    made.update(pairs)
+    return made

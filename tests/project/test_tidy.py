@@ -196,7 +196,7 @@ PYTHON_ORDER = {
         "__init__",
     ],
     "torch": [
-        "_tensors _layout _sampler",
+        "_tensors _layout _memory _sampler",
         "_extra _modules _topk _rest _worker",
         "_optimizers _full",
         "_ranks _states _log _checks _changes _replica",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,6 +33,11 @@ VALUES: dict[str, Any] = {
     "ordered": OrderedDict(b=1, a=(2, None)),
     "counted": Counter("aab"),
 }
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 class Holder:
@@ -69,6 +74,16 @@ def test_each_value_comes_back_with_its_type(tmp_path: Path) -> None:
             assert found[name] == value
     assert found["lists by default"]["new"] == [] and type(found["lists by default"]["x"][0]) is np.float16
     found["padded"]["b"] = 7  # it can be written
+
+
+@pytest.mark.parametrize("value", [Point(1, 2), torch.Size([3])])
+def test_types_that_would_come_back_as_others_are_refused(value: Any, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pmstore.open(tmp_path / "log.pm") as store:
+        with GradLog(model, optimizer, store, keep={"holder": Holder({"a": value})}) as log:
+            with pytest.raises(TypeError, match="the state of 'holder'.*'a'.* is of type (Point|Size).*tuples"):
+                log.resume()
 
 
 @pytest.mark.parametrize("descr", ["<f4", [["a", "<i2"], ["b", "<u2"]]])

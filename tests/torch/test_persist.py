@@ -8,6 +8,7 @@ import io
 import pickle
 import warnings
 import weakref
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +221,45 @@ def test_a_state_that_is_taken_away_is_deleted(store: pmstore.Store) -> None:
     assert not len(store.group("optimizer"))
 
 
+class Warm(torch.optim.SGD):
+    """It counts its steps in a state that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        count = self.state.setdefault("all", {"steps": 0})  # type: ignore[call-overload]
+        count["steps"] += 1
+        self.param_groups[0]["lr"] = 0.01 * count["steps"]
+        super().step(closure)
+
+
+def test_a_state_that_belongs_to_no_parameter(open_store: Open) -> None:
+    store = open_store()
+    module, _ = build()
+    optimizer = Warm(module.parameters())
+    persist(module, optimizer, store)
+    with pytest.raises(ZeroDivisionError), store.transaction():
+        step(module, optimizer, 0)
+        raise ZeroDivisionError
+    assert not optimizer.state
+    for number in range(2):
+        step(module, optimizer, number)
+        store.commit()
+    store.close()
+    module, _ = build(seed=1)
+    optimizer = Warm(module.parameters())
+    store = open_store()
+    persist(module, optimizer, store)
+    step(module, optimizer, 2)
+    store.commit()
+    plain, _ = build()
+    its_optimizer = Warm(plain.parameters())
+    for number in range(3):
+        step(plain, its_optimizer, number)
+    assert contents(module, optimizer) == contents(plain, its_optimizer)
+    optimizer.state["all"]["rates"] = torch.ones(2)  # type: ignore[index]
+    with pytest.raises(TypeError, match="can't keep the optimizer's state: .*torch.Tensor inside another value"):
+        store.commit()
+
+
 def test_a_group_that_is_added_in_the_middle(open_store: Open) -> None:
     store = open_store()
     module = Net()
@@ -357,6 +397,54 @@ def test_nothing_keeps_a_module_alive(store: pmstore.Store) -> None:
     gc.collect()
     assert [one() for one in gone] == [None] * 3
     store.commit()
+
+
+class Rotary(nn.Linear):
+    """Its first call registers a buffer that is not kept, as a cache."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.ones(4), persistent=False)
+        return super().forward(x * self.cache)
+
+
+def test_a_buffer_that_is_not_kept_may_come_later(store: pmstore.Store) -> None:
+    module = Rotary(4, 1)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    persist(module, optimizer, store)
+    for _ in range(2):
+        module(torch.ones(4)).sum().backward()
+        optimizer.step()
+        store.commit()
+    assert sorted(store.group("module")) == ["bias", "weight"]
+    module.register_buffer("cache", torch.ones(4))
+    with pytest.raises(pmstore.DetachedError, match="other tensors than at persist"):
+        store.commit()
+
+
+class Holder:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_kept_objects_get_dicts_of_their_types(open_store: Open) -> None:
+    given = {"lists": defaultdict(list, {"x": [1]}), "counts": [Counter("aab")], "ordered": OrderedDict(b=1, a=2)}
+    module = nn.Linear(2, 2)
+    for _ in range(2):
+        holder, store = Holder(copy.deepcopy(given)), open_store()
+        persist(module, None, store, also={"holder": holder})
+        store.rollback()
+        assert holder.state == given
+        assert list(map(type, holder.state.values())) == [defaultdict, list, OrderedDict]
+        assert type(holder.state["counts"][0]) is Counter
+        store.close()
+    assert holder.state["lists"]["new"] == []
 
 
 def test_a_module_without_tensors(store: pmstore.Store) -> None:

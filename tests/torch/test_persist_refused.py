@@ -155,6 +155,23 @@ def test_a_full_store_keeps_what_it_has(open_store: Open) -> None:
     assert store["optimizer/weight/step"] == 1
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_part_that_lies_in_a_store_already(open_store: Open, together: bool) -> None:
+    module, optimizer = build()
+    store = open_store()
+    persist(module, optimizer, store.group("one"))
+    with pmstore.open(":memory:") as second:
+        other = nn.Sequential(nn.Linear(4, 4), module.embed)
+        with pytest.raises(ValueError, match="'1.weight' of the module lies in .*'one'.* one module that has both"):
+            persist(other, None, (store if together else second).group("other"))
+        assert not len(second) and "other" not in store
+    step(module, optimizer, 0)
+    store.commit()
+    assert contents(module, optimizer) == trained("Adam", 1)
+    store.close()
+    persist(other, None, open_store().group("other"))
+
+
 # ---- what happens to a module that is in a store
 
 
@@ -187,6 +204,7 @@ MOVES: dict[str, tuple[Callable[[Net], object], str]] = {
     "another layer": (lambda m: setattr(m, "norm", nn.BatchNorm1d(4)), "other modules inside"),
     "a new layer": (lambda m: setattr(m, "new", nn.Linear(1, 1)), "other modules inside"),
     "a new parameter": (lambda m: m.frozen.register_parameter("x", nn.Parameter(torch.ones(1))), "other tensors"),
+    "a parameter in an empty place": (lambda m: setattr(m.out, "bias", nn.Parameter(torch.ones(7))), "other tensors"),
     "a buffer of another shape": (lambda m: setattr(m, "mean", torch.zeros(5)), r"'mean' .* of shape \(5,\)"),
     "assign": (lambda m: m.load_state_dict(Net().state_dict(), assign=True), "replaced by another"),
 }

@@ -18,8 +18,8 @@ _PROBED = 64  # elements of a parameter without an optimizer
 class Changes:
     """Looks for changes of the parameters of a model, and of its optimizer's state.
 
-    Torch counts what is written to a parameter, but not what is written to ``parameter.data``. That is found for
-    parameters which no optimizer steps, such as those of a moving average, by some of their elements.
+    Torch counts what is written to a parameter, but not what is written to ``parameter.data``. Of parameters that no
+    optimizer steps, such as those of a moving average, some elements are compared: to compare all takes too long.
 
     Parameters
     ----------

@@ -73,8 +73,7 @@ class Names:
                 self.stepped.append((name, one))
         self._model = model
         for name, one in {**self.parameters, **self.buffers}.items():
-            if one.numel() > 1 + sum((length - 1) * stride for length, stride in zip(one.shape, one.stride())):
-                raise ValueError(f"elements of {name!r} overlap in memory, as after expand(): make it {name}.clone()")
+            _refuse_unwritable(name, one)
         self._buffers = {name: _form(one) for name, one in self.buffers.items()}
 
     @property
@@ -93,6 +92,19 @@ class Names:
                 f"the model's {odd[0]} is not what it was when the log was made, and would be lost: make the GradLog "
                 "when the model has all parameters and buffers, with their final shapes and dtypes"
             )
+
+
+def _refuse_unwritable(name: str, tensor: torch.Tensor) -> None:
+    """Raise TypeError or ValueError for a tensor that could be logged, and that `read_full` could not write to."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"{name!r} has the layout {tensor.layout}, which a log can't keep: make it {name}.to_dense(), or keep it "
+            "outside of the model's parameters and buffers"
+        )
+    if tensor.is_inference():
+        raise ValueError(f"{name!r} was made in torch.inference_mode(), and can't be written: make it {name}.clone()")
+    if tensor.numel() > 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride())):
+        raise ValueError(f"elements of {name!r} overlap in memory, as after expand(): make it {name}.clone()")
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -106,12 +106,14 @@ class GradLog:
     iteration : int
         The number of iterations that are done.
     durable : int
-        The number of iterations that a crash does not lose.
+        The number of iterations that a crash does not lose. In a store with ``durability="async"`` a power cut may lose
+        some of them; after `Store.sync` it does not.
 
     Raises
     ------
     TypeError, ValueError
-        A parameter is none of the above, or the optimizer or a gradient is of a kind that can't be replayed.
+        A parameter is none of the above, or the optimizer, one of its settings, a buffer or a gradient is of a kind
+        that can't be logged or replayed.
 
     Examples
     --------
@@ -192,7 +194,8 @@ class GradLog:
         self._told = False  # that parameters were changed
         self._begun = False
         self._is_last = True  # no other hook comes between the row and the step
-        self._captured = self._stepping = False  # the gradients were taken; and the optimizer has not returned since
+        self._captured_at = -1  # the number of iterations when gradients were taken last
+        self._stepping = False  # the optimizer has not returned since
         self._seen: tuple[Any, int] | None = None  # a gradient that was logged, and its version
         self._before = self._stepped_at = 0.0
         before = _following.get(optimizer, lambda: None)()
@@ -209,6 +212,11 @@ class GradLog:
     def iteration(self) -> int:
         """The number of iterations that are done."""
         return self._side.iteration
+
+    @property
+    def _captured(self) -> bool:
+        """Whether the gradients of an iteration were taken that is not done."""
+        return self._captured_at == self.iteration
 
     @property
     def durable(self) -> int:
@@ -276,13 +284,15 @@ class GradLog:
             fewer batches left. The optimizer was not stepped.
         TransactionError
             The optimizer was stepped by other code (see `record`) or interrupted in its step, a transaction of the
-            store is going on, or resume() was not called and the store has a training.
+            store is going on, or resume() was not called and the store has a training. On other ranks than 0, an error
+            of rank 0's commit.
         OutOfSpaceError, StoreIOError
-            The commit failed. The optimizer was stepped, and the iteration is done. The next commit includes it.
+            The commit failed. The optimizer was stepped, and the iteration is done. The next commit includes it. All
+            other changes of the store since its last commit are rolled back.
+        Exception
+            An error of the scheduler's step. The optimizer was stepped, and the iteration is done.
         """
-        self._check_begun()
-        if self._captured:
-            raise TransactionError("optimizer.step() was called, and step() calls it: call step() only, or record()")
+        self._check_between()
         loss = float(loss)
         if isinstance(self._data, BatchSampler):
             self._data._check(batches)
@@ -292,7 +302,11 @@ class GradLog:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         if self._scheduler is not None:
-            self._scheduler.step()
+            try:
+                self._scheduler.step()
+            except Exception:  # the optimizer was stepped, so that the iteration is done
+                self._done(loss, batches)
+                raise
         return self._done(loss, batches)
 
     def record(self, loss: float = math.nan, *, batches: int = 1) -> int:
@@ -307,16 +321,19 @@ class GradLog:
         return self._done(float(loss), batches)
 
     def flush(self) -> None:
-        """Commit the iterations that are not durable yet. Call it between two iterations."""
-        self._check_begun()
+        """Commit the iterations that are not durable yet. Call it between two iterations.
+
+        Raises TransactionError between optimizer.step() and `record`, and the errors of a commit (`step`).
+        """
+        self._check_between()
         self._write()
 
     def finish(self) -> None:
         """Write the last state as a full state, and mark the training as finished. Gradients are not part of it.
 
-        `resume` still finds that state.
+        `resume` still finds that state. The errors are those of `flush`.
         """
-        self._check_begun()
+        self._check_between()
         self._write()
         self._write(full=True)
         if isinstance(self._side, Log):
@@ -324,11 +341,20 @@ class GradLog:
         self.close()
 
     def close(self) -> None:
-        """Stop logging, after a `flush` if there is something to commit. The optimizer can be stepped freely again."""
+        """Stop logging, after a `flush` if there is something to commit. The optimizer can be stepped freely again.
+
+        Between optimizer.step() and `record` it commits nothing, with a warning in pmstore's log.
+        """
         if not self._hooks:
             return
         try:
-            if self._begun and not self._captured and not (self._fit and self._fit.store.closed):
+            if self._begun and self._captured:
+                logger.warning(
+                    "GradLog: closed after optimizer.step() and before record(): the store has %d iterations, and "
+                    "what was trained since then is lost",
+                    self.durable,
+                )
+            elif self._begun and not (self._fit and self._fit.store.closed):
                 self._write()
         finally:
             self._stop()
@@ -391,7 +417,7 @@ class GradLog:
         ):
             self._lose()
         rows, row = self._side.row()
-        self._captured = self._stepping = True
+        self._captured_at, self._stepping = self.iteration, True
         rows.present[row] = 0
         rows.present[row, [number for number, _ in found]] = 1
         rows.numbers[row] = numbers_of(optimizer, self._settings)
@@ -458,7 +484,6 @@ class GradLog:
         began, self._before = self._before, time.perf_counter()
         figures = {"objective": loss, "lr": float(self._optimizer.param_groups[0]["lr"])}
         full = self._side.add(figures, self._before - began, stepping)
-        self._captured = False
         if full or self._epoch_is_done():
             self._write(wait=False)
         return self.iteration
@@ -473,7 +498,7 @@ class GradLog:
         """Take the state from the log, or begin it."""
         prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(self._states.own())
 
-        def begin() -> tuple[dict[str, Any] | None, tuple[int, int, int]]:
+        def begin() -> dict[str, Any] | None:
             assert isinstance(self._side, Log) and self._fit is not None
             for rank, other in enumerate(prints):
                 if other != self._fingerprint:
@@ -484,11 +509,9 @@ class GradLog:
             rest = self._side.resume(replay) if found else None
             if rest is None:
                 self._side.begin(self._fingerprint, self._states.together(states))
-            return rest, self._side.where
+            return rest
 
-        rest, where = self._on_first(begin)
-        if isinstance(self._side, Follower):
-            self._side.begin_at(*where)
+        rest = self._on_first(begin)
         if rest is not None:
             self._ranks.share(self._names, self._optimizer, self._compression)
             self._states.take(rest)
@@ -503,16 +526,13 @@ class GradLog:
             self._lose()
         states = self._ranks.gather(self._states.own())
 
-        def write() -> tuple[int, int, int]:
+        def write() -> None:
             side = self._side
             assert isinstance(side, Log)
             is_known = full and side.iteration == side.durable and self._epoch_is_done()
             side.write(side.rest if is_known else self._states.together(states), full=full, wait=wait)
-            return side.where
 
-        where = self._on_first(write)
-        if isinstance(self._side, Follower):
-            self._side.begin_at(*where)
+        self._on_first(write)
         self._changes.remember(durable=True)
 
     def _lose(self) -> None:
@@ -526,16 +546,19 @@ class GradLog:
         self._side.lose()
 
     def _on_first(self, action: Callable[[], Any]) -> Any:
-        """Do it on rank 0. All ranks get the result, or an error."""
+        """Do it on rank 0. All ranks get the result, or an error, and then follow the log as it is."""
         if self._ranks.count == 1:
             return action()
-        result, failure = None, None
-        if self._ranks.rank == 0:
+        result = failure = where = None
+        if isinstance(self._side, Log):
             try:
                 result = action()
             except BaseException as error:
                 failure = error
-        result, text = self._ranks.tell((result, failure and f"{type(failure).__name__}: {failure}"))
+            where = self._side.where
+        result, text, where = self._ranks.tell((result, failure and f"{type(failure).__name__}: {failure}", where))
+        if isinstance(self._side, Follower):
+            self._side.begin_at(*where)
         if failure is not None:
             raise failure
         if text is not None:
@@ -549,6 +572,15 @@ class GradLog:
             raise ClosedStoreError(f"{self._fit.store.path} is closed, and nothing would be logged: open it again")
         if self._fit is not None and self._fit.store.in_transaction:
             raise TransactionError("a GradLog commits by itself: use it outside of store.transaction()")
+
+    def _check_between(self) -> None:
+        """Raise TransactionError in the middle of an iteration."""
+        self._check_begun()
+        if self._captured:
+            raise TransactionError(
+                "optimizer.step() was called, and its iteration is not done: call GradLog.step() instead of it, or "
+                "record() after it"
+            )
 
     def _check_begun(self) -> None:
         self._check_open()

@@ -13,6 +13,7 @@ parameter's memory has gaps, the gradient has the strides that torch gives it, w
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
-    """The numbers in the optimizer's groups, in a fixed order."""
+    """The numbers in the optimizer's groups, in a fixed order. Raises TypeError for numbers that a row can't have."""
     found = []
     for number, group in enumerate(optimizer.param_groups):
         for key in sorted(group):
@@ -48,6 +49,11 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
                     found.append(Setting(number, key, place, "tensor"))
                 elif isinstance(one, (bool, int, float)):
                     found.append(Setting(number, key, place, "bool" if isinstance(one, bool) else "number"))
+                elif isinstance(one, (numbers.Number, np.bool_, np.ndarray)):
+                    raise TypeError(
+                        f"the setting {key!r} of the optimizer's group {number} is a {type(one).__name__}, and a log "
+                        "keeps bool, int, float, and tensors of one element: set it to float(value) each time"
+                    )
     return found
 
 
@@ -58,9 +64,9 @@ def numbers_of(optimizer: torch.optim.Optimizer, settings: Sequence[Setting]) ->
     return [float(value if place < 0 else value[place]) for value, place in values]
 
 
-def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], numbers: Sequence[float]) -> None:
+def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], values: Sequence[float]) -> None:
     """Give the settings these values."""
-    for one, number in zip(settings, numbers, strict=True):
+    for one, number in zip(settings, values, strict=True):
         group = optimizer.param_groups[one.group]
         old = group[one.key] if one.place < 0 else group[one.key][one.place]
         # A number that is 0 or 1 when the log is made may be a fraction later.
@@ -70,9 +76,9 @@ def set_numbers(optimizer: torch.optim.Optimizer, settings: Sequence[Setting], n
         elif one.place < 0:
             group[one.key] = new
         else:
-            values = list(group[one.key])
-            values[one.place] = new
-            group[one.key] = type(group[one.key])(values)
+            several = list(group[one.key])
+            several[one.place] = new
+            group[one.key] = type(group[one.key])(several)
 
 
 def give(

@@ -191,8 +191,12 @@ class Log:
         self._only_full = True
 
     def row(self) -> tuple[Rows, int]:
-        """The rows and the index that the next iteration is written to."""
-        return self._rows, self.iteration - self._first
+        """The rows and the index that the next iteration is written to. If a full batch could not be committed, rows
+        are lost."""
+        row, last = self.iteration - self._first, len(self._rows.array) - 1
+        if row > last:
+            self.lose()
+        return self._rows, min(row, last)
 
     def take(self, found: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Let the row of the next iteration have these gradients, by the numbers of the parameters."""

@@ -341,7 +341,7 @@ def test_the_optimizer_is_not_stepped_by_others(tmp_path: Path) -> None:
         log.resume()
         backward(net)
         optimizer.step()
-        with pytest.raises(pmstore.TransactionError, match="step\\(\\) calls it"):
+        with pytest.raises(pmstore.TransactionError, match="its iteration is not done"):
             log.step()
         backward(net)
         with pytest.raises(pmstore.TransactionError, match="stepped again"):

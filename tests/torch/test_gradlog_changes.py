@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -141,6 +142,13 @@ def test_other_groups_and_types_are_refused(tmp_path: Path) -> None:
             old, group[key] = group[key], value
             with pytest.raises(ValueError, match=f"'{key}' of the optimizer's group 0"):
                 log.step()
+            group[key] = old
+        for key, value in {"lr": np.float32(0.1), "betas": (0.9, np.float16(0.5)), "amsgrad": np.True_}.items():
+            old, group[key] = group[key], value
+            with pytest.raises(TypeError, match=f"'{key}' of the optimizer's group 0 is a .*float\\(value\\)"):
+                log.step()
+            with pytest.raises(TypeError, match="a log keeps bool, int, float"):
+                GradLog(net, optimizer, store, name="b")
             group[key] = old
         with pytest.raises(ValueError, match="converted"):
             log.step(torch.ones(3))  # type: ignore[arg-type]

@@ -266,14 +266,101 @@ def copies(state: dict[str, Any]) -> dict[str, Any]:
     return {key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in state.items()}
 
 
+def of_inference() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda: torch.ones(1).expand(3), r"'ones'.* overlap .*ones\.clone"),
+        (of_inference, r"'ones' was made in torch\.inference_mode.*ones\.clone"),
+        (lambda: torch.eye(3).to_sparse(), r"'ones' has the layout torch\.sparse_coo.*ones\.to_dense"),
+    ],
+    ids=["expanded", "inference", "sparse"],
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_buffer_whose_elements_overlap_is_refused_at_once(mode: Any, tmp_path: Path) -> None:
-    """It could be written, and never be read again."""
+def test_a_buffer_that_can_not_be_written_is_refused_at_once(mode: Any, made: Any, text: str, tmp_path: Path) -> None:
+    """It could be logged, and never be read again."""
     net = nn.Linear(4, 2)
-    net.register_buffer("ones", torch.ones(1).expand(3))
+    net.register_buffer("ones", made())
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with pmstore.open(tmp_path / "s.pm") as store, pytest.raises(ValueError, match=r"ones.*overlap.*clone"):
+    with pmstore.open(tmp_path / "s.pm") as store, pytest.raises((TypeError, ValueError), match=text):
         GradLog(net, optimizer, store, mode)
+
+
+# ---- in the middle of an iteration
+
+
+class Ends(torch.optim.lr_scheduler.ConstantLR):
+    """A schedule that raises an error in its step, as OneCycleLR does at its end."""
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        if self.last_epoch >= 3:
+            raise ValueError("no more steps")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_iteration_whose_scheduler_raised_is_done(mode: Any, tmp_path: Path) -> None:
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "s.pm") as store:
+        with GradLog(net, optimizer, store, mode, scheduler=Ends(optimizer), batch=9) as log:
+            log.resume()
+            with pytest.raises(ValueError, match="no more steps"):
+                iterate(log, net, optimizer, 9, 5, 4)
+        assert log.iteration == log.durable == 3
+        other = nn.Linear(4, 2)
+        again = torch.optim.SGD(other.parameters(), 0.1)
+        with GradLog(other, again, store, mode, scheduler=Ends(again)) as log:
+            assert log.resume() == 3
+    assert equal(net.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_iterations_are_not_lost_while_an_object_can_not_give_its_state(mode: Any, tmp_path: Path) -> None:
+    kept = Kept(1)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "s.pm") as store:
+        with GradLog(net, optimizer, store, mode, batch=2, keep={"kept": kept}) as log:
+            log.resume()
+            for number in range(8):
+                kept.value = object() if number in (3, 4, 5) else number
+                try:
+                    iterate(log, net, optimizer, number + 1, 5, 4)
+                except TypeError as error:
+                    assert "the state of 'kept'" in str(error)
+                assert log.iteration == number + 1
+        again, other = Kept(1), nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(other.parameters(), 0.1)
+        with GradLog(other, optimizer, store, mode, keep={"kept": again}) as log:
+            assert log.resume() == 8
+    assert again.value == 7 and equal(net.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_committed_between_a_step_and_its_record(
+    mode: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The parameters are ahead of the number of iterations."""
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "s.pm") as store:
+        with GradLog(net, optimizer, store, mode, batch=9) as log:
+            log.resume()
+            iterate(log, net, optimizer, 2, 5, 4)
+            log.flush()
+            net(torch.ones(5, 4)).sum().backward()
+            optimizer.step()
+            for call in (log.flush, log.finish, log.step):
+                with pytest.raises(pmstore.TransactionError, match=r"its iteration is not done.* or record\(\)"):
+                    call()
+            assert log.durable == 2
+        assert "before record(): the store has 2 iterations" in caplog.text
+        assert GradLog(net, optimizer, store, mode).resume() == 2
 
 
 class Kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,33 @@ def refused(rank: int, bad: int) -> None:
     )
     with pytest.raises((TypeError, pmstore.TransactionError), match=text):
         log.resume()
+
+
+def lack_space(rank: int, port: int) -> None:
+    """One process. A rank that waits for another one in vain ends with an error."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
+    lacked_space(rank)
+    torch.distributed.destroy_process_group()
+
+
+def lacked_space(rank: int) -> None:
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(300, 300))
+    store = pmstore.open(":memory:", max_size=2 << 20) if rank == 0 else None
+    log = GradLog(model, torch.optim.SGD(model.parameters(), 0.001), store, batch=2, full_every=100)
+    log.resume()
+    failures = 0
+    for iteration in range(1, 21):
+        model(torch.full((300,), float(rank))).square().mean().backward()
+        try:
+            assert log.step() == iteration
+        except (pmstore.OutOfSpaceError, pmstore.TransactionError) as error:  # the next commit frees the rows
+            assert rank == 0 or "rank 0 could not use the log: OutOfSpaceError" in str(error)
+            failures += 1
+        assert log.iteration == iteration
+    assert failures
+    log.close()
 
 
 def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
@@ -149,3 +177,8 @@ def test_whichever_rank_dies_training_ends_with_the_same_bits(
 @pytest.mark.parametrize("bad", [0, 1])
 def test_what_one_rank_can_not_keep_ends_all(bad: int) -> None:
     assert ended("refuse", bad) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+def test_all_ranks_go_on_after_a_commit_that_lacked_space() -> None:
+    assert ended("lack_space") == [0, 0]

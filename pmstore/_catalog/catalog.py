@@ -577,6 +577,8 @@ class Catalog:
 
 
 def _filling(fill_value: Any, described: Layout) -> Array | bytes:
+    if is_tensor(fill_value):
+        fill_value = array_of_tensor(fill_value)
     if isinstance(fill_value, np.ndarray) and fill_value.ndim:
         return np.broadcast_to(fill_value.astype(described.dtype, copy=False), described.shape)
     if type(fill_value) is int and fill_value == 0:  # as np.zeros does: "" and not "0" for a str dtype

@@ -281,9 +281,9 @@ class NameMapping(MutableMapping[str, Any]):
             The first value, which is copied.
         order : {"C", "F"}
             The axis that is contiguous in memory: the last ("C") or the first ("F").
-        fill_value : scalar or ndarray
-            The first value of the elements; an ndarray is broadcast to the shape. 0 makes all bytes zero, like
-            np.zeros.
+        fill_value : scalar, ndarray or tensor of torch
+            The first value of the elements; an ndarray or a tensor is broadcast to the shape. 0 makes all bytes zero,
+            like np.zeros.
         writeable : bool
             False for data that never change: they need no memory except that of the file's pages.
         maxshape : sequence of int and None, optional

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator, Sized
 from typing import Any
@@ -28,6 +29,7 @@ class BatchSampler:
     drop_last : bool, default=False
         Whether a last batch with fewer samples is left out.
     seed : int, default=0
+        From 0.
     rank, world_size : int, default=0, 1
         This process takes each world_size-th batch, beginning with batch `rank`; all ranks have the same number of
         batches, so up to world_size - 1 batches of an epoch are left out.
@@ -43,7 +45,7 @@ class BatchSampler:
         Give it to the DataLoader as well: a DataLoader without a generator draws a number from torch's own one for
         each iteration over it, also for the one after a resume, and what training draws is then another.
 
-    Raises ValueError or TypeError for sizes below 1, or an epoch without a batch.
+    Raises ValueError or TypeError for sizes below 1, a negative seed, or an epoch without a batch.
 
     Examples
     --------
@@ -63,7 +65,9 @@ class BatchSampler:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._samples = data if isinstance(data, int) else len(data)
+        self._samples = len(data) if isinstance(data, Sized) else operator.index(data)
+        if seed < 0:
+            raise ValueError(f"seed is a number from 0, not {seed}")
         if self._samples < 1 or batch_size < 1:
             raise ValueError(f"there must be samples and a batch size, not {self._samples} and {batch_size}")
         if not 0 <= rank < world_size:

@@ -58,6 +58,10 @@ class ReadOnlyTensor(torch.Tensor):
         """Raises ReadOnlyStoreError, as `apply_`."""
         raise ReadOnlyStoreError(f"map_ {_WRITES}")
 
+    def map2_(self, x: torch.Tensor, y: torch.Tensor, callable: Any) -> torch.Tensor:
+        """Raises ReadOnlyStoreError, as `apply_`."""
+        raise ReadOnlyStoreError(f"map2_ {_WRITES}")
+
     def numpy(self, *, force: bool = False) -> Array:
         """The elements as an array that can't be written, without a copy."""
         contents: Any = array_of_tensor(_plain(self))

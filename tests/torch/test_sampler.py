@@ -124,7 +124,11 @@ def test_what_is_refused() -> None:
         BatchSampler(5, 1, rank=2, world_size=2)
     with pytest.raises(TypeError):
         BatchSampler(object(), 2)  # type: ignore[arg-type]
-    sampler = BatchSampler(5, 2)
+    with pytest.raises(ValueError, match="seed is a number from 0, not -1"):
+        BatchSampler(5, 2, seed=-1)
+    sampler = BatchSampler(np.int64(5), 2)
+    assert epoch_of(sampler) == epoch_of(BatchSampler(5, 2))
+    sampler.load_state_dict(BatchSampler(5, 2).state_dict())
     with pytest.raises(ValueError, match="4 batches are done, but epoch 0 has 3 left"):
         sampler.advance(4)
     with pytest.raises(ValueError, match="seed: 0 ≠ 1"):

@@ -83,6 +83,8 @@ def test_elements_are_stored_whatever_the_tensor_is(store: pmstore.Store, tensor
     store["w"] = tensor
     found = pmstore.torch.tensor(store, "w")
     assert torch.equal(found, tensor.detach()) and found.dtype is tensor.dtype and not found.requires_grad
+    store.create_array("filled", (2, *tensor.shape), store["w"].dtype, fill_value=tensor)
+    assert torch.equal(pmstore.torch.tensor(store, "filled"), found.expand(2, *tensor.shape))
 
 
 def test_a_tensor_goes_into_the_array_that_is_there(store: pmstore.Store) -> None:
@@ -395,7 +397,12 @@ def test_functions_of_elements_write_nothing_that_can_not_be_written(tmp_path: P
         store["x"] = np.arange(6.0)
     with pmstore.open(tmp_path / "s.pm", "r") as store:
         x = pmstore.torch.tensor(store, "x")
-        for write in (lambda: x.apply_(lambda v: v + 1), lambda: x.map_(torch.ones(6), lambda a, b: a + b)):
+        ones = torch.ones(6)
+        for write in (
+            lambda: x.apply_(lambda v: v + 1),
+            lambda: x.map_(ones, lambda a, b: a + b),
+            lambda: x[:3].map2_(ones[:3], ones[:3], lambda a, b, c: a + b + c),
+        ):
             with pytest.raises(pmstore.ReadOnlyStoreError, match="clone"):
                 write()
         view = torch.ops.aten._unsafe_view(x, [2, 3])

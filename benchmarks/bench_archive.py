@@ -28,7 +28,7 @@ from sklearn.exceptions import ConvergenceWarning
 import pmstore
 from pmstore import archive
 from pmstore.archive._format import ARCHIVE, Piece, Row, part_name, wrapped
-from pmstore.archive._index import Index, IndexWriter
+from pmstore.archive._index import IndexWriter
 from pmstore.archive._objects import place_of
 from pmstore.cluster import KMeans
 from pmstore.mixture import GaussianMixture
@@ -231,7 +231,8 @@ def _pieces(found: archive.Archive, name: str) -> list[Piece]:
 def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     place = place_of(folder)
     place.create("archive", wrapped(ARCHIVE, "archive", {"id": "listed", "lineage": "listed"}))
-    writer = IndexWriter(place, Index([]), IndexWriter.token(place, {}))
+    writer = IndexWriter(place)
+    writer.begin({})
     for flush in range(number // 100):
         part = part_name("0" * 16, flush)
         pieces = (Piece(part, 100 * n, 100, n) for n in range(100))

@@ -56,8 +56,8 @@ NOTICED = [
         "nearer-place-does-not-wait-with-retention",
         "W",
         RETENTION,
-        " if version <= until",
-        "",
+        "version <= until",
+        "True",
         "the further place never gets a version",
     ),
     Mutant(

@@ -193,9 +193,12 @@ pm_status pm_entries_splice(pm_store *store, pm_key prefix, uint64_t at, uint64_
     pm_found found;
     uint64_t gap = at + removed;
     size_t made = 0;
-    pm_status status = pm_catalog_get(&store->region, pm_node_numbered(bytes, prefix, gap), &found), undone = PM_OK;
-    bool at_end = status == PM_NOT_FOUND && !removed; /* no member moves, as in an append */
+    pm_key first = pm_node_numbered(bytes, prefix, gap);
+    pm_status undone = PM_OK, status = pm_catalog_seek(&store->region, first, false, &found);
     if (status != PM_OK && status != PM_NOT_FOUND) return status;
+    bool behind = status == PM_OK && starts_with(found.key, prefix.bytes, prefix.length);
+    if (behind && pm_node_compare_keys(found.key, first)) return pm_fail(PM_CORRUPT, "a sequence lacks a member");
+    bool at_end = !behind && !removed; /* no number changes, as in an append */
     if (!at_end) PM_TRY(pm_catalog_shift(&store->region, prefix, gap, (int64_t)count));
     status = PM_OK;
     for (; made < count && status == PM_OK; made += status == PM_OK)

@@ -183,6 +183,7 @@ class PersistentList(MutableSequence[Any]):
 
     def pop(self, index: int = -1) -> Any:
         """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
+        index = _plain(index)
         with self._catalog.lock:
             value = self[index]
             del self[index]

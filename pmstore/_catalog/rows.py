@@ -111,6 +111,10 @@ def _of_python(rows: Any, name: str, dtype: np.dtype[Any]) -> Array:
             if not isinstance(value, str | bytes):
                 raise TypeError(f"{name!r} of dtype {dtype} takes text, not {value!r:.80}")
         return np.asarray(rows).astype(dtype.kind, copy=False)
+    if dtype.kind == "V" and any(
+        isinstance(one, bytes) and len(one) > dtype.itemsize for one in np.asarray(rows, object).flat
+    ):
+        raise TypeError(f"{name!r} of dtype {dtype} takes {dtype.itemsize} bytes at most")
     if dtype.kind in "mM" and not any(isinstance(one, int) for one in np.asarray(rows, object).flat):
         return np.asarray(rows, f"{dtype.kind}8")
     return np.asarray(rows, dtype)
@@ -122,7 +126,7 @@ def _numbers(array: Array, rows: Any, name: str, dtype: np.dtype[Any]) -> Array:
         exactly = np.asarray(rows, object)
         if all(isinstance(number, int | np.integer) for number in exactly.flat):
             try:
-                return exactly.astype(dtype)
+                return exactly.astype(float if dtype.kind == "f" and dtype.itemsize < 8 else dtype)
             except OverflowError as error:
                 raise OverflowError(_too_large(name, dtype)) from error
     return array
@@ -137,7 +141,8 @@ def _keeps(array: Array, dtype: np.dtype[Any]) -> bool:
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     if dtype.kind in "fc":
-        return bool((np.isfinite(converted) == np.isfinite(array)).all())
+        parts = (converted.real, array.real), (converted.imag, array.imag)
+        return all(bool((np.isfinite(one) == np.isfinite(other)).all()) for one, other in parts)
     if dtype.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted < 0, array < 0):
         return False
     return np.array_equal(converted.astype(array.dtype), array, equal_nan=dtype.kind in "mM")

@@ -19,7 +19,8 @@ class Undo(Generic[T]):
 
     It is no generator. An interrupt in the code of contextlib leaves a generator suspended, and when the garbage
     collector finds it, at any later time and in any thread, it takes back what was committed meanwhile. An interrupt in
-    this one loses the undo: the value stays, and the next commit or rollback finds it.
+    this one loses the undo. A new extent then stays until the next commit or rollback; parts of an object stay until a
+    rollback, and `check` tells of them.
     """
 
     __slots__ = ("_take_back", "_value")

@@ -384,6 +384,8 @@ class Derived:
         store = self._decision.policy == "store"
         value = value_key(self._key)
         with catalog.lock:
+            if not self.is_current():  # another thread has deleted or replaced the name while the function ran
+                return
             try:
                 catalog.core.delete(stamp_key(self._key))
                 if store:
@@ -413,6 +415,8 @@ class Derived:
             _log("INFO", "derived array %r: policy %s: %s", self._name, found.policy, found.reason)
             declared = self._declared._replace(decision=(found.policy, recompute, found.write_seconds))
             with catalog.lock:
+                if not self.is_current():  # as in _put
+                    return
                 catalog.put_declaration(self._key, declared)
             self._declared = declared
         self._decision = found

@@ -273,7 +273,8 @@ class Archive(Mapping[int, Version]):
 
         Raises ValueError for a name that isn't letters, digits and ``._-``, ArchiveConflictError if the name is taken
         by another version, ArchiveDamagedError if the tag of this name is damaged (`untag` removes it),
-        UnknownVersionError. After an error, no place has a new tag.
+        UnknownVersionError. After these errors, no place has a new tag. After ArchiveUnavailableError some places may
+        have it: call it again.
         """
         if not isinstance(name, str) or not _TAG.fullmatch(name):
             raise ValueError(f"a tag has letters, digits and ._-, at most 100, and no dot in front, not {name!r:.120}")
@@ -292,12 +293,16 @@ class Archive(Mapping[int, Version]):
                 except ObjectExistsError:
                     if self._tagged(place, name) != row.version:
                         raise _taken(place.url, name) from None
-            self.refresh()
-            self._find(row.version)  # a drain may have removed it meanwhile
-        except Exception:
+        except (ArchiveConflictError, ArchiveDamagedError):
+            for place in created:  # without `untag`, which takes the tag away in all places
+                place.delete([f"tags/{name}"])
+            raise
+        self.refresh()
+        try:
+            self._find(row.version)
+        except UnknownVersionError:  # a drain has removed it meanwhile
             untag(created, name, row.version)  # another process may have made the others
-            if created:
-                self._tags.pop(name, None)
+            self._tags.pop(name, None)
             raise
 
     @staticmethod

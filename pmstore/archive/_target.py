@@ -136,7 +136,7 @@ class Target:
         self.place = place
         self.writer = secrets.token_hex(8)  # a number would come twice: places go on without each other
         self._new = new
-        self._is_there = self._look()
+        self._look()
         self._writer = IndexWriter(place)
         self._parts: set[str] | None = None  # that are here, if it is known
         self._tags: set[str] = set()  # names of tags that need not be copied any more
@@ -145,8 +145,8 @@ class Target:
         self._removals: set[str] = set()  # of tags, that count here no more
         self._swept = False
 
-    def _look(self) -> bool:
-        """Whether the place has an archive."""
+    def _look(self) -> None:
+        """Raise ArchiveConflictError if the place has the archive of another store, or aggregates."""
         try:
             about = about_of(Sources([self.place]))
         except MissingObjectError:
@@ -154,21 +154,19 @@ class Target:
                 raise ArchiveConflictError(
                     f"{self.place.url} has aggregates of many processes: give the drain a place of its own"
                 ) from None
-            return False
+            return
         if about["lineage"] != self._new["lineage"]:
             raise ArchiveConflictError(
                 f"{self.place.url} is the archive of another store, or of a fork of this one: give each store a place "
                 "of its own"
             )
-        return True
 
     def begin(self) -> bool:
         """Ends the work of any other writer of the place. Returns whether it has written since this one looked."""
-        if not self._is_there:
-            try:
-                self.place.create("archive", wrapped(ARCHIVE, "archive", self._new))
-            except ObjectExistsError:  # another process has just made it
-                self._look()
+        try:
+            self.place.create("archive", wrapped(ARCHIVE, "archive", self._new))
+        except ObjectExistsError:  # it was there, or another process has just made it
+            self._look()
         return self._writer.begin({"time": time.time(), "by": self.writer})
 
     @property

@@ -127,6 +127,11 @@ class ModuleTensors:
             if key not in self.arrays:
                 raise _differs(f"the module has no {key!r}, which is in the store")
 
+    def memory(self) -> dict[str, int]:
+        """The address of the memory that an array lies in, by its key."""
+        tensors = self._views or self._tensors
+        return {key: one.untyped_storage().data_ptr() for key, one in tensors.items() if one.numel()}
+
     def bind(self, mapping: NameMapping) -> None:
         """Let the tensors lie in the store, and have its values."""
         views = {}

@@ -93,7 +93,8 @@ class OptimizerTensors:
                 self._tensors.pop(f"{key}/{name}", None)
             del self._kept[key]
         self._put(VALUES, values)
-        self._put(OWN, {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)})
+        own = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+        self._put(OWN, {key: _stored(value, key) for key, value in own.items()})
         self._take_hyperparameters(optimizer)
 
     def _take_hyperparameters(self, optimizer: Any) -> None:
@@ -174,7 +175,7 @@ class OptimizerTensors:
                 if isinstance(now, torch.Tensor) and isinstance(value, np.ndarray):
                     now.copy_(tensor_of(value))
                 else:
-                    group[name] = tensor_of(value).clone() if isinstance(value, np.ndarray) else value
+                    group[name] = _given(value)
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
@@ -195,7 +196,7 @@ class OptimizerTensors:
         if OWN in self._settings:  # which older stores lack
             for key in [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
                 del optimizer.state[key]
-            optimizer.state.update(self._settings[OWN])
+            optimizer.state.update({key: _given(value) for key, value in self._settings[OWN].items()})
         self._groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         self._encoded = {name: encode(value) for name, value in self._settings.items()}
 
@@ -214,11 +215,16 @@ def _class_of(optimizer: Any) -> str:
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: np.array(ordered(in_memory(value, repr(name)))) if isinstance(value, torch.Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }
+    return {name: _stored(value, name) for name, value in group.items() if name != "params"}
+
+
+def _stored(value: Any, name: Any) -> Any:
+    """A setting as a value of the store: a tensor as an array."""
+    return np.array(ordered(in_memory(value, repr(name)))) if isinstance(value, torch.Tensor) else value
+
+
+def _given(value: Any) -> Any:
+    return tensor_of(value).clone() if isinstance(value, np.ndarray) else value
 
 
 def _of(key: str | None) -> str:

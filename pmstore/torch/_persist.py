@@ -102,8 +102,9 @@ class Persisted:
         for other in list(_persisted.values()):
             if other._ended or other.store.closed or other._mapping == self._mapping:
                 continue
-            for one, key in self._tensors.key_of.items():
-                if one in other._tensors.key_of:
+            theirs = set(other._tensors.memory().values())
+            for key, memory in self._tensors.memory().items():
+                if memory in theirs:
                     raise ValueError(
                         f"{key!r} of the module lies in {other._mapping!r} already, as a part of another module: "
                         "persist one module that has both"

@@ -22,6 +22,7 @@ from pmstore._snapshot import Reader
 from pmstore.archive._archive import Archive
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._sources import Sources
+from pmstore.archive._target import Target
 from tests.archive.stepping import Memory, archived, drained, stepping
 from tests.support.template import MODULES, template
 
@@ -297,3 +298,12 @@ def test_a_version_is_encoded_without_a_pause_of_the_program(tmp_path: Path, mon
 
         assert capture(Reader(file.fileno()), Seen(1 << 20), write) == 1
     assert asked == [False, True]
+
+
+def test_a_place_that_is_emptied_while_a_drain_begins() -> None:
+    place, about = Memory(), {"id": "a", "lineage": "a"}
+    Target(place, about).begin()
+    target = Target(place, about)
+    place.objects.clear()
+    target.begin()
+    assert "archive" in place.objects

@@ -142,13 +142,20 @@ class Refuses(Memory):
 
 
 def test_a_tag_that_one_place_refuses(store: pmstore.Store) -> None:
-    near, far = Memory(), Memory()
-    with stepping(store, near, far) as steps:
-        next_version(store, steps)
-    both = at(near, Refuses(far.objects))
+    """The call can be repeated. Until then, the tags of other places stay, and so do their versions."""
+    places = Memory(), Memory(), Memory()
+    with stepping(store, *places) as steps:
+        for _ in range(2):
+            next_version(store, steps)
+    at(*places[1:]).tag("best", 1)
     with pytest.raises(pmstore.ArchiveUnavailableError, match="refused"):
-        both.tag("best")
-    assert both.tags == at(near).tags == at(far).tags == {}
+        at(*places[:2], Refuses(places[2].objects)).tag("best", 1)
+    with stepping(store, *places, keep=1) as steps:
+        next_version(store, steps)
+    for place in places[1:]:
+        assert at(place).tags == {"best": 1} and at(place).versions() == [1, 3]
+    at(*places).tag("best", 1)
+    assert [at(place).tags for place in places] == [{"best": 1}] * 3
 
 
 def test_a_new_first_place_takes_no_tag_away(store: pmstore.Store) -> None:

@@ -166,7 +166,9 @@ def test_a_list_that_lacks_an_element_does_not_change(open_store):
     core.delete(key)
     with pytest.raises(pmstore.CorruptStoreError, match="lacks a member"):
         del kept[3:6]
-    assert list(kept[:4]) == [0, 1, 2, 3] and kept[9] == 9
+    with pytest.raises(pmstore.CorruptStoreError, match="lacks a member"):
+        kept[4:4] = ["a", "b"]
+    assert list(kept[:4]) == [0, 1, 2, 3] and [kept[i] for i in range(5, 10)] == [5, 6, 7, 8, 9]
     store.rollback()
     del kept[3:6]
     assert list(kept) == [0, 1, 2, 6, 7, 8, 9]

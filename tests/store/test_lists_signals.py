@@ -143,7 +143,16 @@ def test_indices_are_converted_before_the_list_is_looked_at(open_store: Any) -> 
         kept[:] = range(5)
         with pytest.raises(IndexError):
             use()
+
+    class Counts:
+        number = 0
+
+        def __index__(self) -> int:
+            self.number += 1
+            return self.number
+
     kept[:] = range(5)
+    assert kept.pop(Counts()) == 1 and list(kept) == [0, 2, 3, 4]
     kept[Clears() :] = ["a"]
     kept.insert(Clears(), "b")
     assert list(kept) == ["b"] and store.check().ok

@@ -255,6 +255,11 @@ def test_a_state_that_belongs_to_no_parameter(open_store: Open) -> None:
     for number in range(3):
         step(plain, its_optimizer, number)
     assert contents(module, optimizer) == contents(plain, its_optimizer)
+    optimizer.state["rates"] = torch.ones(2)  # type: ignore[index]
+    store.commit()
+    optimizer.state["rates"] += 1  # type: ignore[index]
+    store.rollback()
+    assert torch.equal(optimizer.state["rates"], torch.ones(2))  # type: ignore[index]
     optimizer.state["all"]["rates"] = torch.ones(2)  # type: ignore[index]
     with pytest.raises(TypeError, match="can't keep the optimizer's state: .*torch.Tensor inside another value"):
         store.commit()

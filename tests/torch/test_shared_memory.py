@@ -89,3 +89,13 @@ def test_a_replica_of_parameters_that_overlap_is_refused(tmp_path: Path) -> None
     with pmstore.open(tmp_path / "s.pm") as store:
         with pytest.raises(ValueError, match="'b' shares a part of its memory with 'a'.*clone"):
             GradLog(net, optimizer, store, "replica")
+
+
+def test_memory_that_lies_in_another_group_is_refused(tmp_path: Path) -> None:
+    one, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    with pmstore.open(tmp_path / "s.pm") as store:
+        persist(one, None, store.group("one"))
+        other.weight.data = one.weight.data
+        with pytest.raises(ValueError, match="'weight' of the module lies in .* already, as a part of another module"):
+            persist(other, None, store.group("other"))
+        assert "other/weight" not in store

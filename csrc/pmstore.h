@@ -226,18 +226,20 @@ typedef struct {
  * PM_NOT_FOUND if there is no such key; PM_INVALID if it is empty, PM_TOO_LONG. */
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
 
+typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming; /* a key, and its new one */
+
 /* Sets or replaces an entry.
  *
  *   key, key_length         1 to PM_KEY_MAX bytes
  *   entry                   its offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this
  *                           key's entry owns already
  *   meta                    entry->meta_length bytes, at most PM_META_MAX
+ *   all, count              entries that get new keys before, as by pm_rename: all of this is done, or nothing
  *   prefix, prefix_length   every key that starts with it is deleted, as by pm_delete; none if it has no bytes
- *
  * The replaced entry's own extent, if it is another, is freed, and its buffers are detached. To write. PM_INVALID,
- * PM_TOO_LONG, PM_NO_SPACE. */
+ * PM_TOO_LONG, PM_NO_SPACE; with `all`, as for pm_rename. */
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
-                 const uint8_t *prefix, size_t prefix_length);
+                 const pm_renaming *all, size_t count, const uint8_t *prefix, size_t prefix_length);
 
 /* Deletes an entry, frees its extent, and detaches the extent's buffers.
  *
@@ -247,8 +249,6 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
  * To write. PM_NOT_FOUND if there is no such key; PM_INVALID, PM_TOO_LONG. */
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
                     size_t prefix_length);
-
-typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming; /* a key, and its new one */
 
 /* Gives the `count` entries in `all` new keys, or none of them, and keeps extents and buffers. To write. PM_NOT_FOUND;
  * PM_INVALID: a new key is taken; PM_TOO_LONG, PM_NO_SPACE. */

@@ -54,7 +54,7 @@ static void put(maker *m, const char *key, uint64_t length)
         must(pm_alloc(m->store, length, &entry.offset), "alloc");
         must(pm_write(m->store, entry.offset, 0, contents, length), "write");
     }
-    must(pm_put(m->store, (const uint8_t *)key, strlen(key), &entry, meta, NULL, 0), "put");
+    must(pm_put(m->store, (const uint8_t *)key, strlen(key), &entry, meta, NULL, 0, NULL, 0), "put");
 }
 
 static void scribble(maker *m, const char *key, uint64_t at, uint64_t length)

@@ -265,7 +265,7 @@ static void put(changer *c, bool with_extent)
         else done(c, pm_write(c->store, entry.offset, 0, contents, entry.length), "pm_write");
     }
     uint64_t hash = fuzz_hash_row(key, key_length, &entry, meta, contents);
-    if (done(c, pm_put(c->store, key, key_length, &entry, meta, NULL, 0), "pm_put"))
+    if (done(c, pm_put(c->store, key, key_length, &entry, meta, NULL, 0, NULL, 0), "pm_put"))
         set_row(c, key, key_length, &entry, hash);
     else if (with_extent) done(c, pm_free(c->store, entry.offset, entry.length), "pm_free");
     free(contents);

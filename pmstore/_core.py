@@ -172,6 +172,12 @@ def _row(buffer: Any, at: int) -> tuple[Row, int]:
     return Row(buffer[start:end], entry), at + row_length
 
 
+def _renamings(keys: Sequence[tuple[bytes, bytes]]) -> tuple[Any, Any]:
+    """Keys and new ones for a function of the core, and what has to stay alive until it returns."""
+    kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
+    return ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept]), kept
+
+
 class Core:
     """An open pm_store. Methods raise the exceptions of `error`.
 
@@ -344,11 +350,13 @@ class Core:
             raise error(status)
         return Entry(entry.offset, entry.length, entry.kind, entry.flags, ffi.buffer(meta, entry.meta_length)[:])
 
-    def put(self, key: bytes, entry: Entry, gone: bytes = b"") -> None:
-        """gone: all keys that start with it are deleted in the same call, which no signal can interrupt."""
+    def put(self, key: bytes, entry: Entry, gone: bytes = b"", moved: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """gone: all keys that start with it are deleted in the same call, which no signal can interrupt. moved: entries
+        that get other keys before, as by `rename`."""
         offset, length, kind, flags, meta = entry
         row = ffi.new("pm_entry *", (offset, length, kind, flags, len(meta)))
-        require_ok(lib.pm_put(self._store, key, len(key), row, meta, gone, len(gone)))
+        rows, kept = _renamings(moved) if moved else (ffi.NULL, ())
+        require_ok(lib.pm_put(self._store, key, len(key), row, meta, rows, len(kept), gone, len(gone)))
 
     def delete(self, key: bytes, gone: bytes = b"") -> bool:
         """False if there is no such key. gone: as for put."""
@@ -361,9 +369,8 @@ class Core:
 
     def rename(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Give entries other keys, in one call, which no signal can interrupt: all of them, or none. Buffers stay."""
-        kept = [[ffi.from_buffer("uint8_t[]", key) for key in pair] for pair in keys]
-        rows = ffi.new("pm_renaming[]", [(old, new, len(old), len(new)) for old, new in kept])
-        require_ok(lib.pm_rename(self._store, rows, len(rows)))
+        rows, kept = _renamings(keys)
+        require_ok(lib.pm_rename(self._store, rows, len(kept)))
 
     def splice(self, prefix: bytes, at: int, removed: int, members: Sequence[Entry | int]) -> None:
         """Replace `removed` members of a sequence, from number `at` on, by new entries and by members that are removed

@@ -209,7 +209,8 @@ static pm_status copy_or_delete(pm_store *store, const pm_row *row, bool copy)
     pm_status status = pm_read(store, row->offset, row->length, contents);
     if (status == PM_OK) status = pm_alloc(store, row->length, &entry.offset);
     if (status == PM_OK) status = pm_write(store, entry.offset, 0, contents, row->length);
-    if (status == PM_OK) status = pm_put(store, key, row->key_length + 1u, &entry, row_key + row->key_length, NULL, 0);
+    if (status == PM_OK)
+        status = pm_put(store, key, row->key_length + 1u, &entry, row_key + row->key_length, NULL, 0, NULL, 0);
     free(contents);
     return status;
 }
@@ -229,7 +230,7 @@ static pm_status change_some(pm_store *store, const uint8_t *rows, size_t used, 
     /* A store without arrays gets a value. */
     uint8_t own = '~', value = (uint8_t)by;
     pm_entry entry = {.kind = INLINE, .meta_length = 1};
-    return changed ? PM_OK : pm_put(store, &own, 1, &entry, &value, NULL, 0);
+    return changed ? PM_OK : pm_put(store, &own, 1, &entry, &value, NULL, 0, NULL, 0);
 }
 
 static pm_status commit_more(pm_store *store)

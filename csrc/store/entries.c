@@ -6,6 +6,15 @@
 #include "commit/failed.h"
 #include "commit/uncommitted.h"
 
+pm_status pm_entries_check_key(const uint8_t *key, size_t length, pm_key *out)
+{
+    if (!length) return pm_fail(PM_INVALID, "an empty key");
+    if (length > PM_KEY_MAX)
+        return pm_fail(PM_TOO_LONG, "a key of %zu bytes is over the limit of %d", length, PM_KEY_MAX);
+    *out = (pm_key){key, length};
+    return PM_OK;
+}
+
 static bool starts_with(pm_key key, const uint8_t *prefix, size_t length)
 {
     return key.length >= length && (!length || !memcmp(key.bytes, prefix, length));
@@ -104,13 +113,20 @@ static pm_status remove_side(pm_store *store, const pm_renaming *all, size_t cou
     return PM_OK;
 }
 
-pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t count)
+pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t count, pm_key key, const pm_entry *entry,
+                            const uint8_t *meta)
 {
+    pm_key checked;
+    for (size_t i = 0; i < count; i++) {
+        PM_TRY(pm_entries_check_key(all[i].from, all[i].from_length, &checked));
+        PM_TRY(pm_entries_check_key(all[i].to, all[i].to_length, &checked));
+    }
     size_t made = 0;
     pm_status status = PM_OK;
     for (; made < count && status == PM_OK; made += status == PM_OK)
         status = put_again(store, (pm_key){all[made].from, all[made].from_length},
                            (pm_key){all[made].to, all[made].to_length});
+    if (status == PM_OK && entry) status = pm_entries_put(store, key, entry, meta);
     if (status == PM_OK) return remove_side(store, all, count, false);
     PM_TRY(remove_side(store, all, made, true));
     return status;

@@ -292,15 +292,6 @@ uint64_t pm_store_id(const pm_store *store)
 
 /* ---- catalog ----------------------------------------------------------------------------------------------------- */
 
-static pm_status check_key(const uint8_t *key, size_t length, pm_key *out)
-{
-    if (!length) return pm_fail(PM_INVALID, "an empty key");
-    if (length > PM_KEY_MAX)
-        return pm_fail(PM_TOO_LONG, "a key of %zu bytes is over the limit of %d", length, PM_KEY_MAX);
-    *out = (pm_key){key, length};
-    return PM_OK;
-}
-
 static pm_status check_meta(const pm_entry *entry)
 {
     if (entry->meta_length <= PM_META_MAX) return PM_OK;
@@ -311,7 +302,7 @@ pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entr
 {
     pm_key k;
     pm_found found;
-    PM_TRY(check_key(key, key_length, &k));
+    PM_TRY(pm_entries_check_key(key, key_length, &k));
     PM_TRY(enter(store));
     pm_status status = pm_catalog_get(&store->region, k, &found);
     if (status == PM_OK) {
@@ -323,13 +314,13 @@ pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entr
 }
 
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
-                 const uint8_t *prefix, size_t prefix_length)
+                 const pm_renaming *all, size_t count, const uint8_t *prefix, size_t prefix_length)
 {
     pm_key k;
-    PM_TRY(check_key(key, key_length, &k));
+    PM_TRY(pm_entries_check_key(key, key_length, &k));
     PM_TRY(check_meta(entry));
     PM_TRY(enter_to_write(store));
-    pm_status status = pm_entries_put(store, k, entry, meta);
+    pm_status status = pm_entries_rename(store, all, count, k, entry, meta);
     if (status == PM_OK) status = pm_entries_delete_prefix(store, prefix, prefix_length);
     return leave(store, status);
 }
@@ -337,7 +328,7 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix, size_t prefix_length)
 {
     pm_key k;
-    PM_TRY(check_key(key, key_length, &k));
+    PM_TRY(pm_entries_check_key(key, key_length, &k));
     PM_TRY(enter_to_write(store));
     pm_status status = pm_entries_delete(store, k);
     if (status == PM_OK) status = pm_entries_delete_prefix(store, prefix, prefix_length);
@@ -346,20 +337,15 @@ pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, cons
 
 pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count)
 {
-    pm_key key;
-    for (size_t i = 0; i < count; i++) {
-        PM_TRY(check_key(all[i].from, all[i].from_length, &key));
-        PM_TRY(check_key(all[i].to, all[i].to_length, &key));
-    }
     PM_TRY(enter_to_write(store));
-    return leave(store, pm_entries_rename(store, all, count));
+    return leave(store, pm_entries_rename(store, all, count, (pm_key){NULL, 0}, NULL, NULL));
 }
 
 pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
                     const pm_member *all, size_t count)
 {
     pm_key key;
-    PM_TRY(check_key(prefix, prefix_length, &key));
+    PM_TRY(pm_entries_check_key(prefix, prefix_length, &key));
     if (key.length > PM_KEY_MAX - PM_NUMBER_BYTES) return pm_fail(PM_TOO_LONG, "the prefix is too long for numbers");
     for (size_t i = 0; i < count; i++)
         if (!all[i].moves) PM_TRY(check_meta(&all[i].entry));

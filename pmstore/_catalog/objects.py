@@ -6,7 +6,7 @@ the keys ``o``, id, number, name of the part. (A value of a registered type with
 I37: an object and its parts change together. All parts are encoded before one is written; they are written under an id
 that no object has had; then one call gives the name its new entry and deletes what belonged to the old one. So each
 part belongs to exactly one object, and an exception at any moment leaves the old value. A part that is a live array of
-the old value is not written again: its entry moves to the new id, and back if the call fails.
+the old value is not written again: that call gives its entry the new id.
 """
 
 from __future__ import annotations
@@ -133,13 +133,7 @@ def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
             else:
                 catalog.put_array(to, one, other)
         meta = Head(number, len(items), name).meta()
-        try:
-            if moved:
-                catalog.core.rename(moved)
-            catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone)
-        except BaseException:
-            _move_back(catalog, key, number, moved)
-            raise
+        catalog.core.put(key, Entry(0, 0, OBJECT, 0, meta), gone, moved)
     return meta
 
 
@@ -158,14 +152,6 @@ def _live_parts(catalog: Catalog, key: bytes) -> dict[Any, Row]:
 
 def _place(array: Array) -> Any:
     return address_of(array), array.shape, array.strides, array.dtype
-
-
-def _move_back(catalog: Catalog, key: bytes, number: int, moved: list[tuple[bytes, bytes]]) -> None:
-    """Gives parts back to the old object if the new one was not put."""
-    entry = catalog.core.get(key)
-    is_new = entry is not None and entry.kind == OBJECT and head_of(entry).id == number
-    if moved and not is_new and catalog.core.get(moved[0][1]) is not None:
-        catalog.core.rename([(to, old) for old, to in moved])
 
 
 def new_parts(catalog: Catalog, key: bytes) -> Undo[int]:

@@ -93,6 +93,26 @@ def test_a_sequence_changes_as_a_whole_or_not(core: Core) -> None:
     assert sequence(core, b"p" * (KEY_MAX - 8)) == [b"new"]
 
 
+def test_an_entry_is_put_with_those_that_get_new_keys_or_not_at_all(core: Core) -> None:
+    for key in (b"a", b"b", b"taken"):
+        core.put(key, value(key))
+    owned = core.get(next(core.scan(b"n")).key)
+    assert owned is not None
+    refused: list[tuple[Entry, list[tuple[bytes, bytes]], str]] = [
+        (value(b"new"), [(b"a", b"x"), (b"b", b"taken")], "is taken"),
+        (value(b"new"), [(b"a", b"x"), (b"b", b"")], "an empty key"),
+        (owned, [(b"a", b"x"), (b"b", b"y")], "no owner"),
+    ]
+    for entry, moved, text in refused:
+        with pytest.raises(pmstore.InternalError, match=text):
+            core.put(b"k", entry, b"", moved)
+        assert core.get(b"a") == value(b"a") and core.get(b"b") == value(b"b")
+        assert core.get(b"k") is core.get(b"x") is core.get(b"y") is None
+    core.put(b"k", value(b"new"), b"taken", [(b"a", b"x"), (b"b", b"y")])
+    assert [core.get(key) for key in (b"a", b"b", b"taken")] == [None] * 3
+    assert (core.get(b"x"), core.get(b"y"), core.get(b"k")) == (value(b"a"), value(b"b"), value(b"new"))
+
+
 def test_an_extent_that_has_an_owner_is_not_freed(core: Core) -> None:
     offset = core.alloc(5000)
     core.fill(offset, 5000, b"x")

@@ -68,7 +68,7 @@ static void *use_catalog(void *unused)
     for (unsigned i = 0; i < rounds; i++) {
         pm_entry entry = {.meta_length = 8};
         key[1] = (uint8_t)i;
-        MUST(pm_put(store, key, 2, &entry, meta, NULL, 0));
+        MUST(pm_put(store, key, 2, &entry, meta, NULL, 0, NULL, 0));
         MUST(pm_get(store, key, 2, &entry, meta));
         if (i % 3 == 0) MUST(pm_delete(store, key, 2, NULL, 0));
     }
@@ -118,7 +118,7 @@ int main(int count, char **arguments)
         MUST(pm_alloc(store, lengths[a], &offsets[a]));
         MUST(pm_fill(store, offsets[a], lengths[a], &zero, 1));
         pm_entry entry = {.offset = offsets[a], .length = lengths[a]};
-        MUST(pm_put(store, key, 2, &entry, &zero, NULL, 0));
+        MUST(pm_put(store, key, 2, &entry, &zero, NULL, 0, NULL, 0));
         MUST(pm_buffer_open(store, offsets[a], lengths[a], 1, &buffers[a]));
     }
     MUST(pm_commit(store));

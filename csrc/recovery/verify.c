@@ -220,9 +220,7 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
         pm_key key = i < node->count ? (pm_key){0} : to, before = from;
         pm_cell cell = {0};
         if (i < node->count) cell = pm_node_cell(node, i, &key, NULL);
-        if (i < node->count
-            && ((from.length && pm_node_compare_keys(key, from) < 0)
-                || (to.length && pm_node_compare_keys(key, to) >= 0)))
+        if (i < node->count && !pm_node_key_within(key, from, to))
             add_problem(c, offset, PM_PAGE, 0, no_key,
                         "the catalog node at region offset %llu holds a key of another node",
                         (unsigned long long)offset);

@@ -447,8 +447,7 @@ static pm_status check_shift(const pm_node *node, const shift *how, const bounds
     for (unsigned i = 0; i < node->count && sound; i++) {
         pm_key key;
         pm_node_cell(node, i, &key, NULL);
-        sound = pm_node_compare_keys(key, in->low) >= 0
-                && (!in->high.length || pm_node_compare_keys(key, in->high) < 0);
+        sound = pm_node_key_within(key, in->low, in->high);
         if (key.length < how->prefix.length || memcmp(key.bytes, how->prefix.bytes, how->prefix.length)) continue;
         if (!number_of(key, how, &number)) sound = false;
         else if (how->by > 0 && number >= how->from && number > UINT64_MAX - (uint64_t)how->by) sound = false;

@@ -10,6 +10,11 @@ int pm_node_compare_keys(pm_key a, pm_key b)
     return (order > 0) - (order < 0);
 }
 
+bool pm_node_key_within(pm_key key, pm_key from, pm_key to)
+{
+    return pm_node_compare_keys(key, from) >= 0 && (!to.length || pm_node_compare_keys(key, to) < 0);
+}
+
 uint64_t pm_node_number_read(const uint8_t *at)
 {
     uint64_t number = 0;

@@ -48,6 +48,7 @@ pm_key pm_node_numbered(uint8_t *bytes, pm_key prefix, uint64_t number);
 uint64_t pm_node_number_read(const uint8_t *at);
 void pm_node_number_write(uint8_t *at, uint64_t number);
 
+bool pm_node_key_within(pm_key key, pm_key from, pm_key to); /* from <= key < to; one without bytes is no bound */
 bool pm_node_valid(const pm_node *node); /* every cell lies inside, in order */
 size_t pm_node_room(const pm_node *node); /* bytes for cells and their slots */
 

@@ -21,14 +21,19 @@ from pmstore.archive._steps import Options, Steps
 if TYPE_CHECKING:
     from pmstore._store.store import Store
 
-__all__ = ["begin", "places_of"]
+__all__ = ["begin", "places_of", "urls_of"]
 
 _PATIENCE = 30.0  # seconds that a place may be away when a drain begins: the caller waits
 
 
+def urls_of(url: Any) -> list[Any]:
+    """A path or URL, or several of them, as a list."""
+    return [url] if isinstance(url, (str, bytes, os.PathLike)) else list(url)
+
+
 def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
     """The places of a path or URL, or of several. Raises TypeError, ValueError, ImportError."""
-    urls = [url] if isinstance(url, (str, bytes, os.PathLike)) else list(url)
+    urls = urls_of(url)
     if not urls:
         raise ValueError("an archive needs a path or a URL")
     options = dict(storage_options or {})

@@ -10,7 +10,7 @@ from pmstore._errors import ArchiveDamagedError
 from pmstore.archive._aggregated import whole
 from pmstore.archive._archive import Archive
 from pmstore.archive._archive import open as open_archive
-from pmstore.archive._begin import places_of
+from pmstore.archive._begin import places_of, urls_of
 from pmstore.archive._manifest import sequences
 from pmstore.archive._objects import MissingObjectError, Place
 
@@ -50,7 +50,7 @@ def latest_common(
     """
     found = [
         _Drained(url, storage_options) if _is_drained(place) else _Aggregated(place)
-        for url in ([urls] if isinstance(urls, (str, bytes, os.PathLike)) else urls)
+        for url in urls_of(urls)
         for place in places_of(url, storage_options)
     ]
     if not found:

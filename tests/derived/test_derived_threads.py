@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.store.test_transactions import in_thread
 from tests.support.derivations import CALLS, doubled, table
 
 pytestmark = pytest.mark.parametrize("medium", ["memory"], indirect=True)
@@ -34,21 +35,6 @@ def waits(x):
 def gates(monkeypatch):
     monkeypatch.setattr(f"{__name__}.GATES", [threading.Event(), threading.Event()])
     return GATES
-
-
-def in_thread(function):
-    """A thread that runs it, and what it gave or raised, in a list."""
-    out = []
-
-    def run():
-        try:
-            out.append(function())
-        except Exception as error:
-            out.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, out
 
 
 def test_threads(store, gates, calls):

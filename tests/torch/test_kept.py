@@ -15,6 +15,7 @@ from pmstore.torch import GradLog
 from pmstore.torch._layout import Layout
 from pmstore.torch._rest import restore
 from pmstore.torch._states import States
+from tests.torch.training import Holder
 
 PADDED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 VALUES: dict[str, Any] = {
@@ -38,17 +39,6 @@ VALUES: dict[str, Any] = {
 class Point(NamedTuple):
     x: int
     y: int
-
-
-class Holder:
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 def test_each_value_comes_back_with_its_type(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import pmstore.torch
 from pmstore.torch import persist
 from tests.conftest import Medium, run_in_fork
 from tests.torch.nets import OPTIMIZERS, Net, build, contents, step, trained
+from tests.torch.training import Holder
 
 Open = Callable[..., pmstore.Store]
 
@@ -425,17 +426,6 @@ def test_a_buffer_that_is_not_kept_may_come_later(store: pmstore.Store) -> None:
     module.register_buffer("cache", torch.ones(4))
     with pytest.raises(pmstore.DetachedError, match="other tensors than at persist"):
         store.commit()
-
-
-class Holder:
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = state
 
 
 def test_kept_objects_get_dicts_of_their_types(open_store: Open) -> None:

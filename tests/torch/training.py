@@ -137,3 +137,16 @@ def killed_and_resumed(path: Any, optimizer: Make, iterations: int, stops: list[
             raise AssertionError(f"the training did not come to iteration {stop}")
     with pmstore.open(path) as store:
         return train(store, optimizer, iterations, **options)
+
+
+class Holder:
+    """An object of the program's own that has a state, as `also=` and `keep=` take it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state

@@ -234,7 +234,7 @@ typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_r
  *   entry                   its offset is 0, or an extent from pm_alloc that has no owner yet, or the one that this
  *                           key's entry owns already
  *   meta                    entry->meta_length bytes, at most PM_META_MAX
- *   all, count              entries that get new keys before, as by pm_rename: all of this is done, or nothing
+ *   all, count              other entries, which get new keys before, as by pm_rename: all of this is done, or nothing
  *   prefix, prefix_length   every key that starts with it is deleted, as by pm_delete; none if it has no bytes
  * The replaced entry's own extent, if it is another, is freed, and its buffers are detached. To write. PM_INVALID,
  * PM_TOO_LONG, PM_NO_SPACE; with `all`, as for pm_rename. */

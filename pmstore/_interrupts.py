@@ -1,4 +1,5 @@
-"""Parts of opening and closing in which no signal handler runs: an interrupt there would leave a lock without a store.
+"""Parts of the program in which no signal handler runs: the middle of opening and closing, where an interrupt would
+leave a lock without a store, and of a change in several steps, where a handler that commits would commit half of it.
 
 Python runs signal handlers in the main thread, between any two instructions. In a `with later():` statement they are
 only noted, and they run when it ends, or at a call of `deliver` where nothing is half done.
@@ -21,6 +22,8 @@ __all__ = ["deliver", "later"]
 _SIGNALS = sorted(_signal.valid_signals())
 
 _depth = 0
+_found: list[Any] = []  # the handler of each signal, when they were last looked at
+_own: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []  # those of the program among them
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
 _noted: list[tuple[int, FrameType | None]] = []
 
@@ -29,9 +32,22 @@ def _note(number: int, frame: FrameType | None) -> None:
     _noted.append((number, frame))
 
 
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _look() -> None:
+    """Find the handlers of the program. There are 64 signals, and nearly always the same handlers as before."""
+    global _found, _own
+    found = [*map(_signal.getsignal, _SIGNALS)]
+    if found != _found:
+        _own = [(number, one) for number, one in zip(_SIGNALS, found) if callable(one) and one is not _note]
+        _found = found
+
+
 def deliver() -> None:
     """Run the handlers of the signals that came since `later` was entered. They may raise."""
-    while _noted and threading.current_thread() is threading.main_thread():
+    while _noted and _in_main_thread():
         number, frame = _noted.pop(0)
         _handlers[number](number, frame)
 
@@ -39,7 +55,7 @@ def deliver() -> None:
 def _restore() -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
-        for number, handler in _handlers.items():
+        for number, handler in list(_handlers.items()):  # a handler may add to them
             if _signal.getsignal(number) is _note:
                 _signal.signal(number, handler)
     except BaseException:
@@ -55,18 +71,17 @@ class later:
 
     def __enter__(self) -> None:
         global _depth
-        self._entered = threading.current_thread() is threading.main_thread()
+        self._entered = _in_main_thread()
         if not self._entered:
             return
         _depth += 1
         if _depth > 1:
             return
         try:
-            for number in _SIGNALS:
-                handler = _signal.getsignal(number)
-                if callable(handler) and handler is not _note:
-                    _handlers[number] = handler
-                    _signal.signal(number, _note)
+            _look()
+            for number, handler in _own:
+                _handlers[number] = handler
+                _signal.signal(number, _note)
         except BaseException:
             self.__exit__(None, None, None)
             raise

@@ -120,6 +120,8 @@ pm_status pm_entries_rename(pm_store *store, const pm_renaming *all, size_t coun
     for (size_t i = 0; i < count; i++) {
         PM_TRY(pm_entries_check_key(all[i].from, all[i].from_length, &checked));
         PM_TRY(pm_entries_check_key(all[i].to, all[i].to_length, &checked));
+        if (entry && !pm_node_compare_keys(key, (pm_key){all[i].from, all[i].from_length}))
+            return pm_fail(PM_INVALID, "an entry that gets a new key can't be replaced in the same call");
     }
     size_t made = 0;
     pm_status status = PM_OK;

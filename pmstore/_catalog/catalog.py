@@ -31,6 +31,7 @@ from pmstore._errors import (
     UnknownNameError,
     of,
 )
+from pmstore._interrupts import later
 from pmstore._values.array import Array, Layout, address_of, chunks, live_array, read_layout
 from pmstore._values.dtypes import descriptor_of, require_lengths
 from pmstore._values.tensors import array_of_tensor, is_tensor
@@ -231,7 +232,7 @@ class Catalog:
                 self._set_array(key, name, array)
             return
         if type(value) not in PLAIN and (made_of := objects.prepared(value)) is not None:
-            with self.lock:
+            with self.lock, later():
                 stored = objects.put(self, key, made_of, self._belongings(key, self._existing(key, name)))
                 self.lost_updates.assigned(value, stored, objects.small)
             return
@@ -341,16 +342,13 @@ class Catalog:
             entry = self.core.get(key)
             if entry is None:
                 return False
-            attributed = attributes.any_in(self.core)
-            try:
-                deleted = self.core.delete(key, self._belongings(key, entry))
-                if attributed:
+            if not attributes.any_in(self.core):
+                return self.core.delete(key, self._belongings(key, entry))
+            with later():
+                try:
+                    return self.core.delete(key, self._belongings(key, entry))
+                finally:
                     attributes.sweep(self, name)
-                return deleted
-            except BaseException:  # a signal after the call, or in the sweep
-                if attributed:
-                    attributes.sweep(self, name)
-                raise
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""
@@ -553,13 +551,17 @@ class Catalog:
 
     def new_extent(self, length: int) -> Undo[int]:
         """A new extent, to which the with block gives an owner. If that fails, the extent is freed."""
+        # The core frees none that has an owner.
+        return Undo(lambda: self._alloc(length), lambda offset: self.core.free(offset, length))
+
+    def _alloc(self, length: int) -> int:
         offset = self.core.alloc(length)
         # The memory of a live buffer is not reused (I9), but that of an array with two slots may lie over its other
         # slot.
         detached = self._live.pop(offset, None)
         if detached is not None:
             self._live[-id(detached)] = detached  # close() still has to find it
-        return Undo(offset, lambda offset: self.core.free(offset, length))  # the core frees none that has an owner
+        return offset
 
     def _belongings(self, key: bytes, entry: Entry | None) -> bytes:
         """The prefix of the keys that belong to an entry: a list's elements, an object's parts, a derived array's

@@ -27,6 +27,7 @@ from pmstore._catalog.names import (
 )
 from pmstore._core import Core, Entry, pointer_to
 from pmstore._errors import UNSOUND, CorruptStoreError, Error, NameConflictError, of
+from pmstore._interrupts import later
 
 __all__ = ["Contents", "checked", "copy", "copy_object", "put_copy", "rename", "verified"]
 
@@ -92,7 +93,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
     Entries move as they are, in one call. Declarations of derived arrays may change, so they are put before, and those
     under the old names are deleted after it.
     """
-    with catalog.lock:
+    with catalog.lock, later():
         pairs = _pairs(catalog, old, new, group)
         moved, declared = _moved(catalog, pairs)
         described = list(attributes.below(catalog, old))
@@ -119,7 +120,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
 
 def copy(catalog: Catalog, old: str, new: str, check: Check, group: str) -> None:
     """See `Store.copy`. The parameters are those of `rename`."""
-    with catalog.lock:
+    with catalog.lock, later():
         pairs = _pairs(catalog, old, new, group)
         begun: list[str] = []
         try:

@@ -31,6 +31,7 @@ from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._catalog.rows import fitting, given_array
 from pmstore._core import Core, Entry, hash64
 from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
+from pmstore._interrupts import later
 from pmstore._values.array import (
     Array,
     Growth,
@@ -202,7 +203,7 @@ def write_spare(core: Core, offset: int, at: int, end: int) -> None:
 def append(catalog: Catalog, name: str, rows: Any) -> Array:
     """See `Store.append`."""
     given = given_array(rows)
-    with catalog.lock:
+    with catalog.lock, later():
         key, entry, described = _found(catalog, name, "append")
         new = fitting(given, rows, name, described)
         if given is None:
@@ -214,7 +215,7 @@ def append(catalog: Catalog, name: str, rows: Any) -> Array:
 
 def resize(catalog: Catalog, name: str, length: Any) -> Array:
     """See `Store.resize`."""
-    with catalog.lock:
+    with catalog.lock, later():
         key, entry, described = _found(catalog, name, "resize")
         count = _length(length, name, described)
         if type(length) is not int:

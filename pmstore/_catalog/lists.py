@@ -240,8 +240,9 @@ class PersistentList(MutableSequence[Any]):
         if not removed and not new:
             return
         catalog = self._catalog
-        entries: list[Entry | int] = []
-        with Undo(entries, self._discard):
+        large = any(not isinstance(part, int) and len(part[0]) > META_MAX for part in new)
+        made: list[Entry | int] = []
+        with Undo(lambda: made, self._discard) if large else contextlib.nullcontext(made) as entries:
             for part in new:
                 entries.append(part if isinstance(part, int) else self._entry(*part))
             catalog.core.splice(element_prefix(self._id), start, removed, entries)

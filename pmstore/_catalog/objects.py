@@ -164,7 +164,7 @@ def new_parts(catalog: Catalog, key: bytes) -> Undo[int]:
             for row in list(catalog.core.scan(object_prefix(number))):
                 catalog.core.delete(row.key)
 
-    return Undo(catalog.new_id(), take_back)
+    return Undo(catalog.new_id, take_back)
 
 
 # ---- reading

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from pmstore._errors import Error
+from pmstore._interrupts import later
 
 __all__ = ["Undo"]
 
@@ -15,26 +16,35 @@ T = TypeVar("T")
 
 
 class Undo(Generic[T]):
-    """A context that gives a value to the with block, and takes it back if the block raises.
+    """A context that makes a value for the with block, and takes it back if the block raises. No signal handler runs in
+    it: one that commits would commit the half.
 
     It is no generator. An interrupt in the code of contextlib leaves a generator suspended, and when the garbage
-    collector finds it, at any later time and in any thread, it takes back what was committed meanwhile. An interrupt in
-    this one loses the undo. A new extent then stays until the next commit or rollback; parts of an object stay until a
-    rollback, and `check` tells of them.
+    collector finds it, at any later time and in any thread, it takes back what was committed meanwhile.
     """
 
-    __slots__ = ("_take_back", "_value")
+    __slots__ = ("_later", "_make", "_take_back", "_value")
 
-    def __init__(self, value: T, take_back: Callable[[T], object]) -> None:
-        self._value = value
+    def __init__(self, make: Callable[[], T], take_back: Callable[[T], object]) -> None:
+        self._make = make
         self._take_back = take_back
+        self._later = later()
 
     def __enter__(self) -> T:
+        self._later.__enter__()
+        try:
+            self._value = self._make()
+        except BaseException:
+            self._later.__exit__(None, None, None)
+            raise
         return self._value
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            with contextlib.suppress(Error):
-                self._take_back(self._value)
+        try:
+            if kind is not None:
+                with contextlib.suppress(Error):
+                    self._take_back(self._value)
+        finally:
+            self._later.__exit__(kind, error, traceback)

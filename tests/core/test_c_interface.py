@@ -102,6 +102,7 @@ def test_an_entry_is_put_with_those_that_get_new_keys_or_not_at_all(core: Core) 
         (value(b"new"), [(b"a", b"x"), (b"b", b"taken")], "is taken"),
         (value(b"new"), [(b"a", b"x"), (b"b", b"")], "an empty key"),
         (owned, [(b"a", b"x"), (b"b", b"y")], "no owner"),
+        (value(b"new"), [(b"a", b"x"), (b"k", b"y")], "replaced in the same call"),
     ]
     for entry, moved, text in refused:
         with pytest.raises(pmstore.InternalError, match=text):

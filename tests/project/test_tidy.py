@@ -53,7 +53,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_trace": {"_core", "_errors"},
     "_display": {"_errors"},
     "_values": {"_core", "_errors"},
-    "_catalog": {"_core", "_display", "_errors", "_locks", "_values"},
+    "_catalog": {"_core", "_display", "_errors", "_interrupts", "_locks", "_values"},
     "_derived": {"_catalog", "_core", "_display", "_errors", "_values"},
     "_store": {
         "_catalog",

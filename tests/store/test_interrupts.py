@@ -20,36 +20,44 @@ from pmstore import _interrupts as interrupts
 from tests.store.test_transactions import Stop, in_thread
 
 
-def interrupted_at(event_number, function):
-    """Runs the function and raises KeyboardInterrupt at the n-th moment when the interpreter would run signal handlers:
-    when a Python function of pmstore is entered, or a C function returns to one. False if there are fewer."""
+@contextlib.contextmanager
+def signal_at(event_number):
+    """Sends SIGINT at the n-th moment when the interpreter would run signal handlers: when a Python function of pmstore
+    is entered, or a C function returns to one. Gives a list that is empty if there are fewer."""
     seen = 0
-    raised = False
+    sent = []
     directory = pmstore.__path__[0]
 
     def profile(frame, event, argument):
-        nonlocal seen, raised
-        if not frame.f_code.co_filename.startswith(directory) or raised:
+        nonlocal seen
+        if not frame.f_code.co_filename.startswith(directory) or sent:
             return
         if event in ("call", "c_return"):
             seen += 1
             if seen == event_number:
-                raised = True
+                sent.append(seen)
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
     gc.disable()  # the end of another test's store is no moment of this function
     sys.setprofile(profile)
     try:
-        function()
-    except KeyboardInterrupt:
-        assert raised
-    else:
-        assert not raised  # it was swallowed: pytest says where
+        yield sent
     finally:
         sys.setprofile(None)
         gc.enable()
-    return raised
+
+
+def interrupted_at(event_number, function):
+    """Runs the function and interrupts it at the n-th of these moments. False if there are fewer."""
+    with signal_at(event_number) as sent:
+        try:
+            function()
+        except KeyboardInterrupt:
+            assert sent
+        else:
+            assert not sent  # it was swallowed: pytest says where
+    return bool(sent)
 
 
 @pytest.mark.parametrize("declared", [False, True])

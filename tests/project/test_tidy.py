@@ -478,6 +478,11 @@ def test_importing_pmstore_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_importing_pmstore_leaves_the_path_as_it_is() -> None:
+    code = "import sys; path = list(sys.path); import pmstore, pmstore.testing, pmstore._cli; assert sys.path == path"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     "module",
     [

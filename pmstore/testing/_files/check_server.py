@@ -24,10 +24,6 @@ import threading
 import types
 import warnings
 
-SAFE_PATH = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
-if not SAFE_PATH:
-    del sys.path[0]  # the directory of this file
-
 INTERRUPTED = -signal.SIGINT
 MOST = 1 << 18  # bytes of a request
 SURROUNDINGS = ("os.putenv", "os.unsetenv", "os.chdir")
@@ -208,8 +204,8 @@ def main() -> None:
     folder = os.path.dirname(os.path.realpath(script))
     with open(script, "rb") as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
-    if not SAFE_PATH:
-        sys.path.insert(0, folder)
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = folder  # it was the directory of this file
     sys.argv = [script]
     server = Server(folder, float(seconds))
     os.write(server.socket, f"ready {numbers_in()}".encode())

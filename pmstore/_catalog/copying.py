@@ -96,7 +96,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
     with catalog.lock, later():
         pairs = _pairs(catalog, old, new, group)
         moved, declared = _moved(catalog, pairs)
-        described = list(attributes.below(catalog, old))
+        described = attributes.below(catalog, old)
         moved += [(attributes_key(name), attributes_key(new + name[len(old) :])) for name in described]
         ending = False
         try:
@@ -105,13 +105,13 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
             _check_declarations(catalog, declared.values(), check)
             catalog.core.rename(moved)
             ending = True
-            _end_rename(catalog, pairs, declared, old, new)
+            _end_rename(catalog, declared, moved)
             if attributes.any_in(catalog.core):
                 attributes.sweep(catalog, old)
             return list(pairs)
         except BaseException:
             if ending or (moved and catalog.core.get(moved[0][0]) is None):  # a signal after the call
-                _end_rename(catalog, pairs, declared, old, new)
+                _end_rename(catalog, declared, moved)
                 attributes.sweep(catalog, old)
             else:
                 _delete_declarations(catalog, declared.values())
@@ -198,13 +198,11 @@ def _check_declarations(catalog: Catalog, names: Iterable[str], check: Check) ->
             check(name, catalog.declaration(name, entry))
 
 
-def _end_rename(catalog: Catalog, pairs: Names, declared: Names, old: str, new: str) -> None:
+def _end_rename(catalog: Catalog, declared: Names, moved: list[tuple[bytes, bytes]]) -> None:
     try:
         _delete_declarations(catalog, declared)
     finally:
-        for before, after in pairs.items():
-            catalog.lost_updates.renamed(key_of(before), key_of(after), after)
-        catalog.lost_updates.renamed_owners(old, new)
+        catalog.lost_updates.renamed(moved)
 
 
 def _delete_declarations(catalog: Catalog, declared: Iterable[str]) -> None:

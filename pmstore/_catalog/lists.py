@@ -246,10 +246,11 @@ class PersistentList(MutableSequence[Any]):
             for part in new:
                 entries.append(part if isinstance(part, int) else self._entry(*part))
             catalog.core.splice(element_prefix(self._id), start, removed, entries)
-        if removed != len(new):
-            catalog.lost_updates.shifted(self._id, start.__le__)
+        if removed != len(new) and catalog.lost_updates.seen:
+            length = catalog.list_length(self._id) + removed - len(new)  # before
+            catalog.lost_updates.shifted(self._id, range(start, length))
         elif moved := {part for to, part in enumerate(new, start) if isinstance(part, int) and part != to}:
-            catalog.lost_updates.shifted(self._id, moved.__contains__)
+            catalog.lost_updates.shifted(self._id, moved)
 
     def _entry(self, encoded: bytes, kind: str) -> Entry:
         """The entry of a new element, which may own a new extent, and has no key yet."""

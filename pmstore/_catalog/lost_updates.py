@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from pmstore._catalog import names
@@ -84,7 +84,7 @@ class LostUpdates:
         Returns the encoding that is stored under a catalog key, or None.
     """
 
-    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_stored", "_sweep_at", "changed", "moved", "seen")
+    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at", "changed", "moved", "seen")
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
         self._stored = stored
@@ -97,6 +97,7 @@ class LostUpdates:
     def clear(self) -> None:
         """Forget every value that was handed out."""
         self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
+        self._of: dict[bytes, set[_Seen]] = {}  # by the key of the entry that they are copies of
         self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
         self.changed: list[str] = []  # warnings
         self.moved: list[Moved] = []  # since the last commit
@@ -110,7 +111,10 @@ class LostUpdates:
             return
         if self._new >= self._sweep_at[0] or self._new_bytes + size >= self._sweep_at[1]:
             self._sweep()
+        if (before := self.seen.get(id(value))) is not None:
+            self._forget(before)
         seen = self.seen[id(value)] = _Seen(key, what, value, encoded, form)
+        self._of.setdefault(_entry(key), set()).add(seen)
         self._due.setdefault(self._commits + 1, []).append(seen)
         self._new += 1
         self._new_bytes += seen.size
@@ -126,31 +130,30 @@ class LostUpdates:
 
     def taken(self, value: Any) -> None:
         """The value was removed from the store, and is the program's own now."""
-        seen = self.seen.pop(id(value), None)
+        seen = self.seen.get(id(value))
         if seen is not None:
-            seen.value = None
+            self._forget(seen)
 
-    def shifted(self, list_id: int, moved: Callable[[int], bool]) -> None:
-        """Elements of a list have other numbers now: their copies can't be found again. moved: whether the element that
-        had a number has."""
-        for seen in list(self.seen.values()):
-            place = names.split_element(seen.key)
-            if place is not None and place[0] == list_id and moved(place[1]):
-                self.taken(seen.value)
+    def shifted(self, list_id: int, numbers: Collection[int]) -> None:
+        """The elements of a list that had these numbers have others now, or are gone: their copies can't be found
+        again."""
+        keys: Iterable[bytes] = (names.element_key(list_id, number) for number in numbers)
+        if len(self._of) < len(numbers):
+            places = ((key, names.split_element(key)) for key in self._of)
+            keys = [key for key, place in places if place and place[0] == list_id and place[1] in numbers]
+        for key in keys:
+            for seen in list(self._of.get(key, ())):
+                self._forget(seen)
 
-    def renamed(self, before: bytes, after: bytes, name: str) -> None:
-        """A key became another; `name` is the new name."""
-        for seen in self.seen.values():
-            if seen.key == before:
-                seen.key, seen.what = after, name
-
-    def renamed_owners(self, old: str, new: str) -> None:
-        """Attributes of a name, and of those below it, are now those of another one. The names are full."""
-        for seen in self.seen.values() if old else ():
-            if seen.key[:1] == names.ATTRIBUTES_PREFIX:
-                owner, _, name = seen.key[1:].partition(b"\0")
-                if (owner + b"/").startswith(old.encode() + b"/"):
-                    seen.key = names.attributes_key(new + owner.decode()[len(old) :]) + name
+    def renamed(self, moved: Iterable[tuple[bytes, bytes]]) -> None:
+        """Entries that had the first key of each pair have the second one now."""
+        for before, after in moved:
+            for seen in list(self._of.get(before, ())):
+                self._of.setdefault(after, set()).add(seen)
+                seen.key = after + seen.key[len(before) :]
+                if after[:1] == names.NAME_PREFIX:
+                    seen.what = names.name_of(after)
+            self._of.pop(before, None)
 
     def lost(self, *, all_of_them: bool = False) -> list[str]:
         """Warnings of the values that were changed and not assigned back, and of the rows that were changed after they
@@ -205,9 +208,22 @@ class LostUpdates:
                     f"{seen.what!r} was read from the store and changed, but not assigned back: the change is not in "
                     f"the store. {_place(seen)} = value stores it"
                 )
-        del self.seen[id(seen.value)]  # a warning was given, another value was assigned, or no reference is left
-        seen.value = None
+        self._forget(seen)  # a warning was given, another value was assigned, or no reference is left
         return False
+
+    def _forget(self, seen: _Seen) -> None:
+        """Don't check a copy any more."""
+        self.seen.pop(id(seen.value), None)
+        seen.value = None
+        same = self._of.get(_entry(seen.key), set())
+        same.discard(seen)
+        if not same:
+            self._of.pop(_entry(seen.key), None)
+
+
+def _entry(key: bytes) -> bytes:
+    """The key of the entry: that of an attribute is followed by the attribute's name."""
+    return key[: key.index(0) + 1] if key[:1] == names.ATTRIBUTES_PREFIX else key
 
 
 def _of_moved(name: str) -> str:

@@ -110,10 +110,10 @@ NOTICED = [
         "half-renamed",
         "F",
         COPY,
-        "_end_rename(catalog, pairs, declared, old, new)",
+        "_end_rename(catalog, declared, moved)",
         "pass",
         "an interrupt leaves both names",
-        within="# a signal after the call\n                _end_rename(catalog, pairs, declared, old, new)",
+        within="# a signal after the call\n                _end_rename(catalog, declared, moved)",
     ),
     Mutant(
         "names-of-a-failed-rename-stay",
@@ -135,10 +135,10 @@ NOTICED = [
         "attributes-not-moved",
         "F",
         COPY,
-        "list(attributes.below(catalog, old))",
+        "attributes.below(catalog, old)",
         "[]",
         "a renamed name loses its attributes",
-        within="described = list(attributes.below(catalog, old))",
+        within="described = attributes.below(catalog, old)",
     ),
 ]
 MUTANTS = [mutant._replace(parts=("anew",)) for mutant in NOTICED]

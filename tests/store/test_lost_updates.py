@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import operator
+import sys
 import warnings
 import weakref
 
@@ -310,3 +311,65 @@ def test_a_value_that_changes_while_it_is_looked_at(store, monkeypatch):
     with pytest.warns(pmstore.LostUpdateWarning):
         store.commit()
     assert store.sequence == 2 and value == {1: 2}
+
+
+def lines_run(call):
+    """How many lines of Python a call runs."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def test_held_copies_cost_other_changes_nothing(store):
+    for name in ("few", "many"):
+        store.create_list(name).extend([{"n": n} for n in range(3 if name == "few" else 300)])
+    store["value"] = {"lr": 1}
+    store.attrs("value")["shape"] = [1]
+
+    def changes(name):
+        items = store[name]
+        yield lines_run(lambda: items.append({"n": 0}))
+        yield lines_run(lambda: items.extend([1, 2]))
+        yield lines_run(items.pop)
+        yield lines_run(lambda: items.insert(len(items), 1))
+        yield lines_run(lambda: operator.setitem(items, slice(-2, None), [1]))
+        yield lines_run(lambda: store.rename("value", f"of {name}"))
+        store.rename(f"of {name}", "value")
+
+    held = list(store["few"])
+    few = list(changes("few"))
+    held += store["many"]
+    assert list(changes("many")) == few and len(held) == 303
+
+
+def test_one_copy_that_decode_gives_twice(store):
+    """A program may keep the values that its decode has made."""
+    made = {}
+
+    class Kept:
+        def __init__(self, parts):
+            self.parts = parts
+
+    pmstore.register(
+        Kept, lambda value: value.parts, lambda parts: made.setdefault("it", Kept(parts)), name="tests.Kept"
+    )
+    store["v"] = Kept({"n": [1]})
+    store.commit()
+    assert store["v"] is store["v"]
+    store["v"].parts["n"].append(2)
+    with pytest.warns(pmstore.LostUpdateWarning, match="'v'") as told:
+        store.commit()
+    assert len(told) == 1
+    del made["it"]
+    with no_warning():
+        store.commit()

@@ -148,7 +148,8 @@ def register(
         The type is registered already, a store keeps its values anyway, or the name belongs to another type. Defining
         a class again, as in a notebook, gives another type, which takes over the name.
     TypeError
-        It is no class; only one of `encode` and `decode` is given; or they are missing, and it is none of the above.
+        It is no class; only one of `encode` and `decode` is given; or they are missing, and it is none of the above, or
+        a dataclass that is also a dict, a list, a number or the like, whose contents are no fields.
     """
     if not isinstance(type, _TYPE):
         raise TypeError(f"register() takes a class, not {type!r:.80}")
@@ -247,6 +248,7 @@ def made(name: str, parts: dict[str, Any]) -> Any:
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python code
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: with the one above, a class of C code
 
 
 def _of_fields(kind: type) -> tuple[Encode, Decode]:
@@ -256,6 +258,12 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
         return (lambda value: {"name": value.name}), (lambda parts: kind[parts["name"]])
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
+        held = next(filter(_has_contents, kind.__mro__), None)
+        if held is not None:
+            raise TypeError(
+                f"{kind.__module__}.{kind.__qualname__} is a dataclass, and has what a {held.__name__} holds besides "
+                "its fields: register(type, encode, decode), where encode gives a dict of both"
+            )
         # That of object, or of an exception.
         made: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE).__new__
 
@@ -281,6 +289,12 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
         f"{kind.__module__}.{kind.__qualname__} is no enum, dataclass or named tuple: register(type, encode, decode), "
         "where encode gives a dict of parts, and decode makes a value of it"
     )
+
+
+def _has_contents(base: type) -> bool:
+    """Whether values of a class of C code hold something themselves. Exceptions count their fields as arguments."""
+    in_c = base.__flags__ & (_HEAP_TYPE | _IMMUTABLE_TYPE) != _HEAP_TYPE
+    return in_c and base.__basicsize__ > object.__basicsize__ and not issubclass(base, BaseException)
 
 
 def _check_fields(parts: dict[str, Any], names: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import warnings
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgpack
 import numpy as np
@@ -263,6 +264,34 @@ def test_a_dataclass_that_is_an_exception(store: Any) -> None:
     pmstore.register(Failure)
     store["v"] = Failure(5)
     assert type(store["v"]) is Failure and store["v"].code == 5 and str(store["v"]) == str(Failure(5)) == "5"
+
+
+@pytest.mark.parametrize("base", [collections.OrderedDict, list, float, collections.deque, str])
+def test_a_dataclass_with_contents_besides_its_fields(base: type, store: Any) -> None:
+    @dataclasses.dataclass
+    class Both(base):  # type: ignore[misc]
+        loss: float = 0.0
+
+    with pytest.raises(TypeError, match=f"Both is a dataclass, and has what a {base.__name__} holds"):
+        pmstore.register(Both)
+    with pytest.raises(TypeError):
+        store["v"] = Both()
+
+
+T = TypeVar("T")
+
+
+def test_a_dataclass_of_bases_without_contents(store: Any) -> None:
+    class Base:
+        __slots__ = ("rate",)
+
+    @dataclasses.dataclass
+    class Derived(Base, Generic[T]):
+        rate: float
+
+    pmstore.register(Derived)
+    store["v"] = Derived(0.5)
+    assert store["v"] == Derived(0.5)
 
 
 def test_the_name_of_a_type_does_not_affect_a_terminal() -> None:

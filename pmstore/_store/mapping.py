@@ -529,7 +529,10 @@ def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, 
     """Shape, dtype and contents of an array that is created from data."""
     if isinstance(data, np.ma.MaskedArray):
         raise TypeError("data is a masked array: store its data and its mask as two arrays")
-    array = array_of_tensor(data) if is_tensor(data) else np.asarray(data)
+    if is_tensor(data):
+        array = array_of_tensor(data)
+    else:  # numpy refuses a number that the dtype lacks only where it makes the array
+        array = np.asarray(data, None if isinstance(data, np.ndarray) else dtype)
     if shape is not None and tuple(np.atleast_1d(shape).tolist()) != array.shape:
         raise ValueError(f"data has the shape {array.shape}, and shape is {shape!r}")
     return array.shape, array.dtype if dtype is None else dtype, array

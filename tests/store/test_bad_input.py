@@ -92,6 +92,13 @@ def test_other_arguments_of_an_array(kept, options, error):
     assert "new" not in kept
 
 
+@pytest.mark.parametrize("data, dtype", [([300], "i1"), ([[-1]], "u1"), (300, "i1"), (["x"], "i4"), ([2**70], "u8")])
+def test_data_that_the_dtype_lacks(kept, data, dtype):
+    with pytest.raises((OverflowError, ValueError)):
+        kept.create_array("new", data=data, dtype=dtype)
+    assert "new" not in kept
+
+
 def test_a_value_that_can_not_be_stored_leaves_the_old_one(kept):
     for name in ("v", "w"):
         for value in (object(), {object()}, [object()], np.ma.masked, lambda: 0):

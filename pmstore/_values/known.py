@@ -90,7 +90,9 @@ def _masked(kind: Any) -> tuple[Encode, Decode]:
         if mask is not nomask and mask.shape != data.shape:
             raise ValueError("data and mask have different shapes")
         made = kind(data, mask=mask, hard_mask=hard, copy=False, shrink=False)
-        made.fill_value = fill_value
+        # numpy's own, "N/A", may be longer than the elements, and to set it would cut it.
+        if not (isinstance(fill_value, str | bytes) and made.fill_value == fill_value):
+            made.fill_value = fill_value
         return made
 
     return encode, decode
@@ -117,8 +119,7 @@ def _sparse(kind: Any) -> tuple[Encode, Decode]:
 
     def encode(value: Any) -> dict[str, Any]:
         parts = {name: getattr(value, name) for name in ("data", "indices", "indptr")}
-        integer = np.result_type(parts["indices"], parts["indptr"])  # SciPy's own calculations want one dtype for both
-        parts.update({name: parts[name].astype(integer, copy=False) for name in ("indices", "indptr")})
+        parts["indices"], parts["indptr"] = _of_one_dtype(parts["indices"], parts["indptr"])
         return {**parts, "shape": tuple(map(int, value.shape))}
 
     def decode(parts: dict[str, Any]) -> Any:
@@ -141,7 +142,7 @@ def _sparse(kind: Any) -> tuple[Encode, Decode]:
 def _coo(kind: Any) -> tuple[Encode, Decode]:
     def encode(value: Any) -> dict[str, Any]:
         coords = value.coords if hasattr(value, "coords") else (value.row, value.col)
-        parts = {"data": value.data, **{f"coords{axis}": one for axis, one in enumerate(coords)}}
+        parts = {"data": value.data, **{f"coords{axis}": one for axis, one in enumerate(_of_one_dtype(*coords))}}
         return {**parts, "shape": tuple(map(int, value.shape)), "canonical": bool(value.has_canonical_format)}
 
     def decode(parts: dict[str, Any]) -> Any:
@@ -161,6 +162,12 @@ def _coo(kind: Any) -> tuple[Encode, Decode]:
         return made
 
     return encode, decode
+
+
+def _of_one_dtype(*indices: Any) -> list[Any]:
+    """Index arrays of int32 or int64, as SciPy's own calculations want them. A program may have set others."""
+    integer = np.int32 if np.result_type(np.int32, *indices) == np.int32 else np.int64
+    return [one.astype(integer, casting="same_kind", copy=False) for one in indices]
 
 
 def _check_indices(indices: Any, length: int) -> None:

@@ -28,6 +28,8 @@ MASKED = [
     np.ma.zeros((0, 3)),
     np.ma.array([("a", 1)], mask=[(True, False)], dtype=[("s", "U3"), ("n", "i4")]),
     np.ma.array(["2020-01-01"], dtype="M8[D]"),
+    np.ma.array(["a", "b"], mask=[1, 0]),
+    np.ma.array([b"abc"], mask=[1], fill_value=b"x"),
 ]
 
 
@@ -116,14 +118,29 @@ def test_sparse(open_store: Any, kind: str, long: bool) -> None:
             assert store.check().ok
 
 
-@pytest.mark.parametrize("indices, indptr", [("i4", "i8"), ("i8", "i4")])
-def test_sparse_with_integers_of_two_lengths(store: Any, indices: str, indptr: str) -> None:
+@pytest.mark.parametrize(
+    "first, second, kept",
+    [("i4", "i8", "i8"), ("i8", "i4", "i8"), ("u4", "u4", "i8"), ("i2", "i2", "i4"), ("u8", "i4", "i8")],
+)
+def test_sparse_with_other_integers(store: Any, first: str, second: str, kept: str) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     value = sparse.csr_array(np.eye(3))
-    value.indices, value.indptr = value.indices.astype(indices), value.indptr.astype(indptr)
+    value.indices, value.indptr = value.indices.astype(first), value.indptr.astype(second)
     store["s"] = value
     assert store["s"].toarray().tolist() == np.eye(3).tolist()
-    assert store["s"].indices.dtype == store["s"].indptr.dtype == np.int64
+    assert store["s"].indices.dtype == store["s"].indptr.dtype == kept
+    value = sparse.coo_array(np.eye(3))
+    if hasattr(value, "coords"):  # the setter of `col` casts
+        value.coords = value.row.astype(first), value.col.astype(second)
+    else:
+        value.row, value.col = value.row.astype(first), value.col.astype(second)
+    store["c"] = value
+    assert store["c"].toarray().tolist() == np.eye(3).tolist()
+    assert store["c"].row.dtype == store["c"].col.dtype == kept
+    value = sparse.csr_array(np.eye(3))
+    value.indices = value.indices.astype("f8")
+    with pytest.raises(TypeError, match="float64"):
+        store["s"] = value
 
 
 def test_sparse_in_place(store: Any) -> None:

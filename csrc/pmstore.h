@@ -300,11 +300,8 @@ pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, 
  * To write. PM_NO_SPACE; PM_INVALID if the length is 0. */
 pm_status pm_alloc(pm_store *store, uint64_t length, uint64_t *offset);
 
-/* Frees an extent that was allocated since the last commit and has no owner.
- *
- *   offset, length   as given to, and by, pm_alloc
- *
- * To write. PM_INVALID if it was not. */
+/* Frees an extent that was allocated since the last commit and has no owner. offset, length: as given by, and to,
+ * pm_alloc. To write. PM_INVALID if it was not. */
 pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length);
 
 /* Writes contents of an extent that was allocated since the last commit, straight to their place (D3).
@@ -392,6 +389,9 @@ typedef struct {
 
 /* Statistics of an open store. out: all fields are set. */
 pm_status pm_stats(pm_store *store, pm_statistics *out);
+
+/* The number of keys. Unlike pm_stats, it takes no longer in a larger file. */
+pm_status pm_count_keys(pm_store *store, uint64_t *keys);
 
 /* Lists what a commit would change: a row for each key whose entry is not that of the last commit (its old entry, if
  * it is deleted), then one without a key for each extent that a program has changed in place.

@@ -503,6 +503,11 @@ class Core:
             self.snapshot.describe(out)
         return {name: int(getattr(out, name)) for name, _ in ffi.typeof("pm_statistics").fields}
 
+    def count_keys(self) -> int:
+        out = ffi.new("uint64_t *")
+        require_ok(lib.pm_count_keys(self._store, out))
+        return int(out[0])
+
     def pending(self) -> list[Row]:
         """The changes that a commit would contain: rows that differ from the last commit (old ones of deleted keys),
         then, with the key b"", extents that a program has changed in place.

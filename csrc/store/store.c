@@ -556,6 +556,15 @@ pm_status pm_stats(pm_store *store, pm_statistics *out)
     return leave(store, status);
 }
 
+pm_status pm_count_keys(pm_store *store, uint64_t *keys)
+{
+    PM_TRY(enter(store));
+    pm_status status;
+    const pm_root *root = pm_heap_root(&store->region, &status);
+    *keys = root ? root->keys : 0;
+    return leave(store, status);
+}
+
 const char *pm_tracker_in_use(pm_store *store)
 {
     pm_tracker_kind kind = PM_TRACKER_COMPARE;

@@ -170,7 +170,7 @@ class Catalog:
         """The number of names that start with prefix."""
         if not prefix:
             with contextlib.suppress(*UNSOUND), self.lock:
-                keys = self.core.stats()["keys"]
+                keys = self.core.count_keys()
                 keys -= sum(self.core.get(key) is not None for key in _names.HIDDEN_KEYS)
                 for hidden in (ATTRIBUTES_PREFIX, DERIVED_PREFIX, OBJECT_PREFIX):
                     if self.core.first(hidden) is not None:
@@ -374,7 +374,7 @@ class Catalog:
         place = _names.split_element(last.key)
         # A valid list has a key for each element. A damaged length must not make callers allocate memory for more
         # elements.
-        if place is None or (place[1] >= 1 << 16 and place[1] >= self.core.stats()["keys"]):
+        if place is None or (place[1] >= 1 << 16 and place[1] >= self.core.count_keys()):
             raise CorruptStoreError("a damaged list")
         return place[1] + 1
 

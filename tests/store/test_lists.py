@@ -231,6 +231,19 @@ def test_appending_is_cheap_at_any_length(store, items):
     assert store.stats().dirty_bytes < 65_536
 
 
+def test_the_length_of_a_long_list_is_not_that_of_the_file(store, items, monkeypatch):
+    """Statistics count the used pages, which takes longer in a larger file."""
+    items.extend(range(1 << 16))
+    monkeypatch.setattr(Core, "stats", lambda self: pytest.fail("statistics"))
+    items.append(1)
+    assert len(items) == (1 << 16) + 1 and items.pop() == 1 and len(store) == 1
+    core = store._catalog.core
+    core.put(core.last(b"l").key[:-8] + bytes([0, 0, 1, 0, 0, 0, 0, 0]), core.last(b"l").entry)  # a damaged length
+    with pytest.raises(pmstore.CorruptStoreError, match="a damaged list"):
+        items.reverse()
+    store.rollback()
+
+
 REPLACEMENTS = {"delete": None, "value": 5, "blob": "y" * 9000, "array": np.arange(700.0), "empty": np.zeros(0)}
 
 

@@ -75,6 +75,40 @@ def acknowledged(directory: Path, said: str) -> None:
     whole(directory, said)
 
 
+def test_a_directory_has_the_name_of_that_moment(files: CrashFiles) -> None:
+    def program(directory: Path) -> None:
+        (directory / "new").mkdir()
+        (directory / "new" / "a").write_bytes(b"a" * 600)
+        sync(directory / "new" / "a")
+        os.rename(directory / "new", directory / "done")
+
+    def check(directory: Path, said: str) -> None:
+        if (directory / "done").exists():
+            assert (directory / "done" / "a").read_bytes() == b"a" * 600
+
+    with pytest.raises(CrashFailure, match="missing: fsync of the directory new before new is renamed to done"):
+        files.run(program, check)
+
+
+def test_an_undo_journal_without_fsync(files: CrashFiles) -> None:
+    """The call that is cut short is recovered, if what it needs is durable."""
+    (files.dir / "data").write_bytes(b"A" * 1500)
+
+    def program(directory: Path) -> None:
+        (directory / "journal").write_bytes(b"A" * 1500)
+        sync(directory)
+        with open(directory / "data", "r+b") as data:
+            data.write(b"B" * 1500)
+
+    def check(directory: Path, said: str) -> None:
+        journal = directory / "journal"
+        if not journal.exists() or journal.read_bytes() != b"A" * 1500:
+            assert len(set((directory / "data").read_bytes())) == 1, "mixed"
+
+    with pytest.raises(CrashFailure, match="missing: fsync of journal before data is written at 0"):
+        files.run(program, check)
+
+
 def test_a_rename_without_fsync(files: CrashFiles) -> None:
     with pytest.raises(CrashFailure) as caught:
         files.run(replaces(), whole)

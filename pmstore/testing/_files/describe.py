@@ -116,7 +116,8 @@ def missing_syncs(model: Model, found: Found) -> list[str]:
     if not state.lost:
         return [f"no sync would help: a program that is killed at this moment leaves this. {_REMEDY}"]
     event = model.recording.events[state.point - 1]
-    if any(model.pieces[n].event == state.point - 1 for n in state.lost):
+    earlier = [n for n in sorted(state.lost) if model.pieces[n].event < state.point - 1]
+    if not earlier:
         return [f"no sync would help: a crash in the midst of this call is enough. {_REMEDY}"]
     before = {
         "said": f"before the program says {_said(event.data)!r}",
@@ -126,21 +127,21 @@ def missing_syncs(model: Model, found: Found) -> list[str]:
     }.get(event.kind, f"before the {describe_event(event)}")
     needed: dict[str, None] = {}
     gone = _never_made(model, state.lost)
-    for n in sorted(state.lost):
+    for n in earlier:
         piece = model.pieces[n]
         if piece.kind != "entry" and piece.inode in gone:
             continue
         if piece.kind == "entry":
             lost = model.recording.events[piece.event]
             folder = lost.folder2 or lost.folder
-            needed[f"fsync of {_folder(model, folder)}"] = None
+            needed[f"fsync of {_folder(model, folder, state.point - 1)}"] = None
         else:
             needed[f"fsync of {_name(model, piece.inode, state.point - 1)}"] = None
     return [f"missing: {sync} {before}" for sync in needed]
 
 
-def _folder(model: Model, number: int) -> str:
-    return "the directory" if number == ROOT else f"the directory {_name(model, number, 1 << 60)}"
+def _folder(model: Model, number: int, point: int) -> str:
+    return "the directory" if number == ROOT else f"the directory {_name(model, number, point)}"
 
 
 def _name(model: Model, inode: int, point: int) -> str:

@@ -32,12 +32,12 @@ import numpy.typing as npt
 
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.state import RANDOM_STATE, random_state_record, set_random_state
-from pmstore._values.array import address_of
+from pmstore._values.array import address_of, is_solid, root_of
 from pmstore._values.generators import bit_generator, set_generator_state
 from pmstore._values.types import small_of
 from pmstore._values.values import encode
 
-__all__ = ["Graph", "decode", "graph_of", "is_solid", "root_of", "view_of", "where"]
+__all__ = ["Graph", "decode", "graph_of", "view_of", "where"]
 
 Array = npt.NDArray[Any]
 
@@ -306,18 +306,6 @@ def _bounds(array: Array) -> tuple[int, int]:
 def where(array: Array) -> Any:
     """The place of an array: two arrays at the same place have the same key. Empty arrays have no place."""
     return (array.shape, array.strides, address_of(array)) if array.size else array.shape
-
-
-def is_solid(array: Array) -> bool:
-    """Whether the memory of an array has no gaps."""
-    return bool(array.flags.c_contiguous or array.flags.f_contiguous)
-
-
-def root_of(array: Array) -> Array:
-    """The array that owns the memory of a view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
 
 
 # ---- decoding

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._values.array import chunks, order_of
+from pmstore._values.array import chunks, memory_order
 from pmstore._values.registry import parts_of
 from pmstore._values.types import is_text, small_of
 
@@ -64,9 +64,9 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
 def hash_array(array: npt.NDArray[Any]) -> str:
     """XXH3 (128 bits) of an array's elements, as 32 hexadecimal digits, with an F in front if they are in F order.
 
-    Nothing large is copied. Elements of an array in F order are hashed in that order, because sums over the array may
-    be added in that order too. All other arrays are hashed in C order. Raises ModuleNotFoundError without the package
-    xxhash.
+    Nothing large is copied. Elements of an array whose axes are in F order, with gaps or without, are hashed in that
+    order, because sums over the array may be added in that order too. All other arrays are hashed in C order; if their
+    axes are in neither order, the strides stand in front. Raises ModuleNotFoundError without the package xxhash.
     """
     try:
         import xxhash
@@ -76,10 +76,12 @@ def hash_array(array: npt.NDArray[Any]) -> str:
             "or pip install 'pmstore[sklearn]' for all that the estimators need",
             name=error.name,
         ) from error
-    order = order_of(array)
+    order = memory_order(array)
     hashed = xxhash.xxh3_128()
-    for piece in chunks(array, order):
+    for piece in chunks(array, order or "C"):
         hashed.update(piece.view(np.uint8).data)
+    if order is None:
+        return f"strides {list(array.strides)} {hashed.hexdigest()}"
     return f"{'F ' if order == 'F' else ''}{hashed.hexdigest()}"
 
 

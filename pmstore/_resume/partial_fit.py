@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
-from pmstore._resume.attributes import Graph, decode, graph_of, is_solid, root_of, view_of, where
+from pmstore._resume.attributes import Graph, decode, graph_of, view_of, where
 from pmstore._resume.batches import Batches
 from pmstore._resume.fingerprint import WITHOUT_EFFECT, Fingerprint, describe, describe_environment, describe_parameters
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
@@ -34,7 +34,7 @@ from pmstore._resume.state import (
     set_random_state,
 )
 from pmstore._store.mapping import Group
-from pmstore._values.array import order_of
+from pmstore._values.array import is_solid, order_of, root_of
 from pmstore._values.generators import set_generator_state
 from pmstore._values.values import encode
 

@@ -31,10 +31,13 @@ __all__ = [
     "address_of",
     "chunks",
     "decode_layout",
+    "is_solid",
     "layout",
     "live_array",
+    "memory_order",
     "order_of",
     "read_layout",
+    "root_of",
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -196,6 +199,27 @@ def _axes(shape: Any) -> tuple[int, ...]:
 def order_of(array: Array) -> Literal["C", "F"]:
     """The order to store an array in: its own if it is contiguous, otherwise "C"."""
     return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
+def is_solid(array: Array) -> bool:
+    """Whether the memory of an array has no gaps."""
+    return bool(array.flags.c_contiguous or array.flags.f_contiguous)
+
+
+def memory_order(array: Array) -> Literal["C", "F"] | None:
+    """The order of the axes in memory, also of an array with gaps; None if it is neither."""
+    if is_solid(array):
+        return order_of(array)
+    axes = [axis for axis, (n, stride) in enumerate(zip(array.shape, array.strides)) if n > 1 and stride]
+    lying = sorted(axes, key=lambda axis: -abs(array.strides[axis]))
+    return "C" if lying == axes else "F" if lying == axes[::-1] else None
+
+
+def root_of(array: Array) -> Array:
+    """The array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
 import threading
@@ -45,6 +46,21 @@ def test_columns_are_hashed_where_they_are() -> None:
     assert hash_array(columns) == hash_array(X.T.copy().T) == f"F {hash_array(columns.T)}"
     assert hash_array(columns[:, :1]) == hash_array(X[:, :1])  # one column is both
     assert hash_array(columns) not in (hash_array(X), hash_array(np.asfortranarray(X[::-1])))
+
+
+def test_the_order_of_the_axes_in_memory_counts() -> None:
+    """Gaps do not."""
+    X = np.random.default_rng(0).normal(size=(7, 6, 5))
+    hashes = set()
+    for axes in itertools.permutations(range(3)):
+        lying = X.transpose(axes).copy().transpose(np.argsort(axes))
+        wide = np.zeros((9, 9, 9)).transpose(np.argsort(axes))[:7, :6, :5]
+        wide[...] = X
+        hashes.add(hash_array(lying))
+        if axes in ((0, 1, 2), (2, 1, 0)):
+            assert hash_array(wide) == hash_array(lying)
+    assert len(hashes) == 6 and hash_array(X) in hashes
+    assert hash_array(np.broadcast_to(X[0], X.shape)) == hash_array(np.repeat(X[:1], 7, axis=0))
 
 
 def test_a_hash_is_of_all_elements() -> None:

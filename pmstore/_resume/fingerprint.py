@@ -7,6 +7,7 @@ differences between two fingerprints are readable: ``parameter n_clusters: 10 â‰
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import pickle
@@ -22,14 +23,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pmstore._store.mapping import Group, NameMapping
 from pmstore._values.array import chunks, memory_order
-from pmstore._values.registry import parts_of
+from pmstore._values.registry import HEAP_TYPE, parts_of
 from pmstore._values.types import is_text, small_of
 
 Fingerprint = dict[str, Any]
 
 WITHOUT_EFFECT = ("store", "name", "commit_every", "verbose", "engine")
 """Parameters of pmstore's estimators that have no effect on the result."""
+
+_OF_A_CALL = ("resumed_from_run_", "resumed_from_iter_", "history_", "_group_name")
+"""Attributes of pmstore's estimators that tell how a result came about."""
+
+_LABELS = ("columns", "index", "name", "dtypes", "dims", "coords")
+"""Attributes of data frames and the like that say what their elements mean."""
 
 _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 
@@ -155,10 +163,14 @@ def describe(value: Any) -> Any:
         return f"RandomState {_hash_state(state_of(value))}"
     if isinstance(value, np.random.Generator):
         return f"Generator {_hash_state(value.bit_generator.state)}"
+    if isinstance(value, np.ndarray) and not isinstance(value, np.memmap) and type(value) is not np.ndarray:
+        return _describe_subclass(value)
     if isinstance(value, np.ndarray) and is_text(value.dtype):
         return [f"{value.dtype!r} array", list(value.shape), describe(value.ravel().tolist())]
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
+    if isinstance(value, NameMapping):
+        return _describe_place(value)
     if isinstance(value, Mapping):
         if all(type(key) is str for key in value):
             return {key: describe(item) for key, item in value.items()}
@@ -178,10 +190,10 @@ def describe(value: Any) -> Any:
         return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, np.ndarray):  # an array of objects
         return ["array", list(value.shape), describe(value.ravel().tolist())]
-    if hasattr(value, "__array__"):  # for example a data frame
-        return describe(np.asarray(value))
-    if hasattr(value, "get_params") and not isinstance(value, type):
-        return [_name_of(value), describe(value.get_params(deep=False))]
+    if hasattr(value, "__array__"):
+        return _describe_frame(value)
+    if hasattr(value, "get_params"):
+        return [_name_of(value), _once(value, lambda: _describe_estimator(value))]
     found = parts_of(value)
     if found is not None:
         return [found[0], describe(found[1])]
@@ -189,6 +201,56 @@ def describe(value: Any) -> Any:
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"
     )
+
+
+def _describe_subclass(array: npt.NDArray[Any]) -> Any:
+    """The parts of an array with more than elements, such as a mask; for an unknown class, its attributes."""
+    found = parts_of(array)
+    if found is not None:
+        return [found[0], describe(found[1])]
+    return [_name_of(array), describe(array.view(np.ndarray)), describe(getattr(array, "__dict__", {}))]
+
+
+def _describe_place(value: NameMapping) -> Any:
+    """The path of a store, and the name of a group in it. Its contents would be those of the fit, too."""
+    warnings.warn(
+        f"a fingerprint has a {type(value).__name__}, which counts by its path only. If the result depends on its "
+        "contents, make them parameters",
+        UserWarning,
+        stacklevel=2,
+    )
+    return [type(value).__name__, value.store.path, *([value.name] if isinstance(value, Group) else [])]
+
+
+def _describe_frame(value: Any) -> Any:
+    """A data frame or the like: its parts, or else the elements and the labels of its axes."""
+    try:
+        found = parts_of(value)
+    except TypeError:  # for example a column of a dtype that a store can't keep
+        found = None
+    if found is not None:
+        return [found[0], describe(found[1])]
+    labels = {name: _describe_label(getattr(value, name, None)) for name in _LABELS}
+    elements = describe(np.asarray(value))
+    return [_name_of(value), elements, labels] if any(labels.values()) else elements
+
+
+def _describe_label(value: Any) -> Any:
+    if value is None or callable(value):
+        return None
+    if isinstance(value, Mapping):  # to frames, which have themselves as labels
+        return {str(key): _describe_label(np.asarray(item)) for key, item in value.items()}
+    return _short(repr(np.asarray(value).tolist() if hasattr(value, "__array__") else value))
+
+
+def _describe_estimator(value: Any) -> Any:
+    """The parameters, and then, if there are any, the other attributes, in which an estimator keeps what it learned."""
+    parameters = value.get_params(deep=False)
+    without = (*parameters, *_OF_A_CALL)
+    learned = {name: one for name, one in getattr(value, "__dict__", {}).items() if name not in without}
+    if getattr(value, "is_in_store", False):
+        parameters = {name: one for name, one in parameters.items() if name not in WITHOUT_EFFECT}
+    return [describe(parameters), _describe_surrounding(learned)] if learned else describe(parameters)
 
 
 def is_plain(value: Any) -> bool:
@@ -234,10 +296,32 @@ def _describe_callable(function: Any) -> Any:
     if isinstance(function, types.BuiltinFunctionType | types.MethodWrapperType):
         is_bound = not isinstance(owner, type | types.ModuleType | None)
         return [_name_of(function), _describe_held(owner)] if is_bound else _name_of(function)
-    if isinstance(function, type | np.ufunc) or type(function).__module__ == "builtins":
+    if isinstance(function, type):
+        return _describe_class(function)
+    if isinstance(function, np.ufunc) or type(function).__module__ == "builtins":
         return _name_of(function)
     call = getattr(type(function).__call__, "__code__", None)
     return [_name_of(function), _hash_code(call) if call else "", _describe_held(function)]
+
+
+def _describe_class(kind: type) -> Any:
+    """The name of a class, and those of its entries, own or inherited, that can be described. Methods, properties and
+    the like are not included."""
+    entries: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if base.__flags__ & HEAP_TYPE:
+            entries.update(vars(base))
+
+    def described() -> dict[str, Any]:
+        found = {}
+        for name, entry in entries.items():
+            if not (name.startswith("__") or hasattr(entry, "__get__")):
+                with contextlib.suppress(TypeError):
+                    found[name] = describe(entry)
+        return found
+
+    found = _once(kind, described)
+    return [_name_of(kind), found] if found else _name_of(kind)
 
 
 def _describe_held(value: Any) -> Any:
@@ -251,7 +335,7 @@ def _describe_held(value: Any) -> Any:
         except TypeError:  # by its contents
             pass
     if hasattr(value, "get_params"):
-        return _once(value, lambda: describe(value.get_params(deep=False)))
+        return _once(value, lambda: _describe_estimator(value))
     try:
         reduced = value.__reduce_ex__(2)
     except (TypeError, pickle.PicklingError) as error:
@@ -292,7 +376,7 @@ def _describe_surrounding(value: Any) -> Any:
     try:
         return [name, _describe_held(value)]
     except TypeError as error:
-        text = f"a function holds a {name}, which counts by its type only: {error}"
+        text = f"a function or an estimator holds a {name}, which counts by its type only: {error}"
         warnings.warn(f"{text}. If the result depends on its contents, make them parameters", UserWarning, stacklevel=2)
         return [name]
 

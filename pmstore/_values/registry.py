@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pmstore._errors import UNRELATED, DecodeError
 
-__all__ = ["NAME_MAX", "Parts", "Registered", "made", "named", "parts_of", "register", "registered"]
+__all__ = ["HEAP_TYPE", "NAME_MAX", "Parts", "Registered", "made", "named", "parts_of", "register", "registered"]
 
 NAME_MAX = 255  # bytes in UTF-8, of a type's name and of a part's name
 
@@ -247,7 +247,8 @@ def made(name: str, parts: dict[str, Any]) -> Any:
 # ---- types whose values are their fields
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of Python code
+HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a class of Python code."""
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: with the one above, a class of C code
 
 
@@ -265,7 +266,7 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
                 "its fields: register(type, encode, decode), where encode gives a dict of both"
             )
         # That of object, or of an exception.
-        made: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE).__new__
+        made: Any = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE).__new__
 
         def make(parts: dict[str, Any]) -> Any:
             _check_fields(parts, names)
@@ -293,7 +294,7 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
 
 def _has_contents(base: type) -> bool:
     """Whether values of a class of C code hold something themselves. Exceptions count their fields as arguments."""
-    in_c = base.__flags__ & (_HEAP_TYPE | _IMMUTABLE_TYPE) != _HEAP_TYPE
+    in_c = base.__flags__ & (HEAP_TYPE | _IMMUTABLE_TYPE) != HEAP_TYPE
     return in_c and base.__basicsize__ > object.__basicsize__ and not issubclass(base, BaseException)
 
 

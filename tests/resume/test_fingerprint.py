@@ -23,6 +23,7 @@ from pmstore._resume.fingerprint import (
     is_same,
 )
 
+KMeans = pytest.importorskip("pmstore.cluster").KMeans
 RBF = pytest.importorskip("sklearn.gaussian_process.kernels").RBF
 
 
@@ -131,7 +132,7 @@ CALLABLES: list[Any] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:a function holds a _thread.lock, which counts by its type only")
+@pytest.mark.filterwarnings("ignore:a function or an estimator holds a _thread.lock, which counts by its type only")
 @pytest.mark.parametrize("make", CALLABLES)
 def test_callables_are_told_apart_by_what_they_hold(make: Any) -> None:
     first, again, other = (describe_parameters({"p": make(n)}) for n in (1, 1, 2))
@@ -221,6 +222,104 @@ def test_equal_parameters_are_the_same(one: Any, other: Any) -> None:
     assert describe_parameters({"p": one}) == describe_parameters({"p": other})
 
 
+class Config:
+    rate = 0.1
+
+    class Inner:
+        layers = (1, 2)
+
+
+class Derived(Config):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Config, Derived])
+@pytest.mark.parametrize("make", [lambda kind: kind, around, lambda kind: [kind]])
+def test_classes_count_by_their_entries(kind: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [describe_parameters({"p": make(kind)})]
+    assert describe_parameters({"p": make(kind)}) == seen[0]
+    monkeypatch.setattr(Config, "rate", 5.0)
+    seen.append(describe_parameters({"p": make(kind)}))
+    monkeypatch.setattr(Config.Inner, "layers", (1, 3))
+    seen.append(describe_parameters({"p": make(kind)}))
+    assert len(set(map(digest, seen))) == 3
+
+
+def test_a_class_without_entries_counts_by_its_name() -> None:
+    assert describe_parameters({"p": Chooser}) == {"parameter p": f"{__name__}.Chooser"}
+    assert describe_parameters({"p": np.float32}) == {"parameter p": "numpy.float32"}
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f8"])
+def test_arrays_count_with_more_than_their_elements(dtype: str) -> None:
+    class Measured(np.ndarray):
+        unit = "m"
+
+    class Masked(np.ma.MaskedArray):  # type: ignore[type-arg]
+        pass
+
+    data = np.array([1, 2, 100], dtype)
+    found = [np.ma.array(data, mask=mask) for mask in ([0, 0, 0], [0, 0, 1])]
+    found += [one.view(Masked) for one in found]
+    found += [data.view(Measured), data.view(Measured), data]
+    found[-2].unit = "km"
+    assert len({digest(describe_parameters({"p": one})) for one in found}) == len(found)
+    assert digest(describe_parameters({"p": found[1].copy()})) == digest(describe_parameters({"p": found[1]}))
+
+
+def test_an_estimator_counts_with_what_it_has_learned() -> None:
+    cluster = pytest.importorskip("sklearn.cluster")
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    for of in (lambda model: model, lambda model: model.predict, around, lambda model: [model]):
+        new, one, again, other = (cluster.KMeans(3, n_init=1, random_state=0) for _ in range(4))
+        one.fit(X[:30]), again.fit(X[:30]), other.fit(X[30:])
+        first, second, third, fourth = (
+            digest(describe_parameters({"p": of(model)})) for model in (new, one, again, other)
+        )
+        assert second == third and len({first, second, fourth}) == 3
+        one.itself_ = one
+        assert digest(describe_parameters({"p": of(one)})) != second
+
+
+def test_an_estimator_of_pmstores_counts_by_its_result_only(tmp_path: Any) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    seen = []
+    with pmstore.open(tmp_path / "x.pm") as store, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):  # the second one is loaded
+            model = KMeans(3, n_init=1, random_state=0, store=store).fit(X)
+            seen.append(describe_parameters({"p": model.predict}))
+    assert seen[0] == seen[1]
+
+
+def test_a_store_counts_by_its_path(tmp_path: Any) -> None:
+    """Its contents are those of the fit, too."""
+    with pmstore.open(tmp_path / "x.pm") as store:
+        seen = []
+        for n in range(2):
+            store["a/b"] = n
+            for value in (store, store.group("a")):
+                with pytest.warns(UserWarning, match="counts by its path only"):
+                    seen.append(digest(describe_parameters({"p": around(value)})))
+        assert seen[:2] == seen[2:] and seen[0] != seen[1]
+
+
+class Frame:
+    """What xarray's arrays have."""
+
+    def __init__(self, dims: Any, coords: Any) -> None:
+        self.dims, self.coords = dims, {name: Frame((name,), {}) for name in coords} | coords
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros((2, 2))
+
+
+def test_labels_count() -> None:
+    given = [(("x", "y"), {"x": np.arange(2)}), (("y", "x"), {"x": np.arange(2)}), (("x", "y"), {"x": np.arange(1, 3)})]
+    assert len({digest(describe_parameters({"p": Frame(*one)})) for one in given}) == 3
+    assert describe_parameters({"p": Frame(*given[0])}) == describe_parameters({"p": Frame(*given[0])})
+
+
 def test_generators_are_described_as_by_older_versions() -> None:
     """The description stands in the stores of fits that are not finished."""
     assert describe_parameters({"p": np.random.default_rng(0)}) == {"parameter p": "Generator bf33c53e2fd3064d"}
@@ -244,7 +343,9 @@ def test_an_object_around_a_function_that_nobody_can_describe() -> None:
         odd.lock = threading.Lock()  # type: ignore[attr-defined]
         return around(odd)
 
-    with pytest.warns(UserWarning, match="a function holds a .*Chooser, which counts by its type only: .*_thread.lock"):
+    with pytest.warns(
+        UserWarning, match="a function or an estimator holds a .*Chooser, which counts by its type only: .*_thread.lock"
+    ):
         assert describe_parameters({"p": make(1)}) == describe_parameters({"p": make(2)})
 
 

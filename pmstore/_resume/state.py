@@ -27,10 +27,10 @@ from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
-from pmstore._values.array import order_of
+from pmstore._values.array import is_solid, memory_order, order_of, root_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
-from pmstore._values.values import contents_of, encode, has_containers, parts_inside
+from pmstore._values.values import contents_of, encode, parts_inside
 
 __all__ = ["Field", "State", "check_generator_state"]
 
@@ -262,20 +262,23 @@ class State:
             self[name][...] = value
 
     def _own(self, name: str, value: Any) -> Any:
-        """The value, or a copy if it would change with another field."""
-        if not has_containers(value):
+        """The value; or a copy without gaps, if it would change with another field, or the store would lose gaps."""
+        parts = list(parts_inside(value))
+        if not parts:
             return value
-        arrays, others = [*self._arrays.values()], set()
-        for key, one in self._values.items():
-            for part in parts_inside(one) if key != name else ():
-                others.add(id(part))
-                if isinstance(part, np.ndarray):
-                    arrays.append(part)
-        for part in parts_inside(value):
-            if id(part) in others or (
-                isinstance(part, np.ndarray) and any(np.may_share_memory(part, one) for one in arrays)
-            ):
-                return copy.deepcopy(value)
+        arrays = [part for part in parts if isinstance(part, np.ndarray)]
+        others = [part for key, one in self._values.items() if key != name for part in parts_inside(one)]
+        shared = {id(part) for part in others}
+        live = [*self._arrays.values(), *(part for part in others if isinstance(part, np.ndarray))]
+        if (
+            any(id(part) in shared for part in parts)
+            or not all(map(is_solid, arrays))
+            # The best run's arrays are not among those here. To read them would make commits scan them.
+            or (self._group is not None and not all(root_of(array).flags.owndata for array in arrays))
+            or any(np.may_share_memory(array, one) for array in arrays for one in live)
+        ):
+            plain = (array for array in arrays if type(array) is np.ndarray)
+            return copy.deepcopy(value, {id(one): np.array(one, order=memory_order(one) or "C") for one in plain})
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -350,7 +353,7 @@ class State:
                 if field.role != "best":
                     self._arrays[field.name] = group[field.name]
             elif field.is_value:
-                value = self._values[field.name] = _copied(group[field.name])
+                value = self._values[field.name] = copy.deepcopy(group[field.name])
                 self._hashes[field.name] = contents_of(value)
         for name in self._generators:
             self._restore(name, group)
@@ -364,7 +367,7 @@ class State:
         super().__setattr__("_record", np.array(group[PROGRESS]))
         for field in self._fields:
             if field.is_value:
-                self._values[field.name] = _copied(group.get(field.name))
+                self._values[field.name] = copy.deepcopy(group.get(field.name))
             elif field.is_array and field.role in ("result", "best"):
                 self._arrays[field.name] = np.array(group[field.name])
         self.drop_working()
@@ -416,7 +419,7 @@ class State:
     def _put_value(self, group: Group, name: str, value: Any) -> None:
         """Copy a value into the store. A small array, which each iteration may make anew, goes into its existing
         place."""
-        is_live = isinstance(value, np.ndarray) and not is_text(value.dtype)
+        is_live = type(value) is np.ndarray and not is_text(value.dtype)
         live, small = self._live.get(name), is_live and value.nbytes <= SMALL
         if small and live is not None and _layout(live) == _layout(value):
             live[...] = value
@@ -493,11 +496,6 @@ def _check_generator(fit_group: FitGroup, name: str, like: np.random.RandomState
             set_generator_state(like, kept)
     except ValueError as error:
         raise fit_group.changed(name, "the state of a generator", f"something else ({error})") from error
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a value of the store, which doesn't change with it."""
-    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _layout(array: Array) -> tuple[Any, ...]:

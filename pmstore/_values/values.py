@@ -118,18 +118,25 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
 
 
 def parts_inside(value: Any) -> Iterator[Any]:
-    """The value and all that lists, tuples and dicts in it hold, each once, but for numbers, text and tuples."""
-    waiting, seen = [value], set()
+    """The value and all that it holds, to any depth, each once, but for numbers, text and tuples. Raises the errors of
+    `parts_of`."""
+    waiting = [value]
+    seen: dict[int, Any] = {}  # by id; what `encode` of a type makes has to live as long
     while waiting:
         one = waiting.pop()
         kind = type(one)
         if kind in _ATOMS or id(one) in seen:
             continue
-        seen.add(id(one))
+        seen[id(one)] = one
+        small = small_of(kind)
         if kind is list or kind is tuple:
             waiting += one
         elif kind is dict:
             waiting += one.values()
+        elif small is not None and small.holds:
+            waiting += small.parts(one)
+        elif (found := parts_of(one)) is not None:
+            waiting += found[1].values()
         if kind is not tuple:
             yield one
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,30 @@ import numpy as np
 import pytest
 
 import pmstore
+
+sparse = pytest.importorskip("scipy.sparse")
+
+
+@dataclasses.dataclass
+class Layer:
+    weights: Any
+
+
+pmstore.register(Layer, name="tests.own_values.Layer")
+
+
+def around(x: Any) -> Any:
+    """A sparse matrix over an array."""
+    return sparse.csr_matrix((x, np.arange(3), [0, 3]), shape=(1, 3), copy=False)
+
+
+def array_of(value: Any) -> Any:
+    """The array in a value."""
+    if isinstance(value, list):
+        return value[0]
+    if isinstance(value, dict):
+        return value["x"]
+    return value.weights if isinstance(value, Layer) else value.data if sparse.issparse(value) else np.asarray(value)
 
 
 class Steps(pmstore.Resumable):
@@ -42,8 +68,7 @@ class Steps(pmstore.Resumable):
         state.x *= 2
         state.array *= 3
         state.list[0][...] *= 5
-        found = state.other[0] if isinstance(state.other, list) else state.other
-        state.moved += float(np.sum(state.x + state.array + state.list[0] - found))
+        state.moved += float(np.sum(state.x + state.array + state.list[0] - array_of(state.other)))
         if state.iteration == 3:
             state.other = self.assign(state)
 
@@ -58,8 +83,26 @@ class Steps(pmstore.Resumable):
         lambda state: state.list,
         lambda state: [state.x],
         lambda state: [state.list[0]],
+        lambda state: collections.OrderedDict(x=state.x),
+        lambda state: Layer(state.x),
+        lambda state: Layer(state.list[0]),
+        lambda state: around(state.x),
+        lambda state: np.ma.array(state.array, copy=False),
     ],
-    ids=["field", "view of a field", "array", "view of an array", "list", "field in a list", "part of a list"],
+    ids=[
+        "field",
+        "view of a field",
+        "array",
+        "view of an array",
+        "list",
+        "field in a list",
+        "part of a list",
+        "field in an OrderedDict",
+        "field in an object",
+        "part of a list in an object",
+        "field in a sparse matrix",
+        "masked array",
+    ],
 )
 def test_a_field_does_not_change_with_another_one(
     assign: Callable[[Any], Any], tmp_path: Path, commits: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -75,6 +118,109 @@ def test_a_field_does_not_change_with_another_one(
     assert len(copies) >= 6
     for path in copies:
         assert Steps(assign).run(path, "fit").moved == wanted
+
+
+class Best(pmstore.Resumable):
+    """A value that is assigned from the best run so far."""
+
+    max_iter, runs = 2, 3
+
+    def __init__(self, assign: Callable[[Any], Any]) -> None:
+        self.assign = assign
+
+    def fields(self) -> Any:
+        return [
+            pmstore.Field("x", 3),
+            pmstore.Field("best", 3, role="best"),
+            pmstore.Field("first", dtype=object),
+        ]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.state.x = float(self.state.run)
+
+    def step(self) -> None:
+        self.state.x += 10
+        if self.state.run == 1 and self.state.iteration == 0:
+            self.state.first = self.assign(self.state.best)
+
+    def better(self) -> bool:
+        return True
+
+    def keep(self) -> None:
+        self.state.best = self.state.x
+
+
+@pytest.mark.parametrize("assign", [lambda best: best, lambda best: best[:2], lambda best: [best], Layer, around])
+def test_a_field_does_not_change_with_the_best_run(assign: Callable[[Any], Any], tmp_path: Path) -> None:
+    for store in (None, tmp_path / "x.pm"):
+        assert (array_of(Best(assign).run(store, None if store is None else "fit").first) == 20).all()
+
+
+class Kinds(pmstore.Resumable):
+    """Values of types with more than an array, and arrays with gaps."""
+
+    max_iter = 4
+
+    def __init__(self, last: int = 9) -> None:
+        self.last = last
+        self.wide = np.asfortranarray(np.random.default_rng(0).normal(size=(700, 50)))
+
+    def fields(self) -> Any:
+        for name in ("masked", "late", "records", "sparse", "layer", "gaps", "inside", "turned"):
+            yield pmstore.Field(name, dtype=object)
+        yield pmstore.Field("sums", 50)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.state.masked = np.ma.array(np.arange(8.0), mask=np.arange(8) % 2 == 0)
+        self.state.late = np.ma.array(np.arange(4.0))
+        self.state.records = np.rec.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i8"), ("b", "f8")])
+        self.state.sparse, self.state.layer = around(np.ones(3)), Layer(np.ones(3))
+        self.state.gaps, self.state.inside = self.wide[:500], [self.wide[:500]]
+        self.state.turned = self.wide[:600].reshape(20, 30, 50).transpose(1, 0, 2)
+
+    def step(self) -> None:
+        state = self.state
+        if state.iteration == self.last:
+            raise KeyboardInterrupt
+        state.masked = state.masked * 2 + 1
+        if state.iteration == 2:
+            state.late = np.ma.array(np.arange(4.0), mask=[0, 1, 0, 0])
+        state.records.b += 1
+        state.sparse = state.sparse * 2.0
+        state.layer.weights *= 2
+        state.sums += state.gaps.mean(axis=0) + state.inside[0].mean(axis=0) + state.turned.mean(axis=(0, 1))
+        state.sums *= 1.1
+
+    def found(self, state: Any) -> Iterator[Any]:
+        yield from (state.masked.sum(), type(state.masked), type(state.late), state.late.mask.tolist())
+        yield from (type(state.records), state.records.b.tolist(), state.sparse.data.tolist())
+        yield from (state.layer.weights.tolist(), state.sums.tolist(), state.gaps.flags.f_contiguous)
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_a_value_is_the_same_after_an_interrupt(last: int, tmp_path: Path) -> None:
+    wanted = list(Kinds().found(Kinds().run()))
+    with pytest.raises(KeyboardInterrupt):
+        Kinds(last).run(tmp_path / "x.pm", "fit")
+    assert list(Kinds().found(Kinds().run(tmp_path / "x.pm", "fit"))) == wanted
+    assert list(Kinds().found(Kinds().run(tmp_path / "x.pm", "fit"))) == wanted  # loaded
+
+
+def test_a_result_is_a_copy(tmp_path: Path) -> None:
+    wanted = list(Kinds().found(Kinds().run()))
+    with pmstore.open(tmp_path / "x.pm") as store:
+        state = Kinds().run(store, "fit")
+        for array in (state.masked, state.late, state.records.b, state.sparse.data, state.layer.weights, state.gaps):
+            array[...] = -1
+        store["other"] = 1
+        store.commit()
+        assert list(Kinds().found(Kinds().run(store, "fit"))) == wanted
 
 
 def test_what_no_other_field_has_is_not_copied() -> None:

@@ -396,6 +396,46 @@ def test_hostile_texts(store: Any) -> None:
                 store["g"]
 
 
+class Total(pmstore.Resumable):
+    """A fit whose data and whose state are frames."""
+
+    max_iter = 2
+
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+    def fields(self) -> Any:
+        return [pmstore.Field("frame", dtype=object)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"frame": self.frame}
+
+    def start(self) -> None:
+        self.state.frame = self.frame
+
+    def step(self) -> None:
+        self.state.frame = self.state.frame * 2
+
+
+@pytest.mark.parametrize("dtype", ["f8", "Sparse[float64]"])
+def test_frames_of_fits(store: Any, dtype: str) -> None:
+    """They count with their labels, even if a store can't keep them, and a result is a copy."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([[1.0, 10.0], [2.0, 20.0]], columns=["price", "cost"], dtype=dtype)
+    others = [frame[["cost", "price"]].set_axis(["price", "cost"], axis=1), frame.set_axis([1, 0]), frame["price"]]
+    others += [frame.set_axis(["cost", "price"], axis=1), frame["price"].rename("cost"), frame.astype("f4")]
+    names = set()
+    for one in (frame, *others, frame.copy()):
+        fit = Total(one)
+        if dtype == "f8":
+            state = fit.run(store)
+            state.frame.iloc[0] = -1
+            store.commit()
+            assert (fit.run(store).frame == one * 4).all(axis=None)
+        names.add(fit.slot_name_ or str(fit._whole_fingerprint()))
+    assert len(names) == 1 + len(others)
+
+
 def _has(module: str) -> bool:
     import importlib.util
 

@@ -22,7 +22,11 @@ __all__ = ["Hdf5"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _SCALARS = "biufc"
-_OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "DIMENSION_LABELS"}  # and those of netCDF-4
+_OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME"}  # and those of netCDF-4
+# Names of axes. HDF5's functions for them (`Dataset.dims` of h5py) take any attribute of this name for pointers to
+# text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
+# written to ATTRIBUTES.
+_LABELS = "DIMENSION_LABELS"
 
 
 class Hdf5(Format):
@@ -54,11 +58,9 @@ class Hdf5(Format):
                     file.create_dataset(name, data=value)
                 else:
                     others[name] = source.readable[name]
-            _put_attributes(h5py, file, source.attributes)
-            orphaned = {name: to_json(found) for name, found in source.attributes.items() if name and name not in file}
             for name, document in (
                 (VALUES, others),
-                (ATTRIBUTES, orphaned),
+                (ATTRIBUTES, _put_attributes(h5py, file, source.attributes)),
                 (HINTS, source.hints(_told, every=True)),
             ):
                 if document:
@@ -136,23 +138,37 @@ def _natural(value: Any) -> bool:
     return kind in (float, complex, bool)
 
 
-def _put_attributes(h5py: Any, file: Any, attributes: dict[str, dict[str, Any]]) -> None:
+def _put_attributes(h5py: Any, file: Any, attributes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Returns those that HDF5 has no place for, in JSON."""
+    others: dict[str, Any] = {}
     for name, found in attributes.items():
         if name and name not in file:
+            others[name] = to_json(found)
             continue
         member = file[name] if name else file
         for key, value in found.items():
+            if key == _LABELS:
+                others[name] = {key: to_json(value)}
+                continue
             if isinstance(value, np.ndarray) and not value.size:
                 value = to_json(value)
-            if _natural(value):
-                value = np.array(value, h5py.string_dtype()) if type(value) is list and type(value[0]) is str else value
-            else:
+            if _is_text(value):
+                value = _texts(h5py, value)
+            elif not _natural(value):
                 value = in_json(to_json(value))
             member.attrs.create(key, value)
-        dims = found.get("dims")
-        if isinstance(member, h5py.Dataset) and isinstance(dims, list) and len(dims) == member.ndim:
-            for axis, dim in enumerate(dims if all(type(dim) is str and _natural(dim) for dim in dims) else ()):
-                member.dims[axis].label = dim
+        dims: Any = found.get("dims")
+        if _is_text(dims) and len(dims) == getattr(member, "ndim", None):
+            member.attrs.create(_LABELS, _texts(h5py, dims))
+    return others
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is list and _natural(value) and type(value[0]) is str
+
+
+def _texts(h5py: Any, found: list[str]) -> np.ndarray[Any, Any]:
+    return np.array(found, h5py.string_dtype())
 
 
 # ---- reading
@@ -210,9 +226,6 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
         raise TypeError(f"{name!r} has its contents in other files, which are not read")
     text = h5py.check_string_dtype(member.dtype)
     found.attributes[name] = _attributes(h5py, member, name, found)
-    labels = [member.dims[axis].label for axis in range(member.ndim)]
-    if "dims" not in found.attributes[name] and any(labels):
-        found.attributes[name]["dims"] = labels
     if text is not None and text.length is None:
         if not member.ndim:
             found.values[name] = member.asstr()[()]
@@ -283,7 +296,8 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 
 def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
-    known = {}
+    """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
+    known, labels = dict(found.attributes.get(name, {})), []
     for key in member.attrs:
         if (key in _OF_SCALES or key.startswith("_Netcdf4")) and key not in found.hints.attributes.get(name, {}):
             continue
@@ -295,8 +309,12 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         value = _attribute(h5py, value)
         if value is _LEFT_OUT:
             found.left_out.append((name, f"the attribute {key!r} of {name!r} is a reference, or of another type"))
+        elif key == _LABELS and isinstance(value, list) and len(value) == getattr(member, "ndim", None):
+            labels = value
         else:
             known[key] = value
+    if any(labels):
+        known.setdefault("dims", labels)
     return known
 
 

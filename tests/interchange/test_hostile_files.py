@@ -16,6 +16,7 @@ import pytest
 import pmstore
 from pmstore import _cli
 from tests.interchange.test_import import h5py, refused
+from tests.interchange.test_round_trips import described
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
 
@@ -57,6 +58,38 @@ def test_documents_of_hdf5_are_in_the_file(store: pmstore.Store, tmp_path: Path,
         else:
             file[document] = [secret.read_text()] * 2
     refused(store, path, pmstore.InterchangeError, document)
+
+
+@pytest.mark.parametrize(
+    "labels", [1, [1, 2], np.array([b"ab", b"c"]), np.arange(9.0), None, ["only one"], ["y", ""]], ids=str
+)
+def test_labels_of_hdf5_are_no_pointers(store: pmstore.Store, tmp_path: Path, labels: Any) -> None:
+    """HDF5 itself takes any attribute of this name for pointers to text, and frees them."""
+    library = h5py()
+    with library.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.arange(6.0).reshape(2, 3)
+        file["x"].attrs["DIMENSION_LABELS"] = library.Empty("f4") if labels is None else labels
+    assert pmstore.load_into(store, tmp_path / "x.h5") == 1
+    name = "dims" if isinstance(labels, list) and labels[-1] == "" else "DIMENSION_LABELS"
+    assert {key: np.asarray(found).tolist() for key, found in store.attrs("x").items()} == {
+        name: np.asarray(labels).tolist()
+    }
+
+
+@pytest.mark.parametrize("dims", [["y", "x"], None])
+@pytest.mark.parametrize("own", [[1], np.arange(3), "abc", ("a", "b"), ["a", "b"]], ids=str)
+def test_an_attribute_with_the_name_of_labels(tmp_path: Path, form: str, own: Any, dims: Any) -> None:
+    """HDF5 has its own use of the name: the attribute comes back, and other programs read the names of axes."""
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["x"], first["v"] = np.zeros((2, 3)), (1, 2)
+        first.attrs("x").update({"DIMENSION_LABELS": own} | ({"dims": dims} if dims else {}))
+        first.attrs()["DIMENSION_LABELS"] = first.attrs("v")["DIMENSION_LABELS"] = own
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+    if form == "hdf5":
+        with h5py().File(tmp_path / "x", "r") as file:
+            assert [axis.label for axis in file["x"].dims] == (dims or ["", ""])
 
 
 @pytest.mark.parametrize("chunk", [True, False])

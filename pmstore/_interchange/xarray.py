@@ -12,6 +12,7 @@ import numpy as np
 from pmstore._catalog.names import key_of
 from pmstore._errors import UNSOUND, StaleSnapshotError, UnknownNameError, of
 from pmstore._store.entrance import open as open_store
+from pmstore._store.lineage import lineage_of
 from pmstore._store.reading import Selection, copy_array
 from pmstore._store.store import Store
 from pmstore._values.array import Layout
@@ -34,7 +35,8 @@ class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
     conventions like those of other engines.
 
     The dataset shows one commit. Reading an array that a later commit has changed raises StaleSnapshotError: `load()`
-    reads all at once. Datasets may be used by several threads, and be pickled; elsewhere they show the newest commit.
+    reads all at once. Datasets may be used by several threads, and be pickled. A process that gets one opens the store
+    anew; if there has been another commit by then, reading any array there raises StaleSnapshotError.
     """
 
     description = "Stores of pmstore"
@@ -115,11 +117,16 @@ def _names_axes(dims: Any, axes: int) -> bool:
     return isinstance(dims, (list, tuple)) and len(dims) == axes == len(set(dims)) and all(type(d) is str for d in dims)
 
 
+def _commit_of(store: Store) -> tuple[str, int]:
+    return lineage_of(store._catalog.core), store.sequence
+
+
 class _Array(_backends.BackendArray):  # type: ignore[misc]
-    """An array that is read when it is used: of one in C order, only the rows that are asked for."""
+    """An array that is read when it is used: of one in C order, only the rows that are asked for. In another process,
+    the store is opened anew; other parts of the dataset went there as they were."""
 
     def __init__(self, store: Store, name: str, described: Layout) -> None:
-        self._store, self._name, self._layout = store, name, described
+        self._store, self._name, self._layout, self._commit = store, name, described, _commit_of(store)
         self.shape, self.dtype = described.shape, described.dtype
 
     def __getitem__(self, key: Any) -> Any:
@@ -127,10 +134,11 @@ class _Array(_backends.BackendArray):  # type: ignore[misc]
         return _indexing.explicit_indexing_adapter(key, self.shape, support, self._read)
 
     def _read(self, key: tuple[Any, ...]) -> Any:
+        described = self._layout
         with self._store._catalog.lock:
-            described = self._store._layout(self._name)
-            if (described.shape, described.dtype) != (self.shape, self.dtype):
-                raise StaleSnapshotError(f"{self._name!r} has another shape or dtype now: open the dataset anew")
+            if _commit_of(self._store) != self._commit:
+                text = "the store has another commit than the dataset that was sent here: open the dataset anew"
+                raise StaleSnapshotError(f"{self._name!r}: {text}, or load() it before it is sent")
             if self.shape and described.order == "C" and described.nbytes:
                 rows = np.arange(self.shape[0])[key[0]]
                 first, last = (int(np.min(rows)), int(np.max(rows)) + 1) if np.size(rows) else (0, 0)

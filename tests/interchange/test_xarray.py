@@ -118,6 +118,33 @@ def test_beside_a_writer(path: Path) -> None:
         assert np.array_equal(dataset.x, loaded)
 
 
+def test_a_pickle_does_not_mix_commits(path: Path) -> None:
+    """Numbers and indices are in the pickle; arrays of a later commit do not fit them."""
+    with xarray.open_dataset(path, engine=BACKEND, group="g") as dataset:
+        sent = pickle.dumps(dataset)
+    with pmstore.open(path) as store:
+        store["g/epoch"] = 4
+        store["g/t"][:] = store["g/time"][:] = 4
+        store.commit()
+        last = store.sequence
+    with pickle.loads(sent) as late:
+        assert int(late.epoch) == 3 and str(late.time.values[1]).startswith("2024-05-06T01")
+        for name in ("t", "f", "empty"):
+            with pytest.raises(pmstore.StaleSnapshotError, match=f"'g/{name}': the store has another commit"):
+                late[name].load()
+    with xarray.open_dataset(path, engine=BACKEND, group="g") as dataset:
+        sent = pickle.dumps(dataset)
+    path.unlink()
+    with pmstore.open(path) as store:  # with as many commits, and of another history
+        store["g/t"] = np.zeros((24, 50, 40))
+        for _ in range(last - store.sequence):
+            store["g/t"][:] += 1
+            store.commit()
+        assert store.sequence == last
+    with pickle.loads(sent) as other, pytest.raises(pmstore.StaleSnapshotError):
+        other.t.load()
+
+
 def test_a_round_trip_of_zarr(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("zarr", "3")
     with pmstore.open(path, "r") as store:

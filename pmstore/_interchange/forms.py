@@ -52,7 +52,7 @@ def exact(value: Any) -> bool:
         return all(map(exact, value))
     if kind is dict:
         return all(type(key) is str for key in value) and all(map(exact, value.values()))
-    return value is None or kind in (bool, int, str)
+    return value is None or (kind in (bool, int, str) and to_json(value) is value)
 
 
 class Hints(NamedTuple):

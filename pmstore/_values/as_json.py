@@ -15,6 +15,7 @@ import numpy as np
 
 from pmstore._values.registry import parts_of
 from pmstore._values.types import small_of
+from pmstore._values.values import PLAIN
 
 __all__ = ["print_json", "to_json"]
 
@@ -33,12 +34,12 @@ def to_json(value: Any) -> Any:
     that Python makes no text of it becomes ``{"int": hexadecimal text}``. Values of registered types, and `Parts`,
     become ``{"type": name, "parts": {…}}``.
     """
+    if type(value) not in PLAIN and (found := parts_of(value)) is not None:
+        return {"type": found[0], "parts": to_json(found[1])}
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return {"int": hex(value)}
     if value is None or isinstance(value, bool | int | str):
         return value
-    if type(value) not in (np.ndarray, dict) and (found := parts_of(value)) is not None:
-        return {"type": found[0], "parts": to_json(found[1])}
     if isinstance(value, np.ndarray):
         kind, size = value.dtype.kind, value.dtype.itemsize
         if kind in "biuU" or (kind == "f" and size <= 8 and np.isfinite(value).all()):
@@ -61,7 +62,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         return to_json(value.item())
     if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value):
+        if all(isinstance(key, str) and isinstance(to_json(key), str) for key in value):
             return {key: to_json(item) for key, item in value.items()}
         return {"items": [[to_json(key), to_json(item)] for key, item in value.items()]}
     if isinstance(value, set | frozenset):

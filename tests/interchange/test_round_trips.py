@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import shutil
 import warnings
 import zoneinfo
@@ -232,8 +233,53 @@ def test_text_of_any_length_is_a_value(store: pmstore.Store, tmp_path: Path, for
         assert other["x"].tolist() == [0, 1, 2]
 
 
+class Mode(enum.IntEnum):
+    FAST = 1
+    SLOW = 2
+
+
+class Kind(str, enum.Enum):
+    A = "a"
+
+
+class Access(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
 @pytest.fixture
-def registered() -> Iterator[Any]:
+def clean_registry() -> Iterator[None]:
+    before = dict(registry._BY_TYPE), dict(registry._BY_NAME)
+    yield
+    registry._BY_TYPE, registry._BY_NAME = before
+
+
+def test_registered_types_that_are_numbers_or_text(tmp_path: Path, form: str, clean_registry: None) -> None:
+    """What is beside them keeps its types, too."""
+    for kind in Mode, Kind, Access:
+        pmstore.register(kind)
+    beside = {"mode": Mode.FAST, "shape": (3, 4), "w": np.arange(3), "blob": b"xy", "tags": {1, 2}}
+    values = [Mode.SLOW, Kind.A, Access.READ | Access.WRITE, beside, {Mode.FAST: 1.5}, {Kind.A: (1,)}, [Mode.SLOW] * 2]
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        for i, value in enumerate(values):
+            first[f"{i}"] = first.attrs()[f"{i}"] = value
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+
+
+def test_ints_that_have_no_text(tmp_path: Path, form: str) -> None:
+    large = 1 << 20_000
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first.update({"n": large, "l": [1, -large], "d": {"prime": large}})
+        first.attrs()["n"] = large
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert dict(second) == dict(first) and second.attrs()["n"] == large
+
+
+@pytest.fixture
+def registered(clean_registry: None) -> Any:
     """A type that is registered for one test, and whose `decode` fails while `fails` is true."""
 
     class Model:
@@ -247,10 +293,8 @@ def registered() -> Iterator[Any]:
             raise ZeroDivisionError("no")
         return Model(parts["x"])
 
-    before = dict(registry._BY_TYPE), dict(registry._BY_NAME)
     pmstore.register(Model, vars, decode, name="Model")
-    yield Model
-    registry._BY_TYPE, registry._BY_NAME = before
+    return Model
 
 
 def test_a_decode_that_fails_loses_nothing(store: pmstore.Store, tmp_path: Path, form: str, registered: Any) -> None:

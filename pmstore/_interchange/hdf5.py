@@ -77,7 +77,7 @@ class Hdf5(Format):
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
                 found.attributes[""] = _attributes(h5py, file, "", found)
-                _look(h5py, path, file, "", found, [_address(h5py, file)], set(documents))
+                _look(h5py, path, file, "", found, {}, set(documents))
             yield found
 
 
@@ -197,8 +197,10 @@ def _document(h5py: Any, file: Any, name: str) -> Any:
     return found
 
 
-def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, above: list[Any], hidden: set[str]) -> None:
-    """Links to other files are not followed: a file must not read others."""
+def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, seen: dict[Any, str], hidden: set[str]) -> None:
+    """Links to other files are not followed: a file must not read others. seen: groups, by their first name. Another
+    name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names."""
+    seen[_address(h5py, group)] = prefix
     for part in group:
         name = prefix + part
         if name in hidden:
@@ -208,10 +210,12 @@ def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, above: li
             continue
         member = group[part]
         if isinstance(member, h5py.Group):
-            address = _address(h5py, member)
-            require(address not in above, f"the group {name!r} is in itself")
+            if (first := seen.get(_address(h5py, member))) is not None:
+                require(not name.startswith(first), f"the group {name!r} is in itself")
+                found.left_out.append((name, f"{name!r} is another name of the group {first[:-1]!r}"))
+                continue
             found.attributes[name] = _attributes(h5py, member, name, found)
-            _look(h5py, path, member, f"{name}/", found, [*above, address], hidden)
+            _look(h5py, path, member, f"{name}/", found, seen, hidden)
         elif isinstance(member, h5py.Dataset):
             _dataset(h5py, path, member, name, found)
         else:

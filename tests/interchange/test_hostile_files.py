@@ -76,6 +76,21 @@ def test_labels_of_hdf5_are_no_pointers(store: pmstore.Store, tmp_path: Path, la
     }
 
 
+def test_groups_of_hdf5_with_two_names(store: pmstore.Store, tmp_path: Path) -> None:
+    """A small file can't have names without end."""
+    with h5py().File(tmp_path / "x.h5", "w") as file:
+        group = file.create_group("g")
+        for _ in range(40):
+            inner = group.create_group("a")
+            group["b"] = inner
+            group = inner
+        group["x"] = np.arange(3)
+        file["again"] = group["x"]
+    with pytest.warns(UserWarning, match="left out: 'g/(a/)*b' is another name of the group 'g/(a/)*a'") as told:
+        assert pmstore.load_into(store, tmp_path / "x.h5") == 2
+    assert len(told) == 40 and store[f"g/{'a/' * 40}x"].tolist() == store["again"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("dims", [["y", "x"], None])
 @pytest.mark.parametrize("own", [[1], np.arange(3), "abc", ("a", "b"), ["a", "b"]], ids=str)
 def test_an_attribute_with_the_name_of_labels(tmp_path: Path, form: str, own: Any, dims: Any) -> None:

@@ -22,7 +22,7 @@ from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import encode
 
-__all__ = ["Described", "Format", "Progress", "Source", "rows_per_piece", "whole_elements"]
+__all__ = ["Described", "Format", "Progress", "Source", "free", "rows_per_piece", "whole_elements"]
 
 Progress = Callable[[int, int], object]
 
@@ -123,7 +123,7 @@ class Source:
         self._types[name] = parts.type_name
         taken = {part for part in parts if _is_path(part)}
         for i, (part, content) in enumerate(parts.items()):
-            shown = part if part in taken else _free(f"part {i}", taken)
+            shown = part if part in taken else free(f"part {i}", taken)
             taken.add(shown)
             self._parts[f"{name}/{shown}"] = name, part, i
             self._add(f"{name}/{shown}", content)
@@ -138,7 +138,7 @@ class Source:
         found = {name: about for name, about in self._mapping._attributes().items() if name in kept}
         for name, kind in self._types.items():
             about = found.get(name, {})
-            found[name] = {_free("type", about): kind, **about}
+            found[name] = {free("type", about): kind, **about}
         for name in RESERVED.intersection(found.get("", ())):
             raise ValueError(f"the attribute {name!r} has a meaning of its own in an export")
         return found
@@ -233,7 +233,8 @@ def _is_path(part: str) -> bool:
     return part not in ("", ".", "..") and not set(part) & set("/\\\0")
 
 
-def _free(name: str, taken: Container[str]) -> str:
+def free(name: str, taken: Container[str]) -> str:
+    """The name, with "_" behind it as often as it is taken."""
     while name in taken:
         name += "_"
     return name

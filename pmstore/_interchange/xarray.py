@@ -11,6 +11,7 @@ import numpy as np
 
 from pmstore._catalog.names import key_of
 from pmstore._errors import UNSOUND, StaleSnapshotError, UnknownNameError, of
+from pmstore._interchange.source import free
 from pmstore._store.entrance import open as open_store
 from pmstore._store.lineage import lineage_of
 from pmstore._store.reading import Selection, copy_array
@@ -29,10 +30,11 @@ _SCALARS = (bool, int, float, complex, str, np.generic)
 class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
     """``xarray.open_dataset("run.pm", engine="pmstore", group="model")``: arrays of the group, read when they are used.
 
-    The attribute `dims` of an array, a list of str, names its axes; others are called after the array. An array of one
-    axis with its name is an index. Numbers and text become variables without axes; values of other types, and names in
-    groups of the group, are left out. Attributes, also those of the group, become attributes, and are decoded by CF's
-    conventions like those of other engines.
+    The attribute `dims` of an array, a list of str, names its axes; others are called after the array, with "_" behind
+    it if a name or an axis of the group is called so. An array of one axis with its name is an index. Numbers and text
+    become variables without axes; values of other types, and names in groups of the group, are left out. Attributes,
+    also those of the group, become attributes, and are decoded by CF's conventions like those of other engines.
+    ``concat_characters=True`` also joins bytes of length 1 along the last axis, as CF does in files that have no text.
 
     The dataset shows one commit. Reading an array that a later commit has changed raises StaleSnapshotError: `load()`
     reads all at once. Datasets may be used by several threads, and be pickled. A process that gets one opens the store
@@ -51,7 +53,7 @@ class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
         *,
         mask_and_scale: bool = True,
         decode_times: Any = True,
-        concat_characters: bool = True,
+        concat_characters: bool = False,
         decode_coords: Any = True,
         drop_variables: str | Iterable[str] | None = None,
         use_cftime: bool | None = None,
@@ -94,15 +96,20 @@ class _Group(_backends.common.AbstractDataStore):  # type: ignore[misc]
         prefix, mapping = self._mapping._prefix, self._mapping
         about = mapping._attributes()
         variables = {}
-        for name, kind, *_ in mapping._rows():
-            if "/" in name:
-                continue
+        rows = [(name, kind) for name, kind, *_ in mapping._rows() if "/" not in name]
+        arrays = {name: mapping._layout(name) for name, kind in rows if kind == "array"}
+        named = {
+            name: dims
+            for name, described in arrays.items()
+            if _names_axes(dims := about.get(name, {}).get("dims"), len(described.shape))
+        }
+        taken = {name for name, _ in rows}.union(*named.values())
+        for name, kind in rows:
             attributes = dict(about.get(name, {}))
             if kind == "array":
-                described = mapping._layout(name)
-                dims = attributes.pop("dims", None)
-                if not _names_axes(dims, len(described.shape)):
-                    dims = [f"{name}_{axis}" for axis in range(len(described.shape))]
+                described = arrays[name]
+                attributes.pop("dims", None)
+                dims = named.get(name) or [free(f"{name}_{axis}", taken) for axis in range(len(described.shape))]
                 data = _indexing.LazilyIndexedArray(_Array(self._store, prefix + name, described))
                 variables[name] = _xarray.Variable(dims, data, attributes)
             elif kind == "value" and isinstance(value := mapping[name], _SCALARS):

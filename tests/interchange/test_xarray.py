@@ -66,6 +66,32 @@ def test_variables_axes_and_attributes(dataset: Any, path: Path) -> None:
         xarray.open_dataset(path.with_name("none.pm"), engine=BACKEND)
 
 
+def test_axes_without_a_name_have_one_of_their_own(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store.update({"x": np.zeros((5, 3)), "x_0": 1.5, "x_0_": np.ones(5), "y": np.zeros((4, 2)), "z": np.zeros(7)})
+        store.attrs("z")["dims"] = ["y_1"]
+        store.attrs("y")["dims"] = 5
+    with xarray.open_dataset(tmp_path / "run.pm", engine=BACKEND) as dataset:
+        assert float(dataset.x_0) == 1.5 and dataset.x.shape == (5, 3) and not dataset.indexes
+        assert [dataset[name].dims for name in ("x", "x_0_", "y", "z")] == [
+            ("x_0__", "x_1"),
+            ("x_0__0",),
+            ("y_0", "y_1_"),
+            ("y_1",),
+        ]
+
+
+def test_letters_are_not_joined(tmp_path: Path) -> None:
+    bases = np.array([[b"A", b"C", b"G"], [b"T", b"T", b"A"]])
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store["bases"] = bases
+        store.attrs("bases")["dims"] = ["sample", "site"]
+    with xarray.open_dataset(tmp_path / "run.pm", engine=BACKEND) as dataset:
+        assert dataset.bases.dims == ("sample", "site") and np.array_equal(dataset.bases, bases)
+    with xarray.open_dataset(tmp_path / "run.pm", engine=BACKEND, concat_characters=True) as dataset:
+        assert dataset.bases.values.tolist() == [b"ACG", b"TTA"]
+
+
 def test_rows_are_read_when_they_are_used(dataset: Any) -> None:
     whole = np.arange(24.0 * 50 * 40).reshape(24, 50, 40)
     loaded: list[int] = []

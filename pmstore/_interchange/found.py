@@ -13,9 +13,13 @@ import numpy as np
 from pmstore._errors import Error, InterchangeError, OutOfMemoryError
 from pmstore._interchange.forms import Hints
 
-__all__ = ["Found", "Stored", "damage", "require"]
+__all__ = ["Found", "Stored", "Unsupported", "damage", "require"]
 
 Pieces = Iterator[np.ndarray[Any, Any]]
+
+
+class Unsupported(TypeError):
+    """A sound file has a type that a store lacks. Other TypeErrors come from damaged files."""
 
 
 class Stored(NamedTuple):
@@ -45,13 +49,15 @@ def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
     """Anything that a damaged or hostile file provokes is an InterchangeError."""
     try:
         yield
-    except (Error, TypeError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, ImportError):
+    except (Error, Unsupported, IsADirectoryError, NotADirectoryError, PermissionError, ImportError):
         raise
     except MemoryError as error:
         raise OutOfMemoryError(f"no memory for {what or os.fspath(path)!r}") from error
     except TimeoutError:  # of a signal handler
         raise
     except Exception as error:  # zipfile, h5py, zarr and its codecs have many kinds
+        if isinstance(error, FileNotFoundError) and not os.path.exists(path):
+            raise
         where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"
         raise InterchangeError(f"{where} can't be read: {error or type(error).__name__}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
-from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import PIECE, Described, Format, Source, rows_per_piece
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
@@ -45,12 +45,12 @@ class Hdf5(Format):
             for one in source.arrays:
                 kind = _type(one.dtype)
                 if 0 < one.nbytes <= PIECE:  # in one call, which is quicker
-                    file.create_dataset(one.name, data=_for_h5py(source.read(one), kind), dtype=kind)
+                    file.create_dataset(one.name, data=_for_h5py(one.name, source.read(one), kind), dtype=kind)
                     source.written(one.nbytes)
                     continue
                 made = file.create_dataset(one.name, one.shape, kind)
                 for place, piece in source.rows(one, rows_per_piece(one, PIECE)) if one.nbytes else ():
-                    made[place] = _for_h5py(piece, kind)
+                    made[place] = _for_h5py(one.name, piece, kind)
                     source.written(piece.nbytes)
             others = {}
             for name, value in source.values.items():
@@ -115,9 +115,12 @@ def _told(one: Described) -> np.dtype[Any]:
     return dtype if dtype.names is None else np.dtype("V1")
 
 
-def _for_h5py(piece: np.ndarray[Any, Any], kind: Any) -> np.ndarray[Any, Any]:
+def _for_h5py(name: str, piece: np.ndarray[Any, Any], kind: Any) -> np.ndarray[Any, Any]:
     if piece.dtype.kind == "U":
-        return np.char.encode(piece, "utf-8").astype(kind)
+        try:
+            return np.char.encode(piece, "utf-8").astype(kind)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name!r} has text that HDF5 can't keep ({error}): npz keeps it") from error
     piece = np.asarray(piece, order="C")
     return piece.view(kind) if piece.dtype.kind in "mM" else piece
 
@@ -131,7 +134,10 @@ def _natural(value: Any) -> bool:
         return value in _INT64
     if kind is list:
         return (
-            bool(value) and len({*map(type, value)}) == 1 and type(value[0]) is not list and all(map(_natural, value))
+            bool(value)
+            and len({*map(type, value)}) == 1
+            and not isinstance(value[0], (list, np.ndarray))
+            and all(map(_natural, value))
         )
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return value.dtype.kind in _SCALARS and _type(value.dtype) is not None
@@ -197,13 +203,21 @@ def _document(h5py: Any, file: Any, name: str) -> Any:
     return found
 
 
+def _shown(name: str | bytes) -> str:
+    """A name. h5py gives bytes if it is not in UTF-8."""
+    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+
+
 def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, seen: dict[Any, str], hidden: set[str]) -> None:
     """Links to other files are not followed: a file must not read others. seen: groups, by their first name. Another
     name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names."""
     seen[_address(h5py, group)] = prefix
     for part in group:
-        name = prefix + part
+        name = prefix + _shown(part)
         if name in hidden:
+            continue
+        if isinstance(part, bytes):
+            found.left_out.append((name, f"the name {name!r} is not in UTF-8"))
             continue
         if not isinstance(group.get(part, getlink=True), h5py.HardLink):
             found.left_out.append((name, f"{name!r} is a soft or external link"))
@@ -227,7 +241,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
         found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
     if member.is_virtual or member.external:
-        raise TypeError(f"{name!r} has its contents in other files, which are not read")
+        raise Unsupported(f"{name!r} has its contents in other files, which are not read")
     text = h5py.check_string_dtype(member.dtype)
     found.attributes[name] = _attributes(h5py, member, name, found)
     if text is not None and text.length is None:
@@ -289,25 +303,28 @@ def _elements(piece: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
 
 
 def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """The dtype without h5py's notes in it. Raises TypeError for types that a store lacks."""
+    """The dtype without h5py's notes in it. Raises Unsupported for types that a store lacks."""
     try:
         return dtype_of(descriptor_of(dtype))
     except TypeError as error:
         kind = (
             "references" if h5py.check_ref_dtype(dtype) else "elements of any length" if dtype.hasobject else str(dtype)
         )
-        raise TypeError(f"{name!r} holds {kind}, for which a store has no type") from error
+        raise Unsupported(f"{name!r} holds {kind}, for which a store has no type") from error
 
 
 def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
     known, labels = dict(found.attributes.get(name, {})), []
     for key in member.attrs:
+        if isinstance(key, bytes):
+            found.left_out.append((name, f"the name of the attribute {_shown(key)!r} of {name!r} is not in UTF-8"))
+            continue
         if (key in _OF_SCALES or key.startswith("_Netcdf4")) and key not in found.hints.attributes.get(name, {}):
             continue
         try:
             value = member.attrs[key]
-        except (OSError, TypeError, ValueError):
+        except (TypeError, ValueError):  # an OSError is damage
             found.left_out.append((name, f"the attribute {key!r} of {name!r} has a type that can't be read"))
             continue
         value = _attribute(h5py, value)

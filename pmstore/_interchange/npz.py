@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
-from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source, whole_elements
 from pmstore._values.as_json import to_json
 
@@ -131,10 +131,7 @@ def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, in
     shape = head["shape"]
     require(isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape), "its shape is damaged")
     require(isinstance(head["descr"], str | list | tuple), "its dtype is damaged")
-    try:
-        dtype = np.lib.format.descr_to_dtype(head["descr"])
-    except TypeError as error:
-        raise ValueError(f"its dtype is damaged: {error}") from error
+    dtype = np.lib.format.descr_to_dtype(head["descr"])
     if dtype.hasobject:
-        raise TypeError(f"{name!r} holds pickled Python objects, which are never loaded")
+        raise Unsupported(f"{name!r} holds pickled Python objects, which are never loaded")
     return dtype, shape, "F" if head["fortran_order"] else "C", 8 + width + length

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
-from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source, whole_elements
 from pmstore._values.as_json import to_json
 from pmstore._values.tensors import BITS, named
@@ -99,7 +99,7 @@ def _look(path: str, file: Any) -> Found:
         dtype, shape, places = (one[key] for key in ("dtype", "shape", "data_offsets"))
         require(isinstance(dtype, str), f"{name!r}: its type is no text")
         if dtype not in _DTYPES:
-            raise TypeError(f"{name!r} has the type {dtype!r} of safetensors, for which a store has none")
+            raise Unsupported(f"{name!r} has the type {dtype!r} of safetensors, for which a store has none")
         require(isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape), f"{name!r}: its shape")
         require(isinstance(places, list) and len(places) == 2 and all(type(at) is int for at in places), f"{name!r}")
         first, end = places

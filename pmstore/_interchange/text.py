@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._errors import TooLargeError
-from pmstore._interchange.found import Stored, damage
+from pmstore._interchange.found import Stored, Unsupported, damage
 
 __all__ = ["as_text"]
 
@@ -26,7 +26,7 @@ def as_text(path: str | os.PathLike[str], name: str, shape: Any, read: Callable[
         found = np.asarray(read(), object)
         texts = found.ravel().tolist()
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError(f"{name!r} holds Python objects or values of any length, which a store can't keep")
+            raise Unsupported(f"{name!r} holds Python objects or values of any length, which a store can't keep")
         longest = max(map(len, texts), default=1) or 1
         if 4 * longest * len(texts) > max(_MANY, 64 * sum(map(len, texts))):
             raise TooLargeError(
@@ -34,7 +34,7 @@ def as_text(path: str | os.PathLike[str], name: str, shape: Any, read: Callable[
             )
         array = np.array(texts, f"U{longest}").reshape(tuple(shape))
         if array.tolist() != found.reshape(tuple(shape)).tolist():
-            raise TypeError(f"{name!r} has text with NUL characters at its end, which numpy's text lacks")
+            raise Unsupported(f"{name!r} has text with NUL characters at its end, which numpy's text lacks")
 
     def pieces() -> Iterator[np.ndarray[Any, Any]]:
         yield np.ascontiguousarray(array)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
-from pmstore._interchange.found import Found, Stored, damage, require
+from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
@@ -103,7 +103,8 @@ class Zarr(Format):
                 raise FileNotFoundError(2, os.strerror(2), path)
             _require_inside(path, os.path.realpath(path))
             found = Found()
-            root = zarr.open_group(path, mode="r")
+            root = zarr.open(path, mode="r")
+            require(not hasattr(root, "shape"), "it is an array, and no group of arrays")
             about = dict(root.attrs)
             found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
             found.attributes = about.pop(ATTRIBUTES, {})
@@ -129,8 +130,8 @@ def _require_inside(folder: str, root: str) -> None:
                 _require_inside(entry.path, root)
 
 
-def _dims(attributes: dict[str, Any], axes: int) -> list[str] | None:
-    dims = attributes.get("dims")
+def _dims(attributes: dict[str, Any], axes: int, key: str = "dims") -> list[str] | None:
+    dims = attributes.get(key)
     if isinstance(dims, list) and len(dims) == axes and all(isinstance(dim, str) for dim in dims):
         return dims
     return None
@@ -138,17 +139,12 @@ def _dims(attributes: dict[str, Any], axes: int) -> list[str] | None:
 
 def _attributes(member: Any) -> dict[str, Any]:
     found = dict(member.attrs)
-    dims = getattr(member.metadata, "dimension_names", None)
-    if not dims and _are_dims(found.get(_DIMS), member):
+    dims = ["" if dim is None else dim for dim in getattr(member.metadata, "dimension_names", None) or ()]
+    if member.metadata.zarr_format == 2 and _dims(found, len(getattr(member, "shape", ())), _DIMS):
         dims = found.pop(_DIMS)
-    if "dims" not in found and dims and _are_dims(dims, member):
-        found["dims"] = list(dims)
+    if any(dims):
+        found.setdefault("dims", dims)
     return found
-
-
-def _are_dims(dims: Any, member: Any) -> bool:
-    names = isinstance(dims, (list, tuple)) and all(isinstance(dim, str) for dim in dims)
-    return names and len(dims) == len(getattr(member, "shape", ()))
 
 
 def _chunk(one: Described) -> tuple[int, ...]:
@@ -183,7 +179,7 @@ def _stored(path: str, name: str, member: Any) -> Stored:
 
 
 def _check_codecs(name: str, found: Any) -> None:
-    """Raise TypeError for a codec that might do more than compute: a file must not run code."""
+    """Raise Unsupported for a codec that might do more than compute: a file must not run code."""
     for one in found if isinstance(found, (list, tuple)) else [found]:
         if isinstance(one, (list, tuple)):
             _check_codecs(name, one)
@@ -191,6 +187,6 @@ def _check_codecs(name: str, found: Any) -> None:
             about = one if isinstance(one, dict) else getattr(one, "get_config", dict)()
             codec = str(about.get("name", about.get("id", ""))).removeprefix("numcodecs.")
             if codec not in _CODECS:
-                raise TypeError(f"{name!r} has the codec {codec!r}, which is not read: a file must not run code")
+                raise Unsupported(f"{name!r} has the codec {codec!r}, which is not read: a file must not run code")
             inner = about.get("configuration") or {}
             _check_codecs(name, [inner.get("codecs"), inner.get("index_codecs")])

@@ -125,6 +125,42 @@ def test_links_that_lead_out_of_a_zarr_directory(store: pmstore.Store, tmp_path:
     assert pmstore.load_into(store, tmp_path / "link.zarr") == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("zarr.json", "attributes", 5),
+        ("zarr.json", "consolidated_metadata", 1),
+        ("zarr.json", "attr1butes", {}),
+        ("a/zarr.json", "codecs", 7),
+        ("a/zarr.json", "chunk_grid", 3),
+        ("a/zarr.json", "dimension_names", 1.5),
+    ],
+)
+def test_damaged_metadata_of_zarr(store: pmstore.Store, tmp_path: Path, file: str, key: str, value: Any) -> None:
+    pytest.importorskip("zarr", "3")
+    pmstore.export({"a": np.arange(3)}, tmp_path / "x.zarr")
+    path = tmp_path / "x.zarr" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    refused(store, tmp_path / "x.zarr", pmstore.InterchangeError, "can't be read")
+
+
+def test_directories_that_are_no_group_of_zarr(store: pmstore.Store, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    zarr.save_array(tmp_path / "array.zarr", np.arange(5))
+    refused(store, tmp_path / "array.zarr", pmstore.InterchangeError, "it is an array, and no group")
+    (tmp_path / "empty.zarr").mkdir()
+    refused(store, tmp_path / "empty.zarr", pmstore.InterchangeError, "can't be read")
+
+
+def test_damaged_attributes_of_hdf5(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py().File(tmp_path / "x.h5", "w") as file:
+        file["x"] = 1
+        file.attrs["t"] = ["a text", "another"]
+    sound = (tmp_path / "x.h5").read_bytes()
+    (tmp_path / "x.h5").write_bytes(sound.replace(b"GCOL", b"GCOX"))
+    refused(store, tmp_path / "x.h5", pmstore.InterchangeError, "can't be read")
+
+
 def test_documents_of_npz_do_not_inflate(store: pmstore.Store, tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -191,7 +227,43 @@ def test_what_is_left_out_of_a_chosen_group_is_told(store: pmstore.Store, tmp_pa
     assert len(told) == 1 and list(store) == ["c/x"]
 
 
+@pytest.mark.parametrize("names", [None, ["ok"]])
+def test_names_of_hdf5_that_are_not_in_utf8(store: pmstore.Store, tmp_path: Path, names: Any) -> None:
+    with h5py().File(tmp_path / "x.h5", "w") as file:
+        file["ok"] = 2
+        file["ok"].attrs.create("unit\xe9".encode("latin1"), "K")
+        file.create_dataset("temp\xe9rature".encode("latin1"), data=1)
+    with pytest.warns(UserWarning, match="not in UTF-8") as told:
+        assert pmstore.load_into(store, tmp_path / "x.h5", names=names) == 1
+    assert len(told) == (2 if names is None else 1) and not store.attrs("ok")
+
+
+def test_names_of_some_axes_of_zarr(store: pmstore.Store, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    root = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    root.create_array("some", data=np.zeros((2, 3)), dimension_names=["time", None])
+    root.create_array("none", data=np.zeros((2, 3)), dimension_names=[None, None])
+    pmstore.load_into(store, tmp_path / "x.zarr")
+    assert store.attrs("some")["dims"] == ["time", ""] and not store.attrs("none")
+
+
 # ---- exports
+
+
+def test_lists_of_arrays_as_attributes(tmp_path: Path, form: str) -> None:
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["x"] = np.arange(3)
+        first.attrs("x").update(edges=[np.arange(2.0), np.arange(3.0)], same=[np.arange(2), np.arange(2)])
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second)
+
+
+def test_text_that_hdf5_lacks_is_named(tmp_path: Path) -> None:
+    h5py()
+    with pytest.raises(ValueError, match="'t' has text that HDF5 can't keep .*: npz keeps it"):
+        pmstore.export({"t": np.array(["a\ud800"])}, tmp_path / "x.h5")
+    assert not os.listdir(tmp_path)
 
 
 def test_masks_are_kept(store: pmstore.Store, tmp_path: Path, form: str) -> None:
@@ -212,12 +284,14 @@ def test_records_and_names_of_axes_of_zarr(store: pmstore.Store, tmp_path: Path)
     store["r"] = np.array([(1, 2.0)], np.dtype((np.record, [("a", "<i4"), ("b", "<f8")])))
     store["plain"] = np.array([(1,)], [("a", "<i4")])
     store.attrs("plain")["_ARRAY_DIMENSIONS"] = [1, 2]
+    store.attrs("r")["_ARRAY_DIMENSIONS"] = ["q"]
     pmstore.export(store, tmp_path / "x.zarr")
     with pmstore.open(tmp_path / "new.pm") as new:
         pmstore.load_into(new, tmp_path / "x.zarr")
         assert new["r"].dtype == store["r"].dtype and new["r"].dtype.type is store["r"].dtype.type
         assert new["plain"].dtype.type is np.void
         assert dict(new.attrs("plain")) == {"_ARRAY_DIMENSIONS": [1, 2]}
+        assert dict(new.attrs("r")) == {"_ARRAY_DIMENSIONS": ["q"]}
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 1), ()])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._resume import sklearn as common
+from pmstore._resume.attributes import root_of
 from pmstore._resume.fit import CONSTRAINTS
 from pmstore._resume.fit_group import StoreOrPath
 from pmstore.cluster import _sklearn
@@ -116,7 +117,8 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
     became empty, and there are some for the mean, the variance, the start and the inertia.
 
     With ``copy_x=False``, ``fit`` changes the data slightly by rounding, as scikit-learn does. The next ``fit`` treats
-    them as other data.
+    them as other data. Data in memory that numpy did not allocate are copied all the same: an array of a store, also
+    through DLPack or a memoryview, would be committed while it is centred.
 
     References
     ----------
@@ -355,8 +357,5 @@ def _needs_copy(X: Array, given: Any, copy_x: bool) -> bool:
     """Whether `X`, which validation made from `given`, must be copied before it is centred in place."""
     if copy_x:
         return not isinstance(given, np.ndarray) or np.may_share_memory(X, given)
-    base: Any = X
-    while isinstance(base, np.ndarray):
-        base = base.base
-    # A buffer of cffi: an array in a store, whose centred elements the commits would make durable.
-    return type(base).__module__ == "_cffi_backend"
+    # Memory that numpy did not allocate may be that of a store, whose commits would make the centred elements durable.
+    return not root_of(X).flags.owndata

@@ -169,15 +169,32 @@ def test_data_are_left_alone_or_put_back(path: Path) -> None:
     np.testing.assert_allclose(X, DIGITS[:100], atol=1e-12)
 
 
-def test_data_in_the_same_store_are_not_changed(path: Path) -> None:
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda array: array,
+        lambda array: array[:],
+        np.from_dlpack,
+        lambda array: np.asarray(memoryview(array)),
+        lambda array: np.frombuffer(array).reshape(array.shape),
+        lambda array: np.ctypeslib.as_array(np.ctypeslib.as_ctypes(array)),
+    ],
+    ids=["array", "view", "dlpack", "memoryview", "frombuffer", "ctypes"],
+)
+def test_data_in_the_same_store_are_not_changed(
+    of: Callable[[Any], Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Centred in place, they would be committed so."""
     reference = SklearnKMeans(4, random_state=0).fit(BLOBS)
     with pmstore.open(path) as store:
         store["X"] = BLOBS
+        whenever = []
+        monkeypatch.setattr(Lloyd, "_committed", lambda fit: whenever.append((store["X"] == BLOBS).all()))
         for copy_x in (True, False):
-            fit = KMeans(4, random_state=0, store=store, copy_x=copy_x).fit(store["X"])
+            whenever.clear()
+            fit = KMeans(4, random_state=0, store=store, name=f"{copy_x}", copy_x=copy_x).fit(of(store["X"]))
             assert_same(fit, reference)
-            assert (store["X"] == BLOBS).all()
+            assert whenever and all(whenever)
 
 
 @pytest.mark.parametrize("algorithm", ["lloyd", "elkan"])

@@ -103,7 +103,8 @@ def partial_fit(
         The group `name` holds something else than an earlier attempt at this fit, with the same class and parameters of
         the estimator, state learned before, `parameters`, `epochs`, number of batches if they are a sequence, first
         batch, versions and threads. Or a batch that was learned already has changed: all batches of an iterable are
-        compared, otherwise the first and the last one. Or other code changed that attempt's state.
+        compared, otherwise the first and the last one. Or the fit is finished, and there are more batches now. Or other
+        code changed that attempt's state.
     ReadOnlyStoreError, OutOfSpaceError, TransactionError, StoreLockedError
         As for :meth:`pmstore.Resumable.run`.
 
@@ -481,6 +482,12 @@ class PartialFit(Resumable):
         state = super()._load(fit_group, fields)
         if self.batches.epoch == self.batches.index == 0:  # the fit was finished
             self._go_on(state)
+            if self.batches.peek() is not None:
+                raise FingerprintMismatchError(
+                    f"the fit {self.slot_name_!r} is finished, and there is a batch {self.batches.index} of epoch "
+                    f"{self.batches.epoch} now, which it has not learned. Pass the same batches, or train the fitted "
+                    "model on the other ones under another name."
+                )
         return state
 
     def _go_on(self, state: State) -> None:

@@ -284,6 +284,15 @@ def test_batches_come_from_anywhere(source: str, commit_every: float, path: Path
     assert pmstore.prune(path)
 
 
+@pytest.mark.parametrize("source", ["function", "iterator"])
+@pytest.mark.parametrize("name", ["fit", None])
+def test_a_finished_fit_refuses_more_batches(source: str, name: str | None, path: Path) -> None:
+    pmstore.partial_fit(GaussianNB(), SOURCES[source](BATCHES[:2]), store=path, name=name, **CLASSES)
+    pmstore.partial_fit(GaussianNB(), SOURCES[source](BATCHES[:2]), store=path, name=name, **CLASSES)
+    with pytest.raises(pmstore.FingerprintMismatchError, match="is finished, and there is a batch 2 of epoch 0 now"):
+        pmstore.partial_fit(GaussianNB(), SOURCES[source](BATCHES), store=path, name=name, **CLASSES)
+
+
 def test_a_generator_that_fails(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What was learned is in the store; the estimator is as it was; what was learned from is known again."""
     model = SGDClassifier(random_state=0)

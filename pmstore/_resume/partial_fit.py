@@ -8,9 +8,12 @@ Arrays that replace others are copied into the store.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import pickle
 import signal
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
@@ -42,7 +45,7 @@ __all__ = ["partial_fit"]
 
 Array = npt.NDArray[Any]
 
-_SETTINGS = ("_metadata_request", "_sklearn_output_config")
+_SETTINGS = ("_metadata_request", "_skl_callbacks", "_sklearn_output_config")
 """Attributes that are set like parameters."""
 
 
@@ -96,7 +99,8 @@ def partial_fit(
     Raises
     ------
     TypeError
-        The estimator has no ``partial_fit``, or has an attribute that can't be kept; nothing is committed.
+        The estimator has no ``partial_fit``, or has an attribute that can't be kept, or learns inside of its parameters
+        as a wrapper of another estimator may do; nothing is committed.
     ValueError
         There are no batches.
     FingerprintMismatchError
@@ -110,8 +114,8 @@ def partial_fit(
 
     Notes
     -----
-    After an exception, the estimator is as it was before the call. The store holds its learned state up to the last
-    commit.
+    After an exception, the estimator is as it was before the call, but for its parameters. The store holds its learned
+    state up to the last commit.
 
     Attributes of attributes are kept too, to any depth, and so is the sharing of arrays and generators. Nothing is
     pickled: pmstore has a table of the classes that may occur. The logarithms of naive Bayes are not kept, because they
@@ -167,6 +171,7 @@ class Learned:
         self._nodes = b""  # encoded, as in the store
         self._layouts: dict[str, Any] = {}  # of the arrays, as in the store
         self._gaps: dict[str, list[Any]] = {}  # of the arrays, as the estimator made them
+        self._given: dict[str, bytes] | None = self._pickled_parameters()  # None after the first batch
         before = self.graph()
         self._before = before.nodes, {name: (np.array(array), _gaps(array)) for name, array in before.arrays.items()}
 
@@ -193,6 +198,7 @@ class Learned:
 
     def capture(self, group: Group) -> None:
         """Put everything into the store that isn't there."""
+        self._check_parameters()
         graph = self.graph()
         outside = {name: array for name, array in graph.arrays.items() if not _same(array, self._arrays.get(name))}
         alive = {id(array) for array in self._arrays.values()}
@@ -274,6 +280,31 @@ class Learned:
         graph.places = [(homes.get(id(owner), owner), key, number) for owner, key, number in graph.places]
         return graph
 
+    def _pickled_parameters(self) -> dict[str, bytes]:
+        """The contents of the parameters, without generators, which are kept, sparse matrices, which remember whether
+        they are sorted, and objects that can't be pickled."""
+        contents: dict[str, bytes] = {}
+        for name, value in self.estimator.get_params(deep=False).items():
+            is_kept = isinstance(value, np.random.RandomState | np.random.Generator) or name in self._derived
+            if not is_kept and not hasattr(value, "tocsr"):
+                with contextlib.suppress(Exception):
+                    contents[name] = _pickled(value)
+        return contents
+
+    def _check_parameters(self) -> None:
+        """Raise TypeError if the first batch of this call has changed a parameter, which the store does not keep."""
+        if self._given is None:
+            return
+        now = self._pickled_parameters()
+        changed = [name for name, contents in self._given.items() if now.get(name) != contents]
+        self._given = None
+        if changed:
+            raise TypeError(
+                f"partial_fit of {type(self.estimator).__name__} changes the parameter {changed[0]!r}, and what an "
+                "estimator learns inside of its parameters can't be kept in a store. Train this estimator without a "
+                "store, or make it resumable with pmstore.Resumable"
+            )
+
     def _restore(self, nodes: Any, arrays: Mapping[str, Array]) -> None:
         roots = decode(nodes, arrays, self.parameters)
         attributes = vars(self.estimator)
@@ -291,8 +322,24 @@ class Learned:
             self._derive()
 
 
+class _Pickler(pickle.Pickler):
+    """Functions, which can't all be pickled, are themselves."""
+
+    def persistent_id(self, value: Any) -> int | None:
+        return id(value) if isinstance(value, types.FunctionType) else None
+
+
+def _pickled(value: Any) -> bytes:
+    """Contents that are the same as long as the object does not change."""
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump(value)
+    return pickled.getvalue()
+
+
 def _derived(estimator: Any) -> tuple[tuple[str, ...], Callable[[], None]]:
     """The names of attributes that follow from others, and a function that computes them."""
+    if type(estimator).__module__ == "sklearn.cluster._birch":  # it fits an estimator there anew after each batch
+        return ("n_clusters",), lambda: None
     if type(estimator).__module__ != "sklearn.naive_bayes" or not hasattr(estimator, "_update_feature_log_prob"):
         return (), lambda: None
 

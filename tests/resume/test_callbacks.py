@@ -15,6 +15,7 @@ from sklearn.metrics import v_measure_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 
+import pmstore  # noqa: E402
 from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
@@ -161,6 +162,15 @@ def test_without_a_store_the_callbacks_see_the_iterations_too() -> None:
     model = KMeans(3, max_iter=4, tol=0, random_state=0).set_callbacks(log).fit(X)
     reference = KMeans(3, max_iter=4, tol=0, random_state=0).fit(X)
     assert (model.cluster_centers_ == reference.cluster_centers_).all() and len(log.made) == model.n_iter_ + 1
+
+
+@pytest.mark.parametrize("model", [StandardScaler(), MiniBatchKMeans(3, random_state=0)], ids=["theirs", "ours"])
+def test_callbacks_stay_with_an_estimator_that_learns_by_partial_fit(model: Any, path: Path) -> None:
+    """They are settings, which the store does not keep."""
+    log, batches = Log(), [X[:20], X[20:]]
+    for _ in range(2):  # learns, loads
+        fit = pmstore.partial_fit(clone(model).set_callbacks(log), batches, store=path, name="fit")
+        assert fit._skl_callbacks == [log]
 
 
 def test_scikit_learns_own(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pmstore._interrupts import later
+
 _lock = threading.Lock()
-_limits: list[int] = []  # of the threads inside limited_blas, the newest last
+_limits: dict[object, int] = {}  # by the calls of limited_blas, the newest last
 _unlimited: dict[str, tuple[Any, dict[str, Any]]] = {}  # the libraries as they were when the first thread entered
 
 
@@ -22,19 +24,28 @@ def limited_blas(controller: Any, threads: int) -> Iterator[None]:
     controller : threadpoolctl.ThreadpoolController
     threads : int
     """
-    with _lock:
-        for library in controller.lib_controllers:
-            if library.filepath not in _unlimited:
-                _unlimited[library.filepath] = library, library.info()
-        _limits.append(threads)
-        _limit()
+    mine = object()
     try:
+        with later(), _lock:
+            for library in controller.lib_controllers:
+                if library.filepath not in _unlimited:
+                    _unlimited[library.filepath] = library, library.info()
+            _limits[mine] = threads
+            _limit()
         yield
     finally:
-        with _lock:
-            if threads in _limits:  # not in a child that was forked inside
-                _limits.remove(threads)
-                _limit()
+        try:
+            _leave(mine)
+        except BaseException:  # an interrupt came before `later` was entered
+            _leave(mine)
+            raise
+
+
+def _leave(mine: object) -> None:
+    """Remove a limit, if it is there: it is not in a child that was forked inside."""
+    with later(), _lock:
+        _limits.pop(mine, None)
+        _limit()
 
 
 def unlimited(controller: Any) -> list[dict[str, Any]]:
@@ -49,7 +60,7 @@ def _limit() -> None:
     """Set the newest limit; without any, the thread counts that the libraries had before."""
     for library, info in _unlimited.values():
         if info["user_api"] == "blas":
-            _set(library, _limits[-1] if _limits else info["num_threads"])
+            _set(library, next(reversed(_limits.values()), info["num_threads"]))
     if not _limits:
         _unlimited.clear()
 

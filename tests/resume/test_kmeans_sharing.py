@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from sklearn.model_selection import GridSearchCV  # noqa: E402
 from threadpoolctl import threadpool_info, threadpool_limits  # noqa: E402
 
 import pmstore  # noqa: E402
+from pmstore._resume import blas as _blas  # noqa: E402
 from pmstore._resume import fit_group  # noqa: E402
 from pmstore._resume import sklearn as _sklearn  # noqa: E402
 from pmstore._store import held  # noqa: E402
@@ -151,10 +153,11 @@ def test_grid_search_in_parallel(backend: str, path: Path) -> None:
     assert done[0] == done[1], "each fit finds its own"
 
 
-def test_the_limit_of_blas_ends_with_the_last_of_several_threads() -> None:
-    def blas(libraries: Any) -> set[int]:
-        return {library["num_threads"] for library in libraries if library["user_api"] == "blas"}
+def blas(libraries: Any) -> set[int]:
+    return {library["num_threads"] for library in libraries if library["user_api"] == "blas"}
 
+
+def test_the_limit_of_blas_ends_with_the_last_of_several_threads() -> None:
     with threadpool_limits(2):
         before = blas(threadpool_info())
         one, other = _sklearn.one_blas_thread(), _sklearn.one_blas_thread()
@@ -165,6 +168,28 @@ def test_the_limit_of_blas_ends_with_the_last_of_several_threads() -> None:
         assert blas(_sklearn.libraries()) == before  # a fingerprint doesn't depend on what other threads do
         other.__exit__(None, None, None)
         assert blas(threadpool_info()) == blas(_sklearn.libraries()) == before
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("by", ["signal", "error"])
+def test_an_interrupt_leaves_no_limit_of_blas(by: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes before or after the threads are limited, or before or after they are that no longer."""
+    limit, places = _blas._limit, 0
+
+    def interrupted() -> None:
+        nonlocal places
+        for work in (limit, lambda: None):
+            if places == at:
+                places += 1
+                signal.raise_signal(signal.SIGINT) if by == "signal" else signal.default_int_handler(0, None)
+            places += 1
+            work()
+
+    with threadpool_limits(2):
+        monkeypatch.setattr(_blas, "_limit", interrupted)
+        with pytest.raises(KeyboardInterrupt), _sklearn.one_blas_thread():
+            pass
+        assert blas(threadpool_info()) == blas(_sklearn.libraries()) == {2}
 
 
 # ---- processes

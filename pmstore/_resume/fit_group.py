@@ -107,6 +107,14 @@ class FitGroup:
                 f"{self.store.path} is open for reading, and the fit {self.name!r} is {state}: open it for writing"
             )
 
+    def commit_pending(self) -> None:
+        """Commit what the caller has pending: an exception in a transaction of the fit would take it back."""
+        catalog = self.store._catalog
+        with catalog.lock:
+            is_pending = bool(catalog.core.pending())
+        if is_pending:
+            self.store.commit()
+
     def begin(self, fingerprint: Fingerprint) -> None:
         """Make the group that of an unfinished fit, as part of the caller's transaction."""
         self.group["fingerprint"] = fingerprint

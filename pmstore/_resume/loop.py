@@ -297,6 +297,7 @@ class Resumable(ABC):
                 self._tell_where(fit_group)
             if not fit_group.finished:
                 fit_group.check_writable()
+                fit_group.commit_pending()
                 self.state = State(fields)
                 try:
                     self._run(fit_group, None if found else fingerprint, commits)

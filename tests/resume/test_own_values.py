@@ -264,3 +264,39 @@ def test_whole_numbers_of_any_type() -> None:
     for algorithm.max_iter in (6.0, np.float64(6), np.int8(6)):
         for algorithm.runs in (1.0, np.int64(1)):
             assert algorithm.run().moved == wanted
+
+
+class Fails(pmstore.Resumable):
+    """Fails at its first commit: one field is inside of another one; or in its first step."""
+
+    max_iter = 2
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fields(self) -> Any:
+        yield pmstore.Field("a", 3)
+        if self.where == "start":
+            yield pmstore.Field("a/b", 3)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        pass
+
+    def step(self) -> None:
+        if self.where == f"step {self.state.iteration}":
+            raise OSError(self.where)
+
+
+@pytest.mark.parametrize("where", ["start", "step 0", "step 1"])
+def test_a_fit_that_fails_takes_back_nothing_of_the_callers(where: str, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "values.pm") as store:
+        store["array"] = np.zeros(2)
+        store.commit()
+        for value in (1, 2):  # starts, resumes
+            store["array"][0] = store["value"] = value
+            with pytest.raises((pmstore.NameConflictError, OSError)):
+                Fails(where).run(store, "fit")
+            assert store["array"][0] == store["value"] == value

@@ -26,13 +26,13 @@ import numbers
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from pmstore._resume.fingerprint import Fingerprint, describe, is_same
+from pmstore._resume.fingerprint import Fingerprint, describe, is_same, state_of
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, group_name, opened
 from pmstore._resume.history import History, Rows, at_work, history_of
 from pmstore._resume.state import PROGRESS, Field, State, check_fit_group
@@ -300,7 +300,8 @@ class Resumable(ABC):
                 fit_group.commit_pending()
                 self.state = State(fields)
                 try:
-                    self._run(fit_group, None if found else fingerprint, commits)
+                    with _generators_put_back(fields):
+                        self._run(fit_group, None if found else fingerprint, commits)
                 finally:
                     del self.state  # closing the store would copy live arrays
             self.state = self._load(fit_group, fields)
@@ -412,6 +413,26 @@ class Resumable(ABC):
         """Whether the current run has reached its end."""
         iteration = self.state.iteration
         return iteration == self.max_iter or (iteration > 0 and self.converged())
+
+
+@contextlib.contextmanager
+def _generators_put_back(fields: Iterable[Field]) -> Iterator[None]:
+    """Generators are as before if an exception leaves the block: the fingerprint may include their state, and the same
+    call again is to be the same fit."""
+    before = [
+        (one, state_of(one) if isinstance(one, np.random.RandomState) else one.bit_generator.state)
+        for one in (field.generator for field in fields)
+        if one is not None
+    ]
+    try:
+        yield
+    except BaseException:
+        for one, state in before:
+            if isinstance(one, np.random.RandomState):
+                one.set_state(state)
+            else:
+                one.bit_generator.state = state
+        raise
 
 
 class _Commits:

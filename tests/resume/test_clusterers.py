@@ -216,6 +216,19 @@ def test_mini_batches_go_on_with_the_callers_generator(path: Path) -> None:
         pmstore.cluster.KMeans(4, store=path, name="mine").fit(DIGITS)
 
 
+@pytest.mark.parametrize("name", ["mine", None])
+def test_an_interrupted_fit_leaves_the_callers_generator_as_it_was(name: str | None, path: Path) -> None:
+    """The same model is the same fit again."""
+    reference = theirs.MiniBatchKMeans(4, batch_size=64, random_state=np.random.RandomState(7)).fit(DIGITS)
+    model = MiniBatchKMeans(4, batch_size=64, random_state=np.random.RandomState(7), store=path, name=name)
+    for steps in (2, 3):  # starts, resumes
+        with interrupted(Steps, steps):
+            model.fit(DIGITS)
+    assert model.fit(DIGITS).resumed_from_iter_ == 5
+    assert_same(model, reference)
+    assert model.random_state.uniform() == reference.random_state.uniform()
+
+
 @pytest.mark.parametrize("missing", ["mini_batch_step", "SklearnMiniBatchKMeans"])
 def test_a_scikit_learn_of_other_parts_is_refused(missing: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sklearn, missing, None)

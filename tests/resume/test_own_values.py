@@ -300,3 +300,30 @@ def test_a_fit_that_fails_takes_back_nothing_of_the_callers(where: str, tmp_path
             with pytest.raises((pmstore.NameConflictError, OSError)):
                 Fails(where).run(store, "fit")
             assert store["array"][0] == store["value"] == value
+
+
+class Draws(Fails):
+    """A fit whose fingerprint has the state of a generator."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.generator = np.random.default_rng(0)
+
+    def fields(self) -> Any:
+        return [pmstore.Field("total"), pmstore.Field("generator", generator=self.generator)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"generator": self.generator}
+
+    def step(self) -> None:
+        self.state.total += self.generator.uniform()
+        super().step()
+
+
+def test_a_fit_that_fails_leaves_its_generator_as_it_was(tmp_path: Path) -> None:
+    fit, whole = Draws("step 1"), Draws("nowhere").run().total
+    with pytest.raises(OSError, match="step 1"):
+        fit.run(tmp_path / "values.pm", "fit")
+    fit.where = "nowhere"
+    assert fit.run(tmp_path / "values.pm", "fit").total == whole
+    assert fit.resumed_from_iter_ == 1

@@ -78,6 +78,10 @@ class EM(Fit):
             "degrees_of_freedom_": () if kind == "tied" else (k,),
             "covariances_": covariances,
         }
+        if self.warm:  # scikit-learn goes on with the components and the features of the start, or fails
+            start = {name: np.shape(getattr(self.estimator, name)) for name in self.names}
+            shapes = {**start, "weight_concentration_": ()}
+            covariances = np.shape(self.estimator.precisions_cholesky_)
         yield from super().fields()
         for prefix in ("",) if self.runs == 1 else ("", "best/"):
             for name in self.names:
@@ -186,7 +190,7 @@ class EM(Fit):
             if any(np.asarray(part).dtype.kind != "f" for part in (value if isinstance(value, tuple) else (value,))):
                 raise self.changed(name)
         if "weight_concentration_" in self.names:
-            value, k = self.state[f"{prefix}weight_concentration_"], self.estimator.n_components
+            value, k = self.state[f"{prefix}weight_concentration_"], len(self.state[f"{prefix}means_"])
             arrays = value if isinstance(value, tuple) and len(value) == 2 else (value,)
             if any(getattr(array, "shape", None) != (k,) for array in arrays):
                 raise self.changed("weight_concentration_")

@@ -13,9 +13,11 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+import sklearn.mixture
 from sklearn.linear_model import SGDClassifier
 
 import pmstore
+import pmstore.mixture
 from pmstore.cluster import KMeans, MiniBatchKMeans
 from pmstore.decomposition import IncrementalPCA
 from pmstore.mixture import GaussianMixture
@@ -195,3 +197,22 @@ def test_no_fit_inside_another_ones_group(path: Path) -> None:
     with pytest.raises(pmstore.FingerprintMismatchError, match="inside of 'fit'"):
         KMeans(3, random_state=0, store=path, name="fit/of/mine").fit(X)
     KMeans(3, random_state=0, store=path, name="fits/mine").fit(X)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("of", ["GaussianMixture", "BayesianGaussianMixture"])
+@pytest.mark.parametrize("change", ["n_components", "width", "nothing"])
+def test_a_warm_start_with_other_components_is_not_a_changed_fit(of: str, change: str, path: Path) -> None:
+    """It is scikit-learn's, or has its error, also if the fit is in the store already."""
+
+    def fitted(kind: Any, **store: Any) -> Any:
+        model = kind(n_components=2, random_state=0, warm_start=True, max_iter=3, **store).fit(X)
+        if change == "n_components":
+            model.set_params(n_components=3)
+        try:
+            return model.fit(X[:, :1] if change == "width" else X).means_.tolist()
+        except (ValueError, IndexError) as error:
+            return str(error)
+
+    ours, expected = getattr(pmstore.mixture, of), fitted(getattr(sklearn.mixture, of))
+    assert fitted(ours, store=path) == fitted(ours, store=path) == expected

@@ -185,6 +185,10 @@ class FitGroup:
         return f"reset() of an estimator, or store.group({self.name!r}).clear(), forgets that fit."
 
     def _refuse_what_is_no_fit(self) -> None:
+        if any(re.fullmatch("[0-9a-f]{16}/finished", name) for name in self.group):
+            raise FingerprintMismatchError(
+                f"{self.name!r} in {self.store.path} is the group of the fits without a name. Choose another name."
+            )
         if self.name in self.store:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds something that is not the fit of an estimator, or that was "
@@ -198,7 +202,7 @@ class FitGroup:
             if FitGroup(self.store, above).fingerprint is not None:
                 raise FingerprintMismatchError(
                     f"{self.name!r} would be inside of {above!r} in {self.store.path}, which is another fit, and would "
-                    "be forgotten with it. Choose another name."
+                    "be forgotten with it. Choose another name for one of the two."
                 )
 
 

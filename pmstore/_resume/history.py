@@ -259,7 +259,7 @@ def history(store: StoreOrPath, name: str) -> History:
         time : float64
             The time at its end, in seconds since 1970 (Unix time).
         attempt : int64
-            The number of the call that did the iteration, from 1: n + 1 for a fit that was resumed n times.
+            The number of the call that did the iteration, from 1. Calls that committed nothing do not count.
 
         The other columns, float64, are figures of the algorithm. `History.max_iter`, `runs` and `finished` tell how far
         the fit is.

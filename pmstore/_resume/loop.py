@@ -429,7 +429,7 @@ def _generators_put_back(fields: Iterable[Field]) -> Iterator[None]:
     except BaseException:
         for one, state in before:
             if isinstance(one, np.random.RandomState):
-                one.set_state(state)
+                one.set_state(dict(state))
             else:
                 one.bit_generator.state = state
         raise

@@ -199,6 +199,16 @@ def test_no_fit_inside_another_ones_group(path: Path) -> None:
     KMeans(3, random_state=0, store=path, name="fits/mine").fit(X)
 
 
+def test_the_group_of_all_fits_without_a_name_is_no_name(path: Path) -> None:
+    KMeans(3, random_state=0, store=path).fit(X)
+    with pytest.raises(pmstore.FingerprintMismatchError, match=r"fits without a name\. Choose another name\.$"):
+        KMeans(3, random_state=0, store=path, name="kmeans").fit(X)
+    assert len(pmstore.prune(path)) == 1
+    KMeans(3, random_state=0, store=path, name="kmeans").fit(X)
+    with pytest.raises(pmstore.FingerprintMismatchError, match="Choose another name for one of the two"):
+        KMeans(3, random_state=0, store=path).fit(X)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("of", ["GaussianMixture", "BayesianGaussianMixture"])
 @pytest.mark.parametrize("change", ["n_components", "width", "nothing"])

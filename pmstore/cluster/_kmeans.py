@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._resume import sklearn as common
-from pmstore._resume.attributes import root_of
 from pmstore._resume.fit import CONSTRAINTS
 from pmstore._resume.fit_group import StoreOrPath
+from pmstore._values.array import root_of
 from pmstore.cluster import _sklearn
 from pmstore.cluster._elkan import Elkan
 from pmstore.cluster._lloyd import Lloyd

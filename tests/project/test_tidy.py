@@ -85,7 +85,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "codecs",
     },
     "scale": {"_errors", "_resume", "_store", "archive"},
-    "cluster": {"_resume", "scale"},
+    "cluster": {"_resume", "_values", "scale"},
     "decomposition": {"_resume", "scale"},
     "mixture": {"_resume", "cluster", "scale"},
     "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},

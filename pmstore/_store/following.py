@@ -53,9 +53,10 @@ class Following(NameMapping):
         """Go to the newest commit that is durable, and return its sequence number.
 
         For a store that was opened with mode "r". Arrays that were handed out keep the bytes of their commit;
-        ``store[name]`` gives new ones. Any other store shows the newest commit anyway, with its pending changes.
+        ``store[name]`` gives new ones. Any other store shows the newest commit anyway, with its pending changes. While
+        another thread computes a derived array, this waits.
         """
-        with self._catalog.lock:
+        with self._derived.lock, self._catalog.lock:  # all inputs of a derived array are of one commit (I15)
             self._catalog.core.require_open()
             snapshot = self._catalog.core.snapshot
             if snapshot is not None and not self._is_newest():

@@ -104,3 +104,36 @@ def test_forks(store, gates):
     gates[1].set()
     thread.join()
     assert y[0, 1] == 4
+
+
+def total(x, y):
+    CALLS.append("total")
+    if len(GATES) > 2:  # there is a thread that waits for this one
+        GATES.pop().set()
+        GATES[1].wait(0.5)
+    return np.array([x.sum(), y.sum()])
+
+
+def test_I15_a_refresh_in_another_thread_waits(store, open_store, gates):
+    """Otherwise one input would be of the old commit, and the other one of the new one."""
+    table(store), table(store, "y")
+    store.derive("z", total, "x", "y")
+    store.commit()
+    with open_store(mode="r") as reader:
+        z = reader.derive("z", total, "x", "y")
+        store["x"][0] += 1
+        store["y"][0] += 1
+        store.commit()
+        begins = threading.Event()
+        gates.append(begins)
+
+        def refresh():
+            assert begins.wait(30)
+            reader.refresh()
+            gates[1].set()
+
+        thread, failed = in_thread(refresh)
+        assert z.value.tolist() == [66, 66]
+        thread.join()
+        assert failed == [None]
+        assert z.value.tolist() == [70, 70]

@@ -54,7 +54,8 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     ------
     StoreLockedError
         Any process has the store open for writing, or with ``exclusive=True``. Other readers go on with the old file,
-        and `Store.refresh`, `Store.read` and `Store.wait` tell them that another one has taken its place.
+        and `Store.refresh`, `Store.read`, `Store.wait` and `Store.backup` tell them that another one has taken its
+        place.
     CorruptStoreError
         The store is damaged, and not changed: `salvage` copies what is sound.
     OutOfSpaceError

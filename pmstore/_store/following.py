@@ -159,9 +159,12 @@ class Following(NameMapping):
             The sequence number of the commit.
 
         Raises StoreExistsError, also if path is the store itself; CorruptStoreError if the store is damaged: `salvage`
-        copies what is sound; StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied;
-        OutOfSpaceError, StoreNotFoundError, ReadOnlyStoreError, StoreIOError, ClosedStoreError.
+        copies what is sound; StaleSnapshotError if commits write large arrays whole, as quickly as these can be copied,
+        or if another store has taken the place of this one; OutOfSpaceError, StoreNotFoundError, ReadOnlyStoreError,
+        StoreIOError, ClosedStoreError.
         """
+        if not self.written:
+            self._refuse_replaced()
         with self._opened_again() as fd:  # other threads may commit meanwhile, or close the store
             return backup(fd, self._path, path, progress)
 

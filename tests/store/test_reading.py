@@ -240,10 +240,16 @@ def test_a_reader_is_told_that_another_file_has_taken_the_place(
     else:
         pmstore.open(f"{writer.path}2").close()
         os.replace(f"{writer.path}2", writer.path)
-    for ask in (lambda: reader.read("one"), lambda: reader.wait(timeout=0), reader.refresh):
+    backup = f"{writer.path}-backup"
+    for ask in (
+        lambda: reader.read("one"),
+        lambda: reader.wait(timeout=0),
+        reader.refresh,
+        lambda: reader.backup(backup),
+    ):
         with pytest.raises(pmstore.StaleSnapshotError, match="another store has taken the place"):
             ask()
-    assert reader["one"] == 7
+    assert reader["one"] == 7 and not os.path.exists(backup)
 
 
 # ---- what has nothing to do with the file

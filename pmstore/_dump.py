@@ -15,7 +15,7 @@ import numpy as np
 import pmstore
 from pmstore._display import full_text, name_text
 from pmstore._errors import UNSOUND
-from pmstore._store.reading import consistently
+from pmstore._store.reading import consistently, verify
 from pmstore._values.as_json import print_json, to_json
 
 __all__ = ["dump"]
@@ -100,6 +100,7 @@ def _value(store: pmstore.Store, name: str) -> Any:
     """A value; of a registered type, its parts, because it is the program's own."""
     parts = store._catalog.parts(name)
     value = store[name] if parts is None else parts
+    verify(store._catalog, name)
     return list(value) if isinstance(value, pmstore.PersistentList) else value
 
 

@@ -15,6 +15,7 @@ from pmstore._catalog.names import key_of
 from pmstore._core import pointer_to
 from pmstore._errors import UNSOUND, UnknownNameError, in_part, of
 from pmstore._interchange.forms import RESERVED, Hints
+from pmstore._store.reading import verify
 from pmstore._values.array import chunks, order_of
 from pmstore._values.as_json import to_json
 from pmstore._values.registry import Parts
@@ -163,6 +164,8 @@ class Source:
         else:
             array = self._mapping[described.name]
             array = array_of_tensor(array) if is_tensor(array) else array
+            if hasattr(self._mapping, "_catalog"):
+                verify(self._mapping._catalog, self._mapping._full(described.name))  # type: ignore[attr-defined]
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (described.shape, described.dtype):
             raise ValueError(f"{described.name!r} has changed while it was exported")
         return array

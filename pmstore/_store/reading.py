@@ -11,15 +11,16 @@ import numpy as np
 
 from pmstore._catalog import objects
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
+from pmstore._catalog.growing import counted
 from pmstore._catalog.kinds import ARRAY, OBJECT
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import Core, Entry
-from pmstore._errors import DerivedArrayError, StaleSnapshotError
+from pmstore._errors import UNSOUND, DerivedArrayError, StaleSnapshotError, of
 from pmstore._snapshot import Reader
 from pmstore._values.array import Layout, address_of, read_layout
 
-__all__ = ["Selection", "consistently", "copy_array", "read", "selections"]
+__all__ = ["Selection", "consistently", "copy_array", "read", "selections", "verify"]
 
 _ATTEMPTS = 100
 
@@ -79,6 +80,19 @@ def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:
         except StaleSnapshotError:
             refresh()
     return look()
+
+
+def verify(catalog: Catalog, name: str) -> None:
+    """Verify the committed contents of an array that was read: those that are mapped, such as with writeable=False, are
+    read unverified. Raises CorruptStoreError, StoreIOError."""
+    with catalog.lock:
+        entry = catalog.core.get(key_of(name))
+        if entry is None or entry.kind != ARRAY or not entry.offset:
+            return
+        try:
+            catalog.core.verify(entry.offset, entry.length, counted(entry))
+        except UNSOUND as error:
+            raise of(name, error) from error
 
 
 def _copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -> list[Any]:

@@ -284,6 +284,19 @@ def test_a_damaged_array_is_not_dumped(options: list[str], path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "model/labels = [0 1 2 3]\nepoch = 3\n")
 
 
+@pytest.mark.parametrize("command", [["dump"], ["dump", "--json"], ["dump", "--npy", "x.npy"], ["export"]])
+@pytest.mark.parametrize("writeable", [False, True])
+def test_a_damaged_array_that_is_mapped(command: list[str], writeable: bool, tmp_path: Path) -> None:
+    path = tmp_path / "constant.pm"
+    with pmstore.open(path) as store:
+        store.create_array("model/centers", (1000, 2, 3), fill_value=CENTERS, writeable=writeable)
+    damage(path)
+    last = ["x.npz"] if command == ["export"] else ["model/centers"]
+    done = run(*command, path, *last, directory=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "") and "damaged: 'model/centers'" in done.stderr
+    assert os.listdir(tmp_path) == ["constant.pm"]
+
+
 # ---- --npy
 
 

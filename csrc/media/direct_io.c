@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/format.h"
 #include "base/status.h"
 
@@ -23,7 +24,7 @@ bool pm_direct_io_open(pm_dio *dio)
     if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;
     char name[32];
     snprintf(name, sizeof name, "/proc/self/fd/%d", dio->file);
-    dio->fd = open(name, O_RDWR | O_DIRECT | O_CLOEXEC);
+    dio->fd = pm_descriptor_above_standard(open(name, O_RDWR | O_DIRECT | O_CLOEXEC));
     dio->refused = dio->fd < 0;
     return !dio->refused;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "commit/readers.h"
 #include "reader/snapshot.h"
 
@@ -44,7 +45,7 @@ static pm_status remember(pm_reader *reader, const pm_extent_place *wanted, size
 
 pm_status pm_reader_open(int fd, bool changing, pm_reader **out)
 {
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, PM_FIRST_FD);
     if (own < 0) return pm_fail_errno("cannot keep the file of a store open");
     pm_reader *reader = calloc(1, sizeof *reader);
     if (!reader) {

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/address.h"
+#include "base/descriptor.h"
 #include "reader/parts.h"
 #include "space/region_fork.h"
 
@@ -15,7 +16,7 @@
 
 pm_status pm_snapshot_new(const pm_pages *t, int fd, pm_snapshot **out)
 {
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, PM_FIRST_FD);
     if (own < 0) return pm_fail_errno("cannot keep the file of a store open");
     pm_snapshot *snapshot = calloc(1, sizeof *snapshot);
     if (!snapshot) {
@@ -70,7 +71,7 @@ void pm_snapshot_free(pm_snapshot *snapshot)
 
 int pm_snapshot_file(const pm_snapshot *snapshot)
 {
-    return fcntl(snapshot->copy, F_DUPFD_CLOEXEC, 0);
+    return fcntl(snapshot->copy, F_DUPFD_CLOEXEC, PM_FIRST_FD);
 }
 
 void pm_snapshot_describe(const pm_snapshot *snapshot, pm_statistics *out)
@@ -273,7 +274,7 @@ static pm_status lock_space(pm_snapshot *snapshot)
 {
     char name[32];
     snprintf(name, sizeof name, "/proc/self/fd/%d", snapshot->fd);
-    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    int fd = pm_descriptor_above_standard(open(name, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return pm_fail_errno("cannot open the file of a store again");
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET,
                          .l_start = pm_region_fork_reader_byte(snapshot->sequence), .l_len = 1};

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/address.h"
+#include "base/descriptor.h"
 #include "commit/readers.h"
 
 enum { AHEAD_FIRST = 4 << 10, AHEAD_MOST = 256 << 10, HEAD_ATTEMPTS = 1000 };
@@ -176,7 +177,7 @@ struct pm_waiter {
 
 pm_status pm_source_waiter(int fd, pm_waiter **out)
 {
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, PM_FIRST_FD);
     if (own < 0) return pm_fail_errno("cannot keep the file of a store open");
     pm_waiter *waiter = malloc(sizeof *waiter);
     if (!waiter) {
@@ -220,7 +221,7 @@ pm_status pm_source_wait(const pm_waiter *waiter, uint64_t after, uint64_t nanos
 
 pm_status pm_source_memory(uint64_t size, int *fd)
 {
-    *fd = memfd_create("pmstore-snapshot", MFD_CLOEXEC);
+    *fd = pm_descriptor_above_standard(memfd_create("pmstore-snapshot", MFD_CLOEXEC));
     if (*fd < 0) return pm_fail_errno("cannot make a file in memory for a snapshot");
     return ftruncate(*fd, (off_t)size) ? pm_fail_errno("cannot make a file in memory for a snapshot") : PM_OK;
 }

@@ -25,13 +25,16 @@ __all__ = ["about", "rows"]
 def rows(catalog: Catalog, prefix: str = "") -> Iterator[Row]:
     """The names of `Catalog.names`, with kind, shape, dtype, bytes, type and text, without reading contents."""
     for row in catalog.core.scan(NAME_PREFIX + prefix.encode()):
-        name, entry = name_of(row.key)[len(prefix) :], row.entry
+        name = name_of(row.key)[len(prefix) :]
         try:
             with catalog.lock:
+                entry = catalog.core.get(row.key)  # what belongs to the row's own may be gone by now
+                if entry is None:
+                    continue
                 found = about(catalog, row.key, entry)
         except UNSOUND as error:
             why = "unreadable" if isinstance(error, StoreIOError) else "damaged"
-            found = "value", None, None, entry.length or len(entry.meta), why, ""
+            found = "value", None, None, row.entry.length or len(row.entry.meta), why, ""
         yield name, *found
 
 

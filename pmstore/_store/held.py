@@ -45,6 +45,7 @@ __all__ = [
     "inode_of",
     "is_leased",
     "lock",
+    "open_file",
     "refuse_if_noted",
     "registry_lock",
     "sweep",
@@ -173,12 +174,12 @@ class FileLock(Held):
 
     def again(self, path: str) -> int:
         """An open file of its own: a lock does not show on the open file that holds it."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        flags = os.O_RDONLY | os.O_NONBLOCK
         try:
-            return os.open(f"/proc/self/fd/{self.fd}", flags)
+            return open_file(f"/proc/self/fd/{self.fd}", flags)
         except OSError:  # there is no /proc, or this process may not read the file any more
             try:
-                again = os.open(path, flags)
+                again = open_file(path, flags)
             except OSError as error:
                 raise refused(error, path) from error
         if inode_of(os.fstat(again)) != self.inode:
@@ -278,7 +279,7 @@ class SourceFile(Held):
             self.unlock()
 
     def again(self, path: str) -> int:
-        return os.dup(self.fd)
+        return fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
     def closing(self) -> None:
         """Nobody joins a snapshot."""
@@ -297,6 +298,19 @@ class SourceFile(Held):
             return inode_of(os.stat(path)) != self.inode
         except OSError:
             return False
+
+
+def open_file(path: str, flags: int, mode: int = 0o777) -> int:
+    """A descriptor of a file, of 3 or more: a program that has closed its standard output and still prints would
+    otherwise print into a store."""
+    fd = os.open(path, flags | os.O_CLOEXEC, mode)
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+        tell_pid()
 
 
 def tell_pid() -> None:

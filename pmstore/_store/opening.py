@@ -11,7 +11,7 @@ import stat
 import sys
 import time
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from pmstore import _core
 from pmstore._errors import (
@@ -33,6 +33,7 @@ from pmstore._store.held import (
     flock,
     inode_of,
     lock,
+    open_file,
     refuse_if_noted,
     registry_lock,
     sweep,
@@ -54,7 +55,7 @@ def open_source(path: str, where: str) -> SourceFile:
     """
     with later():
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_file(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             raise _not_found(path) from None
         except OSError as error:
@@ -94,6 +95,8 @@ def path_of(path: Any) -> str:
     text = os.path.expanduser(_without_scheme(text))
     if os.path.basename(text) in ("", os.curdir):
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
+    if os.pardir in text.split(os.sep):  # behind a symbolic link it is the parent of the link's target
+        text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
     return os.path.abspath(text)
 
 
@@ -110,7 +113,7 @@ def _without_scheme(text: str) -> str:
     host, slash, path = rest.partition("/")
     if host:
         raise ValueError(f"{text!r} is the file of another host, {host!r}")
-    return slash + unquote(path)
+    return slash + os.fsdecode(unquote_to_bytes(os.fsencode(path)))
 
 
 def seconds(timeout: Any, name: str = "timeout") -> float:
@@ -205,17 +208,17 @@ def _try(
 
 
 def _open_existing(real: str, path: str, writing: bool, where: str, opens: bool, joins: bool) -> FileLock:
-    flags = (os.O_RDWR if writing else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+    flags = (os.O_RDWR if writing else os.O_RDONLY) | os.O_NONBLOCK
     with registry_lock, contextlib.ExitStack() as undo:
         try:
             inode = inode_of(os.stat(real))
             # Check before opening: closing any descriptor of a file drops all POSIX locks that the process has on it.
             refuse_if_noted(inode, path, writing, joins)
-            lock_fd = os.open(real, flags)
+            lock_fd = open_file(real, flags)
             undo.callback(os.close, lock_fd)
-            lock(lock_fd, path, writing)
-            fd = os.open(real, flags)
+            fd = open_file(real, flags)
             undo.callback(os.close, fd)
+            lock(lock_fd, path, writing)
             if not inode == inode_of(os.fstat(lock_fd)) == inode_of(os.fstat(fd)) == inode_of(os.stat(real)):
                 raise _Changed
         except FileNotFoundError:
@@ -249,7 +252,7 @@ def _create(
     temporary = os.path.join(directory, _TEMPORARY + os.urandom(8).hex())
     with registry_lock, contextlib.ExitStack() as undo:
         try:
-            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise ReadOnlyStoreError(error.errno, f"{path!r} can't be created: {error.strerror}", path) from error
@@ -257,7 +260,7 @@ def _create(
         undo.callback(os.close, fd)
         undo.callback(_unlink, temporary)
         try:
-            lock_fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+            lock_fd = open_file(temporary, os.O_RDWR)
             undo.callback(os.close, lock_fd)
             lock(lock_fd, path, True)
             if replaced is not None:

@@ -115,15 +115,22 @@ def test_what_they_need_is_let_go(directory: Path, fault_library: Path) -> None:
     in_child(fault_library, let_go, directory)
 
 
+def has_number_0(path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(0), os.stat(path))
+    except OSError:  # it is free
+        return False
+
+
 def descriptor_0(directory: str) -> None:
-    """Nothing is read from the standard input, so its number may be taken."""
+    """A program without a standard input: what it opens next may get the number 0, and the store does not keep it."""
     pretend_ext4(True)
     store = new(directory, "zero")
     path = Path(directory) / "zero.pm"
     os.close(0)
     for _ in range(2):
         assert page(store) == 1 and column(store) > 1
-        assert os.path.samestat(os.fstat(0), os.stat(path)) and number("direct") == 1
+        assert not has_number_0(path) and number("direct") == 1
 
     def child() -> None:
         assert second_descriptors(path) == 0
@@ -132,10 +139,10 @@ def descriptor_0(directory: str) -> None:
     store.close()
     assert second_descriptors(path) == 0
     with pmstore.open(path, media="file") as store:
-        assert os.path.samestat(os.fstat(0), os.stat(path)) and page(store) == 1
+        assert not has_number_0(path) and page(store) == 1
 
 
-def test_the_second_descriptor_may_have_the_number_0(directory: Path, fault_library: Path) -> None:
+def test_the_second_descriptor_does_not_have_the_number_0(directory: Path, fault_library: Path) -> None:
     in_child(fault_library, descriptor_0, directory)
 
 

@@ -164,6 +164,22 @@ def test_small_values_are_shown_and_long_ones_abbreviated(tmp_path: Path) -> Non
     assert shown[9].startswith("[array([[0., 0.],") and "&#x27;k&#x27;: [1, 2]" in html and "\x1b" not in text
 
 
+def test_values_that_another_thread_assigns_meanwhile(tmp_path: Path) -> None:
+    """A row is of the value that there is when it is made. The old one's parts may be gone by then."""
+    with pmstore.open(tmp_path / "a.pm") as store:
+        for name in ("a", "b", "c"):
+            store[name] = np.ma.masked_array([1.0, 2.0], [True, False])
+        store.commit()
+        rows = store._rows()
+        found = [next(rows)]
+        store["b"] = np.ma.masked_array([1.0, 2.0, 3.0], [True, False, False])
+        del store["c"]
+        store.commit()
+        found += rows
+    assert [row[:2] for row in found] == [("a", "object"), ("b", "object")]
+    assert "(3,)" in found[1][-1]
+
+
 def test_names_are_completed(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "run.pm") as store:
         store.update({"epoch": 1, "model/centers": np.zeros(3), "model/k": 3})

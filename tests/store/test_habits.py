@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from tests.conftest import run_in_fork
+from tests.conftest import Medium, run_in_fork
 
 
 @pytest.fixture
@@ -35,6 +35,10 @@ def test_paths_with_the_home_directory_and_urls(tmp_path: Path, monkeypatch: pyt
         assert store.path == str(tmp_path / "a store.pm")
     with pmstore.open(f"file://{tmp_path}/a%20store.pm", "r") as store:
         assert store.path == str(tmp_path / "a store.pm")
+    latin = tmp_path / os.fsdecode(b"run-\xe9.pm")  # a name that is not UTF-8
+    with pmstore.open(latin.as_uri()) as store:
+        assert store.path == str(latin)
+    latin.unlink()
     with pytest.raises(
         ValueError, match=r"'s3://bucket/x.pm' is not on this machine.*store.drain\('s3://bucket/x.pm'\)"
     ):
@@ -220,3 +224,44 @@ def test_a_search_needs_no_name(tmp_path: Path) -> None:
 def test_an_unknown_format_names_those_that_there_are(store: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"run.pt' ends in no format: a name ends in one of \.h5, .*\.npz"):
         pmstore.export(store, tmp_path / "run.pt")
+
+
+def test_a_parent_behind_a_symbolic_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ ".." is the parent of the link's target, as for the system."""
+    disk = tmp_path / "disk"
+    (disk / "runs").mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(disk / "runs")
+    monkeypatch.chdir(tmp_path)
+    for given in ("runs/../store.pm", tmp_path / "runs" / ".." / "store.pm"):
+        with pmstore.open(given) as store:
+            assert store.path == str(disk / "store.pm") and os.path.samefile(given, store.path)
+    assert not (tmp_path / "store.pm").exists()
+    with pytest.raises(IsADirectoryError):
+        pmstore.open("runs/..")
+
+
+def print_without_standard_streams(path: Path) -> None:
+    for number in range(3):
+        os.close(number)
+    for mode in ("x", "w", "r"):
+        with pmstore.open(path, mode) as store, pmstore.open(path, "r") as reader:
+            if mode != "r":
+                store["a"] = np.arange(1 << 17)
+                store.create_array("b", 1 << 17, writeable=False)
+                store.commit()
+                store.read("a")
+                store["a"][:] += 1
+                store.commit()
+            reader.refresh()
+            assert reader["a"][1] == 2 and reader["b"][1] == 0
+            reader.wait(timeout=0)
+            for number in range(3):
+                with pytest.raises(OSError):
+                    os.write(number, bytes(8192))
+            store.close()
+    with pmstore.open(path) as store:
+        assert store.check().ok
+
+
+def test_a_program_without_standard_streams_does_not_print_into_a_store(medium: Medium) -> None:
+    run_in_fork(print_without_standard_streams, medium.directory / "a.pm")

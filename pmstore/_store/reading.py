@@ -20,7 +20,7 @@ from pmstore._errors import UNSOUND, DerivedArrayError, StaleSnapshotError, of
 from pmstore._snapshot import Reader
 from pmstore._values.array import Layout, address_of, read_layout
 
-__all__ = ["Selection", "consistently", "copy_array", "read", "selections", "verify"]
+__all__ = ["Selection", "consistently", "copies", "copy_array", "read", "selections", "verify"]
 
 _ATTEMPTS = 100
 
@@ -59,12 +59,12 @@ def read(reader: Reader, asked: list[Selection], newest: Core | None) -> list[An
     wanted: list[tuple[int, int]] = []
     if newest is not None:
         with contextlib.suppress(StaleSnapshotError):
-            return _copies(newest, asked, wanted)
+            return copies(newest, asked, wanted)
 
     def attempt() -> list[Any]:
         core = Core.of_snapshot(reader.take(wanted))
         try:
-            return _copies(core, asked, wanted)
+            return copies(core, asked, wanted)
         finally:
             core.close()
 
@@ -95,7 +95,8 @@ def verify(catalog: Catalog, name: str) -> None:
             raise of(name, error) from error
 
 
-def _copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -> list[Any]:
+def copies(core: Core, asked: list[Selection], wanted: list[tuple[int, int]]) -> list[Any]:
+    """Copies of values in a snapshot. wanted: as for `copy_array`."""
     catalog = Catalog(core, read_only=True)
     last = None  # several parts of an array in Fortran order, one after the other, are parts of one copy
     found = []

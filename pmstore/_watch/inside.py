@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pmstore._catalog.lists import PersistentList
 from pmstore._display import Row, full_text, name_text, size_text, type_text
 from pmstore._errors import UnknownNameError
+from pmstore._store.reading import Selection, copies
 from pmstore._store.store import Store
 
 __all__ = ["inside", "names"]
@@ -57,9 +58,10 @@ def inside(store: Store, name: str) -> dict[str, Any]:
     rows, values = _read(store, name, row[2], dtype)
     if rows is None:
         return about | {"text": TOO_LARGE}
-    if values.dtype.kind == "c":
-        values, about["type"] = abs(values), about["type"] + ", absolute values"
-    return about | _pictures(rows, values.astype(float), row[2])
+    with np.errstate(all="ignore"):
+        if values.dtype.kind == "c":
+            values, about["type"] = abs(values), about["type"] + ", absolute values"
+        return about | _pictures(rows, values.astype(float), row[2])
 
 
 def _value_text(store: Store, row: Row) -> str:
@@ -74,7 +76,11 @@ def _value_text(store: Store, row: Row) -> str:
 
 
 def _small_text(store: Store, row: Row) -> str:
-    return _cut(str(store.read(row[0]))) if row[4] <= MOST_VALUE else "no numbers that could be drawn"
+    return (
+        _cut(str(copies(store._catalog.core, [Selection(row[0])], [])[0]))
+        if row[4] <= MOST_VALUE
+        else "no numbers that could be drawn"
+    )
 
 
 def _cut(text: str) -> str:
@@ -95,9 +101,10 @@ def _read(
     needed = each * (shape[0] if store._layout(name).order == "F" else len(first) * size)  # "F": it is read as a whole
     if needed > MOST_BYTES:
         return None, np.zeros(0)
-    read = store.read(*((name, np.s_[int(at) : int(at) + size]) for at in first))
+    asked = [Selection(name, np.s_[int(at) : int(at) + size], whole=False) for at in first]
+    read = copies(store._catalog.core, asked, [])
     rows = np.concatenate([np.arange(at, at + size) for at in first])
-    return rows, np.concatenate(read) if len(first) > 1 else read
+    return rows, np.concatenate(read)
 
 
 def _pictures(rows: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, ...]) -> dict[str, Any]:
@@ -106,19 +113,18 @@ def _pictures(rows: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int
         return {"text": "no finite numbers"}
     low, high = float(finite.min()), float(finite.max())
     picture: dict[str, Any] = {"low": low, "high": high, "read": values.size, "of": int(np.prod(shape, dtype=object))}
-    with np.errstate(all="ignore"):
-        span = high / 2 - low / 2
-        share = (finite / 2 - low / 2) / (span if span > 0 else 1.0)
-        picture["histogram"] = np.bincount(np.minimum(share * BINS, BINS - 1).astype(int), minlength=BINS).tolist()
-        if len(shape) == 1:
-            chosen = _chosen(len(rows), 2 * ROWS)
-            y = [float(value) if np.isfinite(value) else None for value in values[chosen]]
-            return picture | {"line": {"x": rows[chosen].tolist(), "y": y}}
-        table = values.reshape(len(rows), -1)
-        kept, columns = _chosen(len(rows), ROWS), _chosen(table.shape[1], COLUMNS)
-        table = table[np.ix_(kept, columns)]
-        levels = np.round((table / 2 - low / 2) / (span if span > 0 else 1.0) * LEVELS)
-        heat = [[int(level) if np.isfinite(level) else None for level in line] for line in levels]
+    span = high / 2 - low / 2
+    share = (finite / 2 - low / 2) / (span if span > 0 else 1.0)
+    picture["histogram"] = np.bincount(np.minimum(share * BINS, BINS - 1).astype(int), minlength=BINS).tolist()
+    if len(shape) == 1:
+        chosen = _chosen(len(rows), 2 * ROWS)
+        y = [float(value) if np.isfinite(value) else None for value in values[chosen]]
+        return picture | {"line": {"x": rows[chosen].tolist(), "y": y}}
+    table = values.reshape(len(rows), -1)
+    kept, columns = _chosen(len(rows), ROWS), _chosen(table.shape[1], COLUMNS)
+    table = table[np.ix_(kept, columns)]
+    levels = np.round((table / 2 - low / 2) / (span if span > 0 else 1.0) * LEVELS)
+    heat = [[int(level) if np.isfinite(level) else None for level in line] for line in levels]
     return picture | {"heat": heat, "rows": rows[kept].tolist(), "columns": columns.tolist()}
 
 

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import urllib.parse
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,28 @@ def looked(path: Path, value: Any) -> dict[str, Any]:
         found = inside.inside(store, "value")
     json.dumps(found, allow_nan=False)
     return found
+
+
+@pytest.mark.parametrize("value", [np.arange(6.0), np.zeros((2, 300)), np.array(["a"]), "text"], ids=range(4))
+def test_a_look_is_of_one_commit(path: Path, value: Any) -> None:
+    """Also if the writer gives the name another value after the reader's last refresh."""
+    with pmstore.open(path, "w") as writer, Follower(path) as follower:
+        for before in (np.arange(20.0), np.arange(1000.0).reshape(20, 50), np.array(["b", "c"])):
+            writer["value"] = before
+            writer.commit()
+            follower.store.refresh()
+            expected = inside.inside(follower.store, "value")
+            writer["value"] = value
+            writer.commit()
+            found = follower.consistently(lambda store: inside.inside(store, "value"))
+            with pmstore.open(path, "r") as new:
+                assert found in (expected, inside.inside(new, "value"))
+
+
+def test_longdoubles_beyond_floats_are_not_finite(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert looked(path, np.full(3, np.longdouble("1e4000")))["text"] == "no finite numbers"
 
 
 def test_large_arrays_are_read_in_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

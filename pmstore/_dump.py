@@ -14,7 +14,7 @@ import numpy as np
 
 import pmstore
 from pmstore._display import full_text, name_text
-from pmstore._errors import UNSOUND
+from pmstore._errors import UNSOUND, DecodeError
 from pmstore._store.reading import consistently, verify
 from pmstore._values.as_json import print_json, to_json
 
@@ -26,8 +26,8 @@ Failure = Callable[[str], Exception]
 class Found(NamedTuple):
     """What a commit has of the names that were asked for.
 
-    names: those to print. derived: by name, what a derived array is. damaged: by name, the damage. kept: by name, the
-    values that can't be read a second time, because another process writes the store.
+    names: those to print. derived: by name, what a derived array is. damaged: by name, the damage, or why it can't be
+    decoded here. kept: by name, the values that can't be read a second time, because another process writes the store.
     """
 
     names: Sequence[str]
@@ -48,7 +48,7 @@ def dump(chosen: argparse.Namespace, failure: Failure, complain: Callable[[str],
     with pmstore.open(chosen.path, "r") as store:
         found = consistently(lambda: _found(store, chosen.names, failure), store.refresh)
         for text in found.damaged.values():
-            complain(f"{chosen.path}: damaged: {text}")
+            complain(f"{chosen.path}: {text}")
         if found.damaged and (chosen.names or chosen.json):
             return False
         sound = [name for name in found.names if name not in found.damaged]
@@ -82,6 +82,8 @@ def _found(store: pmstore.Store, asked: Sequence[str], failure: Failure) -> Foun
         try:
             value = _value(store, name)
         except UNSOUND as error:
+            found.damaged[name] = f"damaged: {error}"
+        except DecodeError as error:  # an element of a list, such as a time of a zone that this machine does not know
             found.damaged[name] = str(error)
         else:
             if beside:

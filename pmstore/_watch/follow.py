@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pmstore._display import Row, type_text, value_text
-from pmstore._errors import UNSOUND, FingerprintMismatchError, StaleSnapshotError, UnknownNameError
+from pmstore._errors import UNSOUND, DecodeError, FingerprintMismatchError, StaleSnapshotError, UnknownNameError
 from pmstore._resume.history import History, fits_of, read_history
 from pmstore._store.entrance import open as open_store
 from pmstore._store.opening import path_of
@@ -238,6 +238,8 @@ def _value(store: Store, row: Row) -> Value:
         return Value(row[0], *_told(store, row))
     except UNSOUND as error:
         return Value(row[0], f"damaged: {error}", None)
+    except DecodeError as error:
+        return Value(row[0], str(error), None)
 
 
 def _told(store: Store, row: Row) -> tuple[str, Curve | None]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _cli
 from pmstore._store.report import CheckReport
 from tests.conftest import Medium
 from tests.core.test_damage import flipped
@@ -72,6 +73,21 @@ def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     yield forget
     zoneinfo.reset_tzpath()
     zoneinfo.ZoneInfo.clear_cache()
+
+
+@pytest.mark.parametrize("command", ["dump", "watch --once --json", "top --once --json"])
+def test_a_time_zone_that_the_machine_lacks_does_not_hide_other_names(
+    open_store: Open, no_zones: Callable[[], None], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with open_store() as store:
+        store.create_list("l").append(datetime.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")))
+        store["sound"] = "seen"
+    no_zones()
+    path = os.path.dirname(store.path) if command.startswith("top") else store.path
+    status = _cli.main([*command.split(), path])
+    out, err = capsys.readouterr()
+    assert status == (1 if command == "dump" else 0) and ('"sequence": 1' if "top" in command else "seen") in out
+    assert "damaged" not in out + err and ("top" in command or "is unknown to this machine" in out + err)
 
 
 def test_a_time_zone_that_the_machine_lacks_is_no_damage(open_store: Open, no_zones: Callable[[], None]) -> None:

@@ -31,8 +31,8 @@ FORMATS = ("zarr", "npz", "safetensors", "hdf5")  # of export and import
 EXIT_STATUS = """\
 exit status:
   0  it worked; for check: the store is sound
-  1  the store is damaged; for dump: something in what is to be printed, and nothing was; for salvage: something was
-     left out
+  1  the store is damaged; for dump: something in what is to be printed is, or can't be decoded here, and was not
+     printed; for salvage: something was left out
   2  the store can't be opened, a name is not in it, or the arguments are wrong
 """
 
@@ -43,6 +43,9 @@ class Failure(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. By default, the arguments are those of the process."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the process has begun without it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

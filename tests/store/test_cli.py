@@ -284,6 +284,16 @@ def test_a_damaged_array_is_not_dumped(options: list[str], path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "model/labels = [0 1 2 3]\nepoch = 3\n")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["check a.pm", "dump --json a.pm", "backup a.pm b.pm", "compact a.pm"])
+def test_without_standard_streams(command: str, closed: str, tmp_path: Path) -> None:
+    pmstore.open(tmp_path / "a.pm").close()
+    shell = f"{sys.executable} -m pmstore {command} {closed}"
+    done = subprocess.run(shell, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("b.pm" in os.listdir(tmp_path)) == command.startswith("backup")
+
+
 @pytest.mark.parametrize("command", [["dump"], ["dump", "--json"], ["dump", "--npy", "x.npy"], ["export"]])
 @pytest.mark.parametrize("writeable", [False, True])
 def test_a_damaged_array_that_is_mapped(command: list[str], writeable: bool, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
 def _as_array(value: Any) -> npt.NDArray[Any]:
     """A persistent list of numbers as floats; any other value in an array without dimensions."""
     if isinstance(value, PersistentList) and all(type(item) in (bool, int, float) for item in value):
-        return np.array(list(value), float)
+        with contextlib.suppress(OverflowError):  # an int beyond floats
+            return np.array(list(value), float)
     return np.zeros((), object)
 
 

@@ -69,7 +69,8 @@ def test_what_can_not_be_drawn(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Silent().run(store, "silent")
         store["cube"], store["text"] = np.zeros((2, 2, 2)), np.array(["a"])
         store.create_list("words").append("a")
-        for name in ("cube", "text", "epoch", "words"):
+        store.create_list("huge").append(10**400)
+        for name in ("cube", "text", "epoch", "words", "huge"):
             with pytest.raises(TypeError, match=rf"'{name}' is .* plot\(\) draws fits, and real numbers"):
                 store.plot(name)
         with pytest.raises(ValueError, match="'silent' has no objective"):

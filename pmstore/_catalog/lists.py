@@ -240,7 +240,7 @@ class PersistentList(MutableSequence[Any]):
         if not removed and not new:
             return
         catalog = self._catalog
-        large = any(not isinstance(part, int) and len(part[0]) > META_MAX for part in new)
+        large = max([0 if isinstance(part, int) else len(part[0]) for part in new], default=0) > META_MAX
         made: list[Entry | int] = []
         with Undo(lambda: made, self._discard) if large else contextlib.nullcontext(made) as entries:
             for part in new:

@@ -11,6 +11,7 @@ Views of rows that have moved, because their array grew, are checked at the next
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -137,7 +138,7 @@ class LostUpdates:
     def shifted(self, list_id: int, numbers: Collection[int]) -> None:
         """The elements of a list that had these numbers have others now, or are gone: their copies can't be found
         again."""
-        keys: Iterable[bytes] = (names.element_key(list_id, number) for number in numbers)
+        keys: Iterable[bytes] = map(functools.partial(names.element_key, list_id), numbers)
         if len(self._of) < len(numbers):
             places = ((key, names.split_element(key)) for key in self._of)
             keys = [key for key, place in places if place and place[0] == list_id and place[1] in numbers]

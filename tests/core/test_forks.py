@@ -492,7 +492,7 @@ def test_I18_a_child_sees_the_arrays_of_a_snapshot(medium: Medium, child: Callab
 
 
 def test_a_child_lets_the_file_go_whatever_the_number_of_its_descriptor(medium: Medium) -> None:
-    """It is not 0 in a program without a standard input."""
+    """A program without a standard input has 0 free."""
     path = str(medium.directory / "s.pm")
 
     def program() -> None:

@@ -21,9 +21,9 @@ from tests.store.test_transactions import Stop, in_thread
 
 
 @contextlib.contextmanager
-def signal_at(event_number):
-    """Sends SIGINT at the n-th moment when the interpreter would run signal handlers: when a Python function of pmstore
-    is entered, or a C function returns to one. Gives a list that is empty if there are fewer."""
+def signal_at(event_number, handler):
+    """A signal comes at the n-th moment when the interpreter would run its handler, which is when a Python function of
+    pmstore is entered, or a C function returns to one. Gives a list that is empty if there are fewer."""
     seen = 0
     sent = []
     directory = pmstore.__path__[0]
@@ -39,6 +39,7 @@ def signal_at(event_number):
                 sys.setprofile(None)
                 signal.raise_signal(signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, handler)
     gc.disable()  # the end of another test's store is no moment of this function
     sys.setprofile(profile)
     try:
@@ -46,11 +47,12 @@ def signal_at(event_number):
     finally:
         sys.setprofile(None)
         gc.enable()
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupted_at(event_number, function):
     """Runs the function and interrupts it at the n-th of these moments. False if there are fewer."""
-    with signal_at(event_number) as sent:
+    with signal_at(event_number, signal.default_int_handler) as sent:
         try:
             function()
         except KeyboardInterrupt:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import pmstore
+from tests.store.test_interrupts import signal_at
 
 BEFORE = [*range(20), "z" * 3000]
 OPERATIONS: dict[str, Callable[[Any], object]] = {
@@ -27,43 +25,23 @@ each = pytest.mark.parametrize("name", OPERATIONS)
 pytestmark = pytest.mark.parametrize("medium", ["memory"], indirect=True)
 
 
-def at_line(number: int, action: Callable[[], object], function: Callable[[], object]) -> tuple[bool, Any]:
-    """Runs the function, and the action before the n-th line that it runs in the package or in contextlib. Returns
-    whether there was one, and the error."""
-    folders, left = (os.path.dirname(pmstore.__file__), contextlib.__file__), number
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(folders):
-            return None
-        left -= event == "line"
-        if left == 0 and event == "line":
-            sys.settrace(None)
-            action()
-        return trace
-
-    error = None
-    sys.settrace(trace)
-    try:
-        function()
-    except BaseException as caught:
-        error = caught
-    finally:
-        sys.settrace(None)
-    return left <= 0, error
-
-
-def lines(store: Any, action: Callable[[], object], name: str) -> Any:
-    """Runs the operation again and again, with the action at every third line. Yields the list and the error."""
-    number, there = 1, True
+def moments(store: Any, action: Callable[[], object], name: str) -> Any:
+    """Runs the operation again and again, with the action in a handler, each time a moment later. Yields the list and
+    the error."""
+    number, there = 1, [0]
     while there:
         kept = store["kept"] if "kept" in store else store.create_list("kept")
         kept[:] = BEFORE
         store.commit()
-        there, error = at_line(number, action, lambda kept=kept: OPERATIONS[name](kept))
+        error = None
+        with signal_at(number, lambda *_: action()) as there:
+            try:
+                OPERATIONS[name](kept)
+            except BaseException as caught:
+                error = caught
         yield kept, error
-        number += 3
-    assert number > 30
+        number += 1
+    assert number > 20
 
 
 def interrupt() -> None:
@@ -80,7 +58,7 @@ def after(name: str) -> list[Any]:
 def test_an_interrupt_leaves_nothing_that_acts_later(open_store: Any, name: str) -> None:
     """Its traceback keeps what was going on alive, and dies after a commit."""
     store = open_store()
-    for kept, error in lines(store, interrupt, name):
+    for kept, error in moments(store, interrupt, name):
         assert list(kept) in (BEFORE, after(name))
         store.rollback()
         kept.append("later")
@@ -100,7 +78,7 @@ def test_a_commit_in_the_middle_has_all_or_nothing(open_store: Any, name: str) -
         with pmstore.open(store.path, "r") as reader:
             seen.append((list(reader["kept"]), len(reader), reader.check().ok))
 
-    for kept, error in lines(store, commit, name):
+    for kept, error in moments(store, commit, name):
         if error is None:
             assert list(kept) == after(name)
         else:  # a commit frees new extents that have no owner yet
@@ -120,7 +98,7 @@ def test_a_list_that_shrinks_in_the_middle_stays_whole(open_store: Any, name: st
         else:
             store.rollback()
 
-    for kept, error in lines(store, shrink, name):
+    for kept, error in moments(store, shrink, name):
         assert error is None or isinstance(error, (pmstore.Error, IndexError, ValueError)), error
         assert len(list(kept)) == len(kept)
         store.commit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -431,7 +432,7 @@ def test_old_arrays_do_not_slow_commits_down(store: pmstore.Store) -> None:
 
 
 class Interrupting:
-    """Raises KeyboardInterrupt at one line of the module, as a signal could."""
+    """Sends SIGINT at one line of the module."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -442,7 +443,7 @@ class Interrupting:
         if event == "line":
             self.left -= 1
             if not self.left:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
         return self
 
 
@@ -455,7 +456,7 @@ def test_an_interrupt_at_any_line(store: pmstore.Store, change: str, count: int)
         x = made(store, 50)
         store.commit()
         x[0] = -1
-        before = sys.gettrace()
+        before = sys.gettrace(), signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             sys.settrace(Interrupting(at))
             store.append("x", rows(50, count)) if change == "append" else store.resize("x", 50 + count)
@@ -463,7 +464,8 @@ def test_an_interrupt_at_any_line(store: pmstore.Store, change: str, count: int)
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(before)
+            sys.settrace(before[0])
+            signal.signal(signal.SIGINT, before[1])
         found = store["x"]
         assert len(found) in ({50, 50 + count} if interrupted else {50 + count}) and found.flags.writeable
         assert np.array_equal(found[1:50], rows(1, 49)) and (found[0] == -1).all()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 # The module signal converts numbers to enums and back, which for all signals takes longer than to open a store.
 import _signal  # type: ignore[import-not-found]
+import os
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -22,6 +23,7 @@ __all__ = ["deliver", "later"]
 _SIGNALS = sorted(_signal.valid_signals())
 
 _depth = 0
+_thread = 0  # that has entered `later`: the main thread, when it did
 _found: list[Any] = []  # the handler of each signal, when they were last looked at
 _own: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []  # those of the program among them
 _handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
@@ -70,13 +72,14 @@ class later:
     __slots__ = ("_entered",)
 
     def __enter__(self) -> None:
-        global _depth
+        global _depth, _thread
         self._entered = _in_main_thread()
         if not self._entered:
             return
         _depth += 1
         if _depth > 1:
             return
+        _thread = threading.get_ident()
         try:
             _look()
             for number, handler in _own:
@@ -99,3 +102,15 @@ class later:
             _restore()
         finally:
             deliver()
+
+
+def _after_fork() -> None:
+    """Nobody is going to leave `later` in a child that another thread has forked."""
+    global _depth
+    if _depth and threading.get_ident() != _thread:
+        _depth = 0
+        _noted.clear()
+        _restore()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -17,6 +17,7 @@ import pytest
 
 import pmstore
 from pmstore import _interrupts as interrupts
+from tests.conftest import run_in_fork
 from tests.store.test_transactions import Stop, in_thread
 
 
@@ -377,6 +378,28 @@ def test_handlers_of_all_signals_run_later(request: pytest.FixtureRequest) -> No
             signal.raise_signal(number)
         assert came == []
     assert came == numbers
+
+
+def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureRequest) -> None:
+    def child():
+        assert signal.getsignal(signal.SIGUSR1) is handler
+        signal.raise_signal(signal.SIGUSR1)
+        with interrupts.later():
+            signal.raise_signal(signal.SIGUSR1)
+            assert came == [signal.SIGUSR1]
+        assert came == 2 * [signal.SIGUSR1]
+
+    came = []
+
+    def handler(number, _):
+        came.append(number)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, before))
+    with interrupts.later():
+        thread, out = in_thread(lambda: run_in_fork(child))
+        thread.join()
+    assert out == [None] and not came
 
 
 def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureRequest) -> None:

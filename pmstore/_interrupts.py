@@ -79,8 +79,8 @@ class later:
         _depth += 1
         if _depth > 1:
             return
-        _thread = threading.get_ident()
-        try:
+        try:  # no handler runs between the line above and this one, as nothing is called
+            _thread = threading.get_ident()
             _look()
             for number, handler in _own:
                 _handlers[number] = handler

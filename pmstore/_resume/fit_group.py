@@ -109,10 +109,7 @@ class FitGroup:
 
     def commit_pending(self) -> None:
         """Commit what the caller has pending: an exception in a transaction of the fit would take it back."""
-        catalog = self.store._catalog
-        with catalog.lock:
-            is_pending = bool(catalog.core.pending())
-        if is_pending:
+        if self.store._has_pending():
             self.store.commit()
 
     def begin(self, fingerprint: Fingerprint) -> None:

@@ -231,6 +231,11 @@ class Store(Following):
         else:  # the quick path: an 8-byte commit is little work
             self._lock.inner.call(catalog.lock.call, catalog.core.commit)
 
+    def _has_pending(self) -> bool:
+        """Whether a commit would change anything."""
+        with self._catalog.lock:
+            return bool(self._catalog.core.pending())
+
     def sync(self) -> None:
         """Wait until all commits are durable; with durability "async" some may not be yet.
 

@@ -352,8 +352,8 @@ class VersionCore(Core):
         number = bisect.bisect_left(self._keys, prefix + b"\xff" * 768) - 1
         return self._entry(number) if number >= 0 and self._keys[number].startswith(prefix) else None
 
-    def stats(self) -> dict[str, int]:
-        return {"keys": len(self._keys)}
+    def count_keys(self) -> int:
+        return len(self._keys)
 
     def item(self, offset: int) -> Contents:
         """The contents of an entry with that offset."""
@@ -372,6 +372,9 @@ class VersionCore(Core):
 
     def contents(self, offset: int, length: int) -> bytearray:
         return bytearray(self.bytes_of(self.item(offset)).data)
+
+    def verify(self, offset: int, length: int, count: int) -> None:
+        """Does nothing: contents of an archive are verified whenever they are read."""
 
     def read_into(self, offset: int, length: int, out: Any) -> None:
         memoryview(out).cast("B")[:] = self.bytes_of(self.item(offset)).data

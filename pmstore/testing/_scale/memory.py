@@ -42,6 +42,10 @@ class MemoryStore:
         self.on_commit()
         self.step("after a commit")
 
+    def _has_pending(self) -> bool:
+        """Whether something was changed outside of a transaction: nothing ever is."""
+        return False
+
     def group(self, name: str) -> _Group:
         return _Group(self, f"{name}/")
 

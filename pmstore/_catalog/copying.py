@@ -110,7 +110,7 @@ def rename(catalog: Catalog, old: str, new: str, check: Check, group: str) -> li
                 attributes.sweep(catalog, old)
             return list(pairs)
         except BaseException:
-            if ending or (moved and catalog.core.get(moved[0][0]) is None):  # a signal after the call
+            if ending or (moved and catalog.core.get(moved[0][0]) is None):  # it came after the call
                 _end_rename(catalog, declared, moved)
                 attributes.sweep(catalog, old)
             else:

@@ -372,7 +372,7 @@ def _move(
             core.put(key, moved)
         except BaseException:
             now = core.get(key)
-            if now is None or now.offset != offset:  # a signal may interrupt after the put
+            if now is None or now.offset != offset:  # the exception may come after the put
                 _unfreeze(catalog, entry.offset, offset)
             raise
     return moved

@@ -241,8 +241,8 @@ class PersistentList(MutableSequence[Any]):
             return
         catalog = self._catalog
         large = max([0 if isinstance(part, int) else len(part[0]) for part in new], default=0) > META_MAX
-        made: list[Entry | int] = []
-        with Undo(lambda: made, self._discard) if large else contextlib.nullcontext(made) as entries:
+        entries: list[Entry | int] = []
+        with Undo(lambda: entries, self._discard) if large else contextlib.nullcontext():
             for part in new:
                 entries.append(part if isinstance(part, int) else self._entry(*part))
             catalog.core.splice(element_prefix(self._id), start, removed, entries)

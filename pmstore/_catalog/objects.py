@@ -160,7 +160,7 @@ def new_parts(catalog: Catalog, key: bytes) -> Undo[int]:
 
     def take_back(number: int) -> None:
         entry = catalog.core.get(key)
-        if entry is None or entry.kind != OBJECT or head_of(entry).id != number:  # a signal may interrupt later
+        if entry is None or entry.kind != OBJECT or head_of(entry).id != number:  # an exception may come later
             for row in list(catalog.core.scan(object_prefix(number))):
                 catalog.core.delete(row.key)
 

@@ -50,9 +50,7 @@ class Batch:
 
 
 def _describe(value: Any) -> Any:
-    if isinstance(value, list):
-        value = np.asarray(value)
-    return [describe(value), list(map(str, getattr(value, "columns", ())))]
+    return describe(np.asarray(value) if isinstance(value, list) else value)
 
 
 class Batches:

@@ -58,6 +58,7 @@ _LEASE_BYTE = LOCK_BYTE + 2
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 _POLL = 0.05  # seconds between two looks for signals
+_FIRST_FD = 3  # the first number behind the standard streams
 
 registry_lock = threading.RLock()  # a garbage collection may close a store while the lock is held
 _changed = threading.Condition(registry_lock)  # notified when a lock is not busy any more
@@ -279,7 +280,7 @@ class SourceFile(Held):
             self.unlock()
 
     def again(self, path: str) -> int:
-        return fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        return fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
 
     def closing(self) -> None:
         """Nobody joins a snapshot."""
@@ -301,13 +302,13 @@ class SourceFile(Held):
 
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
-    """A descriptor of a file, of 3 or more: a program that has closed its standard output and still prints would
-    otherwise print into a store."""
+    """A descriptor of a file, with no number of a standard stream: a program that has closed its standard output and
+    still prints would otherwise print into a store."""
     fd = os.open(path, flags | os.O_CLOEXEC, mode)
-    if fd > 2:
+    if fd >= _FIRST_FD:
         return fd
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
     finally:
         os.close(fd)
         tell_pid()

@@ -76,11 +76,10 @@ def _value_text(store: Store, row: Row) -> str:
 
 
 def _small_text(store: Store, row: Row) -> str:
-    return (
-        _cut(str(copies(store._catalog.core, [Selection(row[0])], [])[0]))
-        if row[4] <= MOST_VALUE
-        else "no numbers that could be drawn"
-    )
+    if row[4] > MOST_VALUE:
+        return "no numbers that could be drawn"
+    (value,) = copies(store._catalog.core, [Selection(row[0])], [])
+    return _cut(str(value))
 
 
 def _cut(text: str) -> str:

@@ -113,7 +113,7 @@ NOTICED = [
         "_end_rename(catalog, declared, moved)",
         "pass",
         "an interrupt leaves both names",
-        within="# a signal after the call\n                _end_rename(catalog, declared, moved)",
+        within="# it came after the call\n                _end_rename(catalog, declared, moved)",
     ),
     Mutant(
         "names-of-a-failed-rename-stay",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +15,13 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._catalog import growing
 from pmstore._catalog.names import key_of
 from pmstore._cli import main
 from pmstore._values.array import Growth, layout
 from tests.conftest import Medium
 from tests.core.test_damage import flipped
 from tests.store.test_growing import growth_of, made, rows
+from tests.store.test_interrupts import interrupted_at
 from tests.support.images import REGION
 
 Open = Callable[..., pmstore.Store]
@@ -431,41 +429,19 @@ def test_old_arrays_do_not_slow_commits_down(store: pmstore.Store) -> None:
     assert [len(array) for array in kept] == list(range(1, 301)) and kept[0][0, 0] == 0 == kept[-1][0, 0]
 
 
-class Interrupting:
-    """Sends SIGINT at one line of the module."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, frame: Any, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != growing.__file__:
-            return None
-        if event == "line":
-            self.left -= 1
-            if not self.left:
-                signal.raise_signal(signal.SIGINT)
-        return self
-
-
 @pytest.mark.parametrize("change", ["append", "resize"])
 @pytest.mark.parametrize("count", [1, 500])
-def test_an_interrupt_at_any_line(store: pmstore.Store, change: str, count: int) -> None:
+def test_an_interrupt_at_any_moment(store: pmstore.Store, change: str, count: int) -> None:
+    def grow() -> None:
+        store.append("x", rows(50, count)) if change == "append" else store.resize("x", 50 + count)
+
     at, interrupted = 0, True
     while interrupted:
         at += 1
         x = made(store, 50)
         store.commit()
         x[0] = -1
-        before = sys.gettrace(), signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            sys.settrace(Interrupting(at))
-            store.append("x", rows(50, count)) if change == "append" else store.resize("x", 50 + count)
-            interrupted = False
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before[0])
-            signal.signal(signal.SIGINT, before[1])
+        interrupted = interrupted_at(at, grow)
         found = store["x"]
         assert len(found) in ({50, 50 + count} if interrupted else {50 + count}) and found.flags.writeable
         assert np.array_equal(found[1:50], rows(1, 49)) and (found[0] == -1).all()

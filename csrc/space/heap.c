@@ -79,6 +79,14 @@ static uint64_t forbidden(const pm_region *region, uint64_t offset, uint64_t len
     return end;
 }
 
+/* From `page`, where a word of the map begins: the first word before `end` that has a free page, or the last one. */
+static uint64_t skip_full(const pm_map *map, uint64_t page, uint64_t end)
+{
+    for (const uint64_t *word = map->words + page % PM_MAP_PAGES / 32; page + 32 < end; page += 32, word++)
+        if (((*word | *word >> 1) & LOW_BITS) != LOW_BITS) break;
+    return page;
+}
+
 /* Finds the first `pages` usable pages in a row. They are free in the live map, in the committed one and in the durable
  * one (I7), durable (I13), and not under a detached buffer (I9). */
 static pm_status search(pm_region *region, uint64_t pages, uint64_t *first)
@@ -104,7 +112,7 @@ static pm_status search(pm_region *region, uint64_t pages, uint64_t *first)
             uint64_t word_end = page - i % 32 + 32;
             if (word_end > end) word_end = end;
             if (used == LOW_BITS) {
-                page = start = word_end;
+                page = start = live ? skip_full(live, word_end, end) : word_end;
                 continue;
             }
             for (; page < word_end; page++) {

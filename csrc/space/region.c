@@ -52,7 +52,22 @@ static size_t first_from(const pm_region *region, uint64_t offset)
 /* The first buffer that could reach beyond `offset`. */
 static size_t first_near(const pm_region *region, uint64_t offset)
 {
-    return first_from(region, offset > region->longest_buffer ? offset - region->longest_buffer : 0);
+    return PM_FIRST(i, region->buffer_count, region->buffers[i]->reach > offset);
+}
+
+/* The furthest end of the buffers up to number `at`, if the one before it knows its own. */
+static uint64_t reach_at(const pm_region *region, size_t at)
+{
+    uint64_t end = region->buffers[at]->offset + region->buffers[at]->length;
+    return at && region->buffers[at - 1]->reach > end ? region->buffers[at - 1]->reach : end;
+}
+
+/* Keeps a buffer, behind `*kept` others. */
+static void keep(pm_region *region, pm_buffer *buffer, size_t *kept)
+{
+    region->buffers[*kept] = buffer;
+    buffer->reach = reach_at(region, *kept);
+    ++*kept;
 }
 
 /* Frees released buffers that are no candidates. The end of the transaction drops what a buffer has declared. */
@@ -63,7 +78,7 @@ static void sweep(pm_region *region)
         pm_buffer *buffer = region->buffers[i];
         bool candidate = buffer->writable && (buffer->owned || buffer->owned_at_commit || buffer->only);
         if (atomic_load(&buffer->living) || candidate || pm_region_fork_may_show(region, buffer))
-            region->buffers[kept++] = buffer;
+            keep(region, buffer, &kept);
         else free(buffer);
     }
     region->buffer_count = kept;
@@ -86,10 +101,14 @@ pm_status pm_region_add_buffer(pm_region *region, pm_buffer *buffer)
         /* Doubles the room unless the sweep made enough of it: so each buffer is looked at a few times at most. */
         if (region->buffer_count >= region->buffer_room / 2) PM_TRY(more_room_for_buffers(region));
     }
-    if (buffer->length > region->longest_buffer) region->longest_buffer = buffer->length;
     size_t at = region->buffer_count++;
     for (; at && region->buffers[at - 1]->offset > buffer->offset; at--) region->buffers[at] = region->buffers[at - 1];
     region->buffers[at] = buffer;
+    for (buffer->reach = 0; at < region->buffer_count; at++) {
+        uint64_t reach = reach_at(region, at);
+        if (region->buffers[at]->reach >= reach) break;
+        region->buffers[at]->reach = reach;
+    }
     return PM_OK;
 }
 
@@ -216,7 +235,7 @@ static void finish_transaction(pm_region *region)
         }
         /* A buffer that was released meanwhile may have been written before that, so it stays a candidate (I10). */
         if (atomic_load(&buffer->living) || !buffer->done || buffer->last_fork || buffer->shared)
-            region->buffers[kept++] = buffer;
+            keep(region, buffer, &kept);
         else free(buffer);
     }
     region->buffer_count = kept;

@@ -65,7 +65,6 @@ typedef struct {
 
     pm_buffer **buffers; /* by offset */
     size_t buffer_count, buffer_room;
-    uint64_t longest_buffer;
 
     pm_double_buffer **double_buffers; /* by the place of their mapped slot */
     size_t double_buffer_count;
@@ -92,6 +91,7 @@ struct pm_buffer {
     pm_store *store;
     void *address;
     uint64_t offset, length; /* of the extent's contents */
+    uint64_t reach; /* no buffer up to this one, by offset, ends behind it */
     atomic_int living;
     bool writable, owned, owned_at_commit;
     bool fixed;     /* the program declares that these bytes never change */

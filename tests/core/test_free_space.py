@@ -155,6 +155,29 @@ def test_free_pages_of_one_map_are_not_those_of_the_next(open_store):
     assert alloc(150) == behind + MAP // 2
 
 
+def test_the_only_free_pages_behind_full_ones_are_found(open_store):
+    """A search goes past 32 full pages at a time: whatever their place, from one map to the next."""
+    core = open_store()._catalog.core
+
+    def alloc(pages: int) -> int:
+        return core.alloc(pages * (PAGE - 8)) // PAGE
+
+    core.free(alloc(3 * MAP) * PAGE, 3 * MAP * (PAGE - 8))  # the pages of the map stay
+    low = alloc(1)
+    holes = []
+    for around in (MAP, 2 * MAP):
+        alloc(around - 52 - (holes[-1] + 2 if holes else low + 1))
+        for _ in range(35):
+            holes.append(alloc(2))
+            alloc(1)
+    alloc(3 * MAP - 50 - holes[-1])
+    core.free(low * PAGE, PAGE - 8)  # a search for two pages begins here
+    for page in holes:
+        core.free(page * PAGE, 2 * (PAGE - 8))
+        assert alloc(2) == page
+    assert min(holes) < MAP < holes[34] and holes[35] < 2 * MAP < max(holes)
+
+
 @pytest.mark.parametrize("maps", [1, 3])
 def test_pages_in_use_are_counted_in_every_map(open_store, maps):
     store = open_store()

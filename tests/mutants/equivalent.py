@@ -1,5 +1,5 @@
-"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py and
-equivalent_reader.py have those of csrc/media and csrc/reader."""
+"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py,
+equivalent_reader.py and equivalent_space.py have those of csrc/media, csrc/reader and csrc/space."""
 
 from __future__ import annotations
 
@@ -49,12 +49,6 @@ EQUIVALENT = [
         "pm_policy_forget",
     ),
     Equivalent(
-        "csrc/space/slots.c",
-        "PM_TRY(pm_heap_free(region, slots->slot[1], slots->length));",
-        "The space map was compared with the table of slots when the store was opened.",
-        "(void)",
-    ),
-    Equivalent(
         "csrc/base/schedule.c",
         "pm_routine *routine = calloc(1, sizeof *routine);",
         "More memory than is needed.",
@@ -79,12 +73,6 @@ EQUIVALENT = [
         "hash_pieces(writer",
     ),
     Equivalent(
-        "csrc/space/overlay.c",
-        "overlay->since.base = overlay->before.base = region->live;",
-        "Only the tracker reads a set's base, and it does not fill these sets: they hold numbers of pages.",
-        "(void)0;",
-    ),
-    Equivalent(
         "csrc/commit/pending.c",
         "int order = i == now->count ? 1 : k == before->count ? -1 : by_key(&now->list[i], &before->list[k]);",
         "Of the order only the sign counts.",
@@ -97,22 +85,10 @@ EQUIVALENT = [
         "(void)0;",
     ),
     Equivalent(
-        "csrc/space/catalog.c",
-        "size_t larger = left > total - left ? left : total - left;",
-        "The cut is then the first one past the middle, at most one item away from the best one.",
-        "total + left",
-    ),
-    Equivalent(
         "csrc/commit/checkpoint.c",
         "store->log_use.commits = 0;",
         "How rare checkpoints are, among 1,500 commits: only times depend on it.",
         "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/space/region_map.c",
-        "more = more / 2 < least ? least : pm_round_up(more / 2, PM_PAGE);",
-        "Where both are the same, both branches give it.",
-        "<= least",
     ),
     Equivalent(
         "csrc/dirty/policy.c",
@@ -138,12 +114,6 @@ EQUIVALENT = [
         "log_size * 2",
     ),
     Equivalent(
-        "csrc/space/overlay.c",
-        "for (page = stop; page < end && pm_overlay_next(region, page, page + 1) == page; page++) continue;",
-        "Whether a page is covered does not depend on how far the search for the next covered one goes.",
-        "(1 + 1)",
-    ),
-    Equivalent(
         "csrc/commit/direct.c",
         "if (chunk > length && !paged) chunk = length;",
         "The pattern is repeated in more memory than is needed, and no more than the length is written.",
@@ -154,78 +124,6 @@ EQUIVALENT = [
         "if (!length) return PM_OK;",
         "Where nothing is to be filled, what follows writes nothing.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "if (watched) return;",
-        "Pages that were not written are dropped as well: they show the same bytes.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "return true;",
-        "Pages that were not written are dropped as well: they show the same bytes.",
-        "return false",
-        "restore_watched",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "return first_from(region, offset > region->longest_buffer ? offset - region->longest_buffer : 0);",
-        "Both are 0 where they are equal, and no buffer begins at 0, where the root is.",
-        ">= region",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "return first_from(region, offset > region->longest_buffer ? offset - region->longest_buffer : 0);",
-        "Both are 0 where they are equal, and no buffer begins at 0, where the root is.",
-        ": (0",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "if (buffer->length > region->longest_buffer) region->longest_buffer = buffer->length;",
-        "An equal length is assigned anew.",
-        ">= region",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "atomic_store(&buffer->living, 1);",
-        "Whether it is 0 is all that is asked.",
-        "(1 +",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "if (buffer_end <= offset || buffer_end <= end) continue;",
-        "An equal end is assigned anew.",
-        "buffer_end < end",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "if (!*i) *i = first_near(region, offset);",
-        "The search begins with the first buffer of all: only times depend on it.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "for (uint64_t at = 0; at < length; at += PM_PAGE) {",
-        "At the end there are no bytes to compare.",
-        "at <= length",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "buffer->committed |= buffer->owned;",
-        "A constant array is then copied before a fork instead of shared: only times depend on it.",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "size_t bytes = length - at < PM_PAGE ? length - at : PM_PAGE;",
-        "Behind the contents of whole pages are hashes and what nobody reads.",
-        "length + at",
-    ),
-    Equivalent(
-        "csrc/space/region.c",
-        "if (address < region->live || offset >= region->size || length > region->size - offset) return NULL;",
-        "Contents end before the region does: their hashes follow.",
-        "length >= region",
     ),
     Equivalent(
         "pmstore/_resume/loop.py",
@@ -319,40 +217,10 @@ EQUIVALENT = [
         "region->committed - committed",
     ),
     Equivalent(
-        "csrc/space/heap.c",
-        "bool skipped = false;",
-        "A hint: the next search begins further ahead, at pages that are taken.",
-        "true",
-    ),
-    Equivalent(
-        "csrc/space/region_fork.c",
-        "if (!region->shown_to_children) return 0;",
-        "The locks are looked at, and the number of bytes, which only falls, stays 0.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/region_map.c",
-        "region->media = NULL;",
-        "Nothing uses the medium of a closed region: it would have ended the process.",
-        "(void)0;",
-    ),
-    Equivalent(
         "csrc/base/schedule.c",
         "sem_init(&routine->go, 0, 0);",
         "calloc has made the semaphore zeros, which is what glibc makes of it.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/overlay.c",
-        "for (page = stop; page < end && pm_overlay_next(region, page, page + 1) == page; page++) continue;",
-        "The notes cover all pages of a range that is written, or none: no page of free space or of a slot waits.",
-        "page + (1 - 1)",
-    ),
-    Equivalent(
-        "csrc/space/catalog.c",
-        "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
-        "How empty a leaf must be before it is merged: both trees are sound.",
-        "(4u + 1)",
     ),
     Equivalent(
         "csrc/commit/readers.c",
@@ -367,30 +235,11 @@ EQUIVALENT = [
         "last <= most",
     ),
     Equivalent(
-        "csrc/space/region_map.c",
-        "if (pages.from >= part.to) break;",
-        "The buffers are in the order of their places: all that follow are behind the part as well.",
-        "continue;",
-    ),
-    Equivalent(
         "csrc/recovery/recovery.c",
         "for (size_t i = 0; i < found->count; i++) {",
         "What the first record declares covers no earlier record's bytes: there is none.",
         "(0 + 1)",
         "note_declared",
-    ),
-    Equivalent(
-        "csrc/space/region_map.c",
-        "return PM_OK;",
-        "The pages that were copied at once are copied again, one by one.",
-        "(void)0;",
-        "copy_pages",
-    ),
-    Equivalent(
-        "csrc/space/region_fork.c",
-        "if (fd < 0) return NULL;",
-        "Without a descriptor the next call fails, with the same result; the lock that is taken again is held.",
-        "(void)0;",
     ),
     Equivalent(
         "csrc/dirty/policy.c",
@@ -464,82 +313,6 @@ EQUIVALENT = [
         "return False",
         "The descriptions of two shards have other names, so that they are never added.",
         function="Describe.adds",
-    ),
-    Equivalent(
-        "csrc/space/catalog.c",
-        "if (leaf->count && leaf->used < (PM_PAGE - PM_LINE) / 4u) {",
-        "A leaf that is a quarter full, to the byte, is merged one deletion sooner.",
-        "leaf->used <= (PM_PAGE - PM_LINE) / 4u",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "The search has read the same maps.",
-        "",
-        "pm_heap_pages",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "if (map && i % 32 == 0 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;",
-        "32 pages are asked for one by one.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "if (map && i % 32 == 0 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;",
-        "The last of 32 pages is asked for alone.",
-        "(31 - 1)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "if (start > page) {",
-        "The pages that are passed over are looked at again, and are forbidden again.",
-        "!(start > page)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "continue;",
-        "The same map is read again for its next word.",
-        "break;",
-        "search",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "if (offset / PM_PAGE < region->search_from) region->search_from = offset / PM_PAGE;",
-        "The same page is named.",
-        "<= region->search_from",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "slab->listed = 1;",
-        "All that is asked is whether it is 0.",
-        "(1 + 1)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(slab_link(region, root, slab));",
-        "The loop has read the first slab of the list.",
-        "(void)",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "The root is read when a store is opened.",
-        "",
-        "slab_free",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "PM_TRY(status);",
-        "The search has read the root and the list.",
-        "",
-        "ensure_map",
-    ),
-    Equivalent(
-        "csrc/space/heap.c",
-        "pm_page_new(region, page * PM_PAGE, type, 0);",
-        "Nothing reads the level of a map or of a list of maps.",
-        "(0 + 1)",
     ),
     Equivalent(
         "csrc/recovery/verify.c",

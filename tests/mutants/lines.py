@@ -47,6 +47,7 @@ from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
 from tests.mutants.equivalent_media import OF_MEDIA
 from tests.mutants.equivalent_reader import OF_READER
+from tests.mutants.equivalent_space import OF_SPACE
 from tests.mutants.reach import C_FILES, COVER, PYTHON_FILES, environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -136,7 +137,7 @@ def equivalent(change: Change) -> bool:
     return any(
         (one.file, one.line, one.function or change.function) == (change.file, change.at, change.function)
         and one.new in " ".join(change.new.split())
-        for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER)
+        for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER, *OF_SPACE)
     )
 
 

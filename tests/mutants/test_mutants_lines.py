@@ -15,6 +15,7 @@ from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
 from tests.mutants.equivalent_media import OF_MEDIA
 from tests.mutants.equivalent_reader import OF_READER
+from tests.mutants.equivalent_space import OF_SPACE
 from tests.mutants.lines import Cover, Outcome, score, scores
 
 C_TEXT = """\
@@ -140,7 +141,7 @@ def test_there_are_mutants_of_every_file(file: str) -> None:
 
 
 def test_equivalent_mutants_quote_the_sources() -> None:
-    for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER):
+    for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER, *OF_SPACE):
         stripped = [line.strip() for line in Path(lines.ROOT, one.file).read_text(encoding="utf-8").split("\n")]
         assert one.line in stripped, f"{one.file} no longer holds {one.line!r}"
         assert len(one.why) > 20

@@ -49,6 +49,22 @@ static pm_status find_domain(const file_facts *file, pm_media_kind kind, pm_doma
     return PM_OK;
 }
 
+/* On tmpfs the number of blocks is exact, but it includes blocks behind the end. lseek takes pages for holes that were
+ * reserved and never written, so it is asked only where the number does not tell. */
+static bool has_holes(int fd, const struct stat *file, const struct statfs *fs)
+{
+    if (fs->f_type != TMPFS_MAGIC || !fs->f_blocks) return false; /* f_blocks 0: without a limit, such as a memfd */
+    uint64_t size = pm_round_up((uint64_t)file->st_size, PM_PAGE), owned = (uint64_t)file->st_blocks * 512;
+    return owned < size || (owned > size && lseek(fd, 0, SEEK_HOLE) < file->st_size);
+}
+
+bool pm_media_has_holes(int fd)
+{
+    struct stat file;
+    struct statfs fs;
+    return !fstat(fd, &file) && !fstatfs(fd, &fs) && has_holes(fd, &file, &fs);
+}
+
 pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
 {
     struct statfs fs;
@@ -97,6 +113,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     file.answer = pm_dax_ask(fd, file.dax, &file.status);
     PM_TRY(choose_kind(media, kind, &file));
     media->may_be_bad = media->kind != PM_MEDIA_MEMORY;
+    media->holes = has_holes(fd, &file.status, &fs);
     if (media->kind != PM_MEDIA_FILE) {
         media->operations = media->kind == PM_MEDIA_DAX ? &pm_media_dax : &pm_media_memory;
         media->byte_addressable = true;
@@ -118,26 +135,26 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     PM_CHECK(media->byte_addressable ? !media->part : media->domain == PM_DOMAIN_DISK);
     if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;
     if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
-    return pm_media_map(media);
+    PM_TRY(pm_media_map(media));
+    return media->holes && read_only && !media->lent ? pm_media_fill_holes(media) : PM_OK;
 }
 
-/* The kernel has refused to give the file so many bytes more, with errno. The message names the folder: a file that was
- * just created may have had another name. */
-static pm_status no_room(const pm_media *media, uint64_t bytes)
+/* The message names the folder: a file that was just created may have had another name. */
+pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t bytes)
 {
     int error = errno;
-    char link[32], folder[256], what[420];
+    char link[32], folder[256], text[420];
     snprintf(link, sizeof link, "/proc/self/fd/%d", media->fd);
     ssize_t length = readlink(link, folder, sizeof folder);
     const char *end = length > 0 && length < (ssize_t)sizeof folder ? memrchr(folder, '/', (size_t)length) : NULL;
     struct statfs system = {0};
     fstatfs(media->fd, &system);
-    snprintf(what, sizeof what,
-             "the file can't grow by %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)",
+    snprintf(text, sizeof text,
+             "%s %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)", what,
              (unsigned long long)(bytes / 1024), end ? (int)(end + 1 - folder) : 15, end ? folder : "its file system",
              (unsigned long long)system.f_bavail * (unsigned long long)system.f_bsize / 1024);
     errno = error;
-    return pm_fail_errno(what);
+    return pm_fail_errno(text);
 }
 
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
@@ -148,7 +165,7 @@ pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
         bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
         result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
     } while (pm_again_make(&again, result));
-    if (result) return no_room(media, to - from);
+    if (result) return pm_media_no_room(media, "the file can't grow by", to - from);
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
     return PM_OK;
 }
@@ -165,9 +182,10 @@ pm_status pm_media_own_space(pm_media *media, uint64_t size)
     struct stat file;
     if (fstat(media->fd, &file)) return pm_fail_errno("cannot look at the file");
     media->size = size;
-    if (file.st_blocks * 512 >= file.st_size) return PM_OK;
+    if (!media->holes && file.st_blocks * 512 >= file.st_size) return PM_OK;
     pm_status status = pm_media_reserve(media, 0, size);
-    return pm_media_cannot_reserve(status) ? PM_OK : status;
+    if (!pm_media_cannot_reserve(status)) return status;
+    return media->holes && !media->lent ? pm_media_fill_holes(media) : PM_OK;
 }
 
 pm_status pm_media_map(pm_media *media)

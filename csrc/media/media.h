@@ -107,6 +107,7 @@ struct pm_media {
     pm_domain domain;
     /* A page of the file may be on a bad block: the core asks before it reads one (read.c). On tmpfs there are none */
     bool may_be_bad;
+    bool holes; /* of a sparse file on tmpfs: reading a page there takes space, and is SIGBUS if there is none */
     int fd;
     bool read_only;
     /* Dirty ranges consist of these: PM_LINE (a torn line), or PM_PAGE (a torn sector), which sets `pages` in each
@@ -142,6 +143,9 @@ struct pm_media {
     pm_hash64_page_function *stream_page; /* NULL: pages are hashed first, and then streamed */
     pm_trace *trace;    /* the caller's; NULL: there is none */
 };
+
+/* True if the file is sparse, and on a tmpfs that can be full: reading a page of a hole takes space there. */
+bool pm_media_has_holes(int fd);
 
 /* Finds the medium that AUTO is for this file, and its domain. PM_IO, or PM_INVALID as pm_domain_override. */
 pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain);
@@ -187,6 +191,9 @@ static inline pm_status pm_media_write_hashed(pm_media *media, uint64_t offset, 
     return media->operations->write_hashed(media, offset, source, pages, hashes);
 }
 
+/* The kernel has refused space for `bytes` with errno: "WHAT N KiB: …". */
+pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t bytes) __attribute__((cold));
+
 /* Reserves blocks for [from, to) of the file, so that writing there can't fail for lack of space (D8). */
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to);
 /* True if that failed because the file system has no such operation. */
@@ -198,9 +205,10 @@ static inline bool pm_media_cannot_reserve(pm_status status)
 /* Prepares a new file, before anything is reserved. */
 void pm_media_begin_new(pm_media *media);
 /* Prepares a file of which the store has the first `size` bytes. If it is a copy, holes, where there were zeros, get
- * blocks: on a full tmpfs, a store into a hole would be SIGBUS. Shared blocks are copied, as far as that can be done,
- * so that writing in place does not need new ones (D8). Bytes behind `size` are left by a growth that was interrupted.
- * They count as not there, so that the next growth reserves and syncs them, whatever the first one came to. */
+ * blocks: on a full tmpfs, a store into a hole would be SIGBUS. (Readers: pm_media_fill_holes.) Shared
+ * blocks are copied, as far as that can be done, so that writing in place does not need new ones (D8). Bytes behind
+ * `size` are left by a growth that was interrupted. They count as not there, so that the next growth reserves and syncs
+ * them, whatever the first one came to. */
 pm_status pm_media_own_space(pm_media *media, uint64_t size);
 
 /* Finds the first offset of a range that can't be read without a signal, where the file is mapped at `at`; UINT64_MAX:
@@ -221,6 +229,9 @@ static inline pm_status pm_media_readable(const pm_media *media, uint64_t offset
 {
     return pm_media_unreadable(media, media->view + offset, offset, length, what) == UINT64_MAX ? PM_OK : PM_UNREADABLE;
 }
+
+/* Gives each hole of a sparse file on tmpfs pages of zeros. PM_NO_SPACE if the tmpfs is full. */
+pm_status pm_media_fill_holes(pm_media *media);
 
 /* Memory: brings the pages of [from, to) into the page table, so that the first store to each does not cost a fault. */
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to);

@@ -6,6 +6,9 @@
  * ask twice.
  *
  * Programs touch their arrays without asking: for them a bad block is a signal, as in any mapping.
+ *
+ * On tmpfs there are no bad blocks. But a page of a hole takes space when it is touched, which is a signal if tmpfs is
+ * full. So all holes get pages when a sparse file is opened.
  */
 #define _GNU_SOURCE
 #include "media/media.h"
@@ -72,4 +75,18 @@ uint64_t pm_media_find_unreadable(const pm_media *media, const uint8_t *at, uint
     int how = privately ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
     at -= before, offset -= before, length = pm_round_up(length + before, PM_PAGE);
     return populate(at, length, how) ? find_bad(media, at, offset, length, how, what) : UINT64_MAX;
+}
+
+pm_status pm_media_fill_holes(pm_media *media)
+{
+    off_t size = (off_t)media->size, from, to = 0;
+    while ((from = lseek(media->fd, to, SEEK_HOLE)) >= 0 && from < size) {
+        to = lseek(media->fd, from, SEEK_DATA);
+        if (to < 0 || to > size) to = size; /* no data follow */
+        if (!populate(media->view + from, (uint64_t)(to - from), MADV_POPULATE_READ)) continue;
+        if (errno != EFAULT && errno != ENOMEM) break; /* a kernel without this call */
+        if (errno == EFAULT) errno = ENOSPC;
+        return pm_media_no_room(media, "the holes of this sparse file need", (uint64_t)(to - from));
+    }
+    return PM_OK;
 }

@@ -273,6 +273,8 @@ static bool mapping_keeps_lock(int fd, int locked, int64_t byte)
 static pm_status lock_space(pm_snapshot *snapshot)
 {
     char name[32];
+    if (pm_media_has_holes(snapshot->fd))
+        return pm_fail(PM_STALE, "a mapping of a sparse file on tmpfs may need space that there is not");
     snprintf(name, sizeof name, "/proc/self/fd/%d", snapshot->fd);
     int fd = pm_descriptor_above_standard(open(name, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return pm_fail_errno("cannot open the file of a store again");

@@ -10,12 +10,13 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pmstore
-from tests.conftest import Child
+from tests.conftest import Child, run_in_fork
 from tests.core.test_file_systems import KINDS, Kind, image_of, mounted
 from tests.core.test_shared_blocks import Disk
 from tests.support.bad_disk import BadDisk
@@ -193,6 +194,60 @@ def test_backup_and_compact(place: Path) -> None:
             store.backup(copy)
         os.unlink(copy)
         os.unlink(path)
+
+
+def sparse_copy(source: Path, path: Path, *, behind: bool) -> None:
+    """A copy with holes where the store has pages of zeros. behind: it also has blocks behind its end."""
+    data = source.read_bytes()
+    with path.open("xb") as file:
+        for at in range(0, len(data), 4096):
+            if any(data[at : at + 4096]):
+                file.seek(at)
+                file.write(data[at : at + 4096])
+        file.truncate(len(data))
+    if behind:
+        subprocess.run(["fallocate", "-n", "-o", str(len(data)), "-l", str(len(data)), path], check=True)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_sparse_copy_on_a_full_tmpfs(tmp_path: Path, behind: bool) -> None:
+    """A page of a hole takes space when it is touched. Without space that is an error, and never a signal."""
+    with pmstore.open(tmp_path / "source.pm", "x") as store:
+        store.create_array("constant", 200_000, fill_value=np.zeros(200_000), writeable=False)
+        store["large"], store["value"] = np.zeros(200_000), [1, 2]
+        store.commit()
+
+    def refused(mode: Any, says: str, **options: Any) -> None:
+        with pytest.raises(pmstore.OutOfSpaceError, match=says):
+            pmstore.open(place / "0.pm", mode, **options)
+
+    def without_space() -> None:
+        refused("r", "the holes of this sparse file need .* has 0 KiB left", exclusive=True)
+        refused("r+", "can't grow by .* has 0 KiB left")
+        with pmstore.open(place / "0.pm", "r") as store:
+            assert not store["constant"].any() and not store["large"].any() and store["value"] == [1, 2]
+            assert store.check().ok
+
+    def again(name: str, mode: Any, **options: Any) -> None:
+        with pmstore.open(place / name, mode, **options) as store:
+            full = Disk(place)
+            assert not store["constant"].any() and not store["large"].any()
+            assert store.check().ok
+            if mode == "r+":
+                store["large"][::512] = 1
+                store.commit()
+            full.close()
+
+    with on("tmpfs", tmp_path) as place:
+        for number in range(2):
+            sparse_copy(tmp_path / "source.pm", place / f"{number}.pm", behind=behind)
+        disk = Disk(place)
+        run_in_fork(without_space)
+        disk.close()
+        run_in_fork(lambda: again("0.pm", "r", exclusive=True))
+        run_in_fork(lambda: again("1.pm", "r+"))
+        with pmstore.open(place / "1.pm", "r", verify=True) as store:
+            assert store["large"][::512].all()
 
 
 @pytest.mark.parametrize("name", ["overlay on tmpfs", pytest.param("overlay on ext4", marks=pytest.mark.long)])

@@ -333,7 +333,7 @@ CREATION = [
         "media->size = size;",
         ";",
         "space is used that no header and no sync vouch for",
-        within="media->size = size;\n    if (file.st_blocks",
+        within="media->size = size;\n    if (!media->holes && file.st_blocks",
         parts=("creation",),
     ),
 ]

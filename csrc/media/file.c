@@ -129,15 +129,27 @@ static bool lacked_space(pm_media *media)
  * longer ranges are quicker in parts. */
 enum { BEGIN_WRITEBACK = 1 << 19, AT_ONCE = (1 << 20) + (1 << 17) };
 
-/* sync_file_range that reports to the trace what it waited for: only that is in the disk's cache. */
+/* True if a sandbox forbids a call that has failed so. */
+static bool is_forbidden(int error)
+{
+    return error == ENOSYS || error == EPERM;
+}
+
+/* sync_file_range that reports to the trace what it waited for: only that is in the disk's cache. Where a sandbox
+ * forbids it, nothing is written back, and fdatasync is the commit point from then on. */
 static pm_status write_back(pm_media *media, uint64_t from, uint64_t to, unsigned how)
 {
     int result;
+    bool allowed;
     pm_again again = {0};
     do {
-        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
+        allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_SYNC);
         result = allowed ? sync_file_range(media->fd, (off_t)from, (off_t)(to - from), how) : -1;
     } while (pm_again_make(&again, result));
+    if (result && allowed && is_forbidden(errno)) {
+        media->durable_range = false;
+        return PM_OK;
+    }
     if (media->trace && (result || how & SYNC_FILE_RANGE_WAIT_AFTER))
         pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_FLUSH, from, to - from, NULL);
     /* Not retried: a later sync would not hear of the error again (D7). */
@@ -313,6 +325,23 @@ static pm_status file_fence(pm_media *media)
     return file_sync(media);
 }
 
+/* Writes these bytes durably, after what was streamed. If durable_range is false then, the system can't or may not, and
+ * fdatasync has to make both durable. */
+static pm_status write_range_durably(pm_media *media, uint64_t offset, const void *source, size_t length)
+{
+    /* in the disk's cache: what was streamed → then: the record, whose flush covers both. In the other order, a power
+     * cut could keep the record alone. */
+    durability how = media->streamed_count ? WITH_STREAMED : ALONE;
+    PM_TRY(wait_for_streamed(media));
+    if (!media->durable_range) return PM_OK;
+    pm_status status = write_all(media, offset, source, length, how);
+    media->syncs++;
+    if (status == PM_NO_SPACE) return lacked_space(media) ? PM_NO_SPACE : PM_IO;
+    if (status == PM_OK || (pm_errno() != EOPNOTSUPP && !is_forbidden(pm_errno()))) return status;
+    media->durable_range = false;
+    return PM_OK;
+}
+
 static pm_status file_write_through(pm_media *media, uint64_t offset, const void *source, size_t length)
 {
     enum { LAZY_MOST = 8 * PM_PAGE };
@@ -323,15 +352,8 @@ static pm_status file_write_through(pm_media *media, uint64_t offset, const void
      * RWF_DSYNC has to come after the streamed bytes. */
     bool all = media->streamed_count && !begun && media->lazy <= LAZY_MOST;
     if (media->durable_range && media->streamed_count <= PM_STREAMED && !all) {
-        /* in the disk's cache: what was streamed → then: the record, whose flush covers both. In the other order, a
-         * power cut could keep the record alone. */
-        durability how = media->streamed_count ? WITH_STREAMED : ALONE;
-        PM_TRY(wait_for_streamed(media));
-        pm_status status = write_all(media, offset, source, length, how);
-        media->syncs++;
-        if (status == PM_NO_SPACE) return lacked_space(media) ? PM_NO_SPACE : PM_IO;
-        if (status == PM_OK || pm_errno() != EOPNOTSUPP) return status;
-        media->durable_range = false;
+        PM_TRY(write_range_durably(media, offset, source, length));
+        if (media->durable_range) return PM_OK;
     }
     PM_TRY(write_all(media, offset, source, length, LATER));
     return file_fence(media);

@@ -196,10 +196,10 @@ pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t byt
 
 /* Reserves blocks for [from, to) of the file, so that writing there can't fail for lack of space (D8). */
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to);
-/* True if that failed because the file system has no such operation. */
+/* True if that failed because the file system has no such operation, or a sandbox forbids it. */
 static inline bool pm_media_cannot_reserve(pm_status status)
 {
-    return status == PM_IO && (pm_errno() == EOPNOTSUPP || pm_errno() == ENOSYS);
+    return status == PM_IO && (pm_errno() == EOPNOTSUPP || pm_errno() == ENOSYS || pm_errno() == EPERM);
 }
 
 /* Prepares a new file, before anything is reserved. */

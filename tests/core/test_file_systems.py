@@ -261,19 +261,49 @@ def test_a_thread_with_stores_on_two_file_systems(tmp_path: Path, directory: Pat
 
 def nothing_is_reserved(directory: str) -> None:
     """Run in a child with the shim: fallocate is refused, so that blocks are reserved by writing them."""
-    path = Path(directory) / "store.pm"
-    with faults(Fault("fallocate", FROM_THEN, errno.EOPNOTSUPP)), pmstore.open(path, "x", media="file") as store:
-        for size in (0, 1000, 1 << 20):
-            store[f"a{size}"] = np.ones(size)
-            store.commit()
-            file = path.stat()
-            assert file.st_blocks * 512 >= file.st_size > 8 * size
+    for code in (errno.EOPNOTSUPP, errno.EPERM):  # the second from a sandbox
+        path = Path(directory) / f"{code}.pm"
+        with faults(Fault("fallocate", FROM_THEN, code)), pmstore.open(path, "x", media="file") as store:
+            for size in (0, 1000, 1 << 20):
+                store[f"a{size}"] = np.ones(size)
+                store.commit()
+                file = path.stat()
+                assert file.st_blocks * 512 >= file.st_size > 8 * size
 
 
 @pytest.mark.no_sanitizer
 def test_space_that_can_not_be_reserved_is_written(directory: Path, fault_library: Path) -> None:
     """Otherwise a commit would find the disk full that was promised its space."""
     shims.call(fault_library, nothing_is_reserved, directory)
+
+
+def forbidden(directory: str) -> None:
+    """Run in a child with the shim: a sandbox forbids what makes a range durable."""
+    pretend_ext4(True)
+    for call, code in (
+        (call, code) for call in ("sync_file_range", "pwritev2") for code in (errno.ENOSYS, errno.EPERM)
+    ):
+        path = Path(directory) / f"{call}{code}.pm"
+        with pmstore.open(path, "x", media="file") as store:
+            for size in (1 << 20, 3):
+                with faults(Fault(call, FROM_THEN, code)):
+                    store[f"a{size}"] = np.ones(size)
+                    store["a3"] = np.ones(3)
+                    store.commit()
+                assert shims.hits() == (1 if size > 3 else 0), "it is not tried again"
+            begin(shims.FDATASYNC, ONCE, 0, 1 << 40, path)
+            store["a3"][:] = 2
+            store.commit()
+            assert count() == 1, "the commit is durable"
+            end()
+        with pmstore.open(path, "r", verify=True) as store:
+            assert (store[f"a{1 << 20}"] == 1).all() and (store["a3"] == 2).all()
+
+
+@pytest.mark.no_sanitizer
+def test_a_sandbox_that_forbids_to_sync_a_range(directory: Path, fault_library: Path) -> None:
+    """It gets fdatasync."""
+    shims.call(fault_library, forbidden, directory)
 
 
 def messages(directory: str) -> None:

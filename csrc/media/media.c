@@ -200,11 +200,12 @@ pm_status pm_media_map(pm_media *media)
     void *view = media->view ? pm_address_resize(media->view, media->mapped, size)
                              : mmap(NULL, size, access, how, media->fd, 0);
     if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
-    /* A forked child must not reach the file; it has its copy of the private pages. */
-    madvise(view, size, MADV_DONTFORK);
     media->view = view;
     media->mapped = size;
-    return PM_OK;
+    /* A forked child must not reach the file; it has its copy of the private pages. Where a sandbox forbids madvise,
+     * this is an error here, because a rollback needs it, too, and can't fail (I11). */
+    bool kept = !madvise(view, size, MADV_DONTFORK) || media->read_only;
+    return kept ? PM_OK : pm_fail_errno("cannot map the file: madvise failed");
 }
 
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)

@@ -167,6 +167,13 @@ def refusals(directory: str) -> None:
         store.close()
         assert number("contexts") == 1 and column(other) > 1 and page(other) == 1
         other.close()
+    with new(directory, "later") as store:
+        assert column(store) > 1
+        shim.begin(shim.IO_GETEVENTS, FROM_THEN, errno.EPERM, 1)
+        assert column(store) > 1 and number("contexts") == 0, "the kernel was asked to end them"
+        assert [column(store) for _ in range(2)] == [0, 0]
+        assert shim.count() == 1 and page(store) == 1
+        shim.end()
     with new(directory, "submit") as store:
         shim.begin(shim.IO_SUBMIT, ONCE, errno.EAGAIN, 1)
         assert [column(store) for _ in range(3)] == [0, 0, 0]

@@ -103,6 +103,29 @@ def test_what_containers_refuse(medium: Medium, what: str, late: bool) -> None:
     run_in_fork(run)
 
 
+def test_a_sandbox_without_madvise(medium: Medium) -> None:
+    """Opening is an error, because a rollback would need it."""
+    path = medium.directory / "s.pm"
+    with pmstore.open(path, media=medium.name) as store:
+        store["v"] = 1
+        store.commit()
+
+    def run() -> None:
+        try:
+            filter_calls(madvise=errno.EPERM)
+        except OSError as error:
+            print(f"not here: {error}")
+            return
+        for name in ("s.pm", "new.pm"):
+            with pytest.raises(pmstore.StoreIOError, match="madvise failed: Operation not permitted"):
+                pmstore.open(medium.directory / name, media=medium.name)
+
+    run_in_fork(run)
+    assert [one.name for one in medium.directory.glob("*.pm")] == ["s.pm"]
+    with pmstore.open(path, media=medium.name, verify=True) as store:
+        assert store["v"] == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 @pytest.mark.parametrize("started", [False, True], ids=["dropped-privileges", "started-as-nobody"])
 def test_an_unprivileged_user(medium: Medium, started: bool) -> None:

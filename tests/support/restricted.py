@@ -10,6 +10,7 @@ import struct
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+MADVISE = {"x86_64": 28, "aarch64": 233}
 IOCTL = {"x86_64": 16, "aarch64": 29}
 FCNTL = {"x86_64": 72, "aarch64": 25}
 PAGEMAP_SCAN, F_OFD_GETLK = 0xC0606610, 36
@@ -19,7 +20,7 @@ NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
 NEW_NAMESPACE, PRIVATE, RECURSIVE = 0x20000, 1 << 18, 1 << 14
 
 
-def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0, look_at_locks: int = 0) -> None:
+def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0, look_at_locks: int = 0, madvise: int = 0) -> None:
     """seccomp: these calls fail with this error from now on. Raises OSError if filters are refused."""
     machine = platform.machine()
     if machine not in USERFAULTFD:
@@ -34,9 +35,10 @@ def filter_calls(*, userfaultfd: int = 0, pagemap_scan: int = 0, look_at_locks: 
         return code + instruction(EQUAL, second, 0, 1) + instruction(RETURN, ERRNO | error)
 
     code = b""
-    if userfaultfd:
-        code += instruction(LOAD, 0) + instruction(EQUAL, USERFAULTFD[machine], 0, 1)
-        code += instruction(RETURN, ERRNO | userfaultfd)
+    for numbers, error in ((USERFAULTFD, userfaultfd), (MADVISE, madvise)):
+        if error:
+            code += instruction(LOAD, 0) + instruction(EQUAL, numbers[machine], 0, 1)
+            code += instruction(RETURN, ERRNO | error)
     if pagemap_scan:
         code += refused(IOCTL[machine], PAGEMAP_SCAN, pagemap_scan)
     if look_at_locks:

@@ -29,6 +29,15 @@ SURVIVES = {
     "memory": "a commit survives a power cut: it is flushed to the memory",
     "disk": "a commit survives a power cut, if the disk honours flushes",
 }
+IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "rootfs"}
+_IGNORED = "the kernel ignores syncs of files on this overlay: a power cut may take any commit"
+_KEPT_BY_THE_DISK = "no sync flushes the disk's cache: a power cut may take commits"
+WITHOUT_SYNCS = {  # options of mounts
+    "volatile": _IGNORED,
+    "fsync=volatile": _IGNORED,
+    "nobarrier": _KEPT_BY_THE_DISK,
+    "barrier=0": _KEPT_BY_THE_DISK,
+}
 TRACKERS = {
     "pagemap": "changes of large arrays are found by their private pages, not by page protection: slower where little "
     "of a large array changes. userfaultfd needs Linux 6.7, and containers often refuse it",
@@ -112,11 +121,12 @@ def _limit(which: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _file_system(directory: str) -> dict[str, str]:
-    """Type and options of the mount that a directory is on. mountinfo names it by its device."""
+def _file_system(directory: str) -> dict[str, str | None]:
+    """Type and options of the mount that a directory is on, and the type below the upper layer of an overlay, if this
+    process sees that layer. mountinfo names a mount by its device."""
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    found = {"type": "unknown", "options": ""}
+    found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
     longest = -1
     real = os.path.realpath(directory)
     for line in _read("/proc/self/mountinfo").splitlines():
@@ -126,8 +136,19 @@ def _file_system(directory: str) -> dict[str, str]:
         above = os.path.commonpath([point, real]) == point
         if fields[2] == number and above and len(point) > longest:
             longest = len(point)
-            found = {"type": more[0], "options": ",".join([fields[5], *more[2:]])}
+            found = {"type": more[0], "options": ",".join([fields[5], *more[2:]]), "upper": None}
+    upper = _upper_layer(found)
+    if upper is not None and os.path.isdir(upper) and os.stat(upper).st_dev != device:
+        below = _file_system(upper)
+        found["upper"] = below["upper"] or below["type"]
     return found
+
+
+def _upper_layer(found: dict[str, str | None]) -> str | None:
+    """The directory that takes the changes of an overlay; None for other file systems. The path is that of the process
+    that mounted it: a container does not see it."""
+    options = (found["options"] or "").split(",") if found["type"] == "overlay" else []
+    return next((option.partition("=")[2] for option in options if option.startswith("upperdir=")), None)
 
 
 def _directory(directory: str) -> dict[str, Any]:
@@ -163,7 +184,7 @@ def _notes(machine: dict[str, Any], place: dict[str, Any], limits: dict[str, int
     if place["error"]:
         notes.append(f"no store can be made in {place['path']}: {place['error']}")
     if place["domain"]:
-        notes.append(SURVIVES[place["domain"]])
+        notes.append(_survives(place))
     if place["tracker"] in TRACKERS and not os.environ.get("PMSTORE_TRACKER"):
         notes.append(TRACKERS[place["tracker"]])
     if not place["error"] and place["free"] < SPACE_LEAST:
@@ -177,18 +198,34 @@ def _notes(machine: dict[str, Any], place: dict[str, Any], limits: dict[str, int
     return notes
 
 
+def _survives(place: dict[str, Any]) -> str:
+    """The domain says what a commit does. Whether that outlives a power cut depends on the file system, too."""
+    kind, upper, domain = place["type"], place["upper"], place["domain"]
+    if kind in IN_MEMORY or upper in IN_MEMORY:
+        over = f"an overlay whose changes are on {upper}" if upper in IN_MEMORY else str(kind)
+        note = f"{SURVIVES['process']}: the bytes of {over} are in its memory only"
+        return note if domain in ("process", "disk") else f"{note} (domain {domain}: an emulation of persistent memory)"
+    options = place["options"].split(",")
+    unsafe = next((option for option in options if option in WITHOUT_SYNCS), None)
+    if unsafe is not None:
+        return f"{WITHOUT_SYNCS[unsafe]} (it is mounted with {unsafe!r})"
+    hidden = kind == "overlay" and upper is None
+    return SURVIVES[domain] + (", and if the upper layer of this overlay, which is hidden here, is on one" * hidden)
+
+
 def lines(found: dict[str, Any]) -> list[str]:
     """The same for a terminal."""
     machine, place = found["machine"], found["directory"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     free = f", {size_text(place['free'])} free" if "free" in place else ""
+    upper = f", whose upper layer is on {place['upper']}" if place.get("upper") else ""
     told = [
         versions,
         f"Linux {machine['kernel']}, {machine['processor']} ({machine['architecture']}), {machine['cores']} cores, "
         f"{size_text(machine['memory'])}, {machine['libc']}",
         f"instructions: {', '.join(machine['instructions']) or 'none that pmstore looks for'}",
         *(f"{name}={value}" for name, value in found["variables"].items()),
-        f"{place['path']}: {place.get('type', 'unknown')} ({place.get('options', '')}){free}",
+        f"{place['path']}: {place.get('type', 'unknown')} ({place.get('options', '')}){upper}{free}",
     ]
     if not place["error"]:
         told.append(

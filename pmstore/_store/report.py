@@ -35,9 +35,9 @@ class Waited(NamedTuple):
 class Stats:
     """Figures of an open store. Sizes are in bytes. Counts start at this opening, except `sequence` and `keys`.
 
-    domain is the persistence domain: what a crash leaves of the medium (docs/guarantees.md). "process": memory that
+    domain is the persistence domain: what commits do for their medium (docs/guarantees.md). "process": memory that
     ends with the machine; "cpu_cache", "memory": persistent memory, where a power cut keeps the processor's caches, or
-    loses them; "disk".
+    loses them; "disk". PMSTORE_DOMAIN and media= may force another domain than the file system deserves.
 
     bytes_logged, bytes_direct and bytes_home were written to the medium: to the log, as new contents directly to their
     place, and to the committed image. fences counts ordering points, syncs the calls that

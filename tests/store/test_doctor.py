@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _doctor
 from pmstore._cli import main
-from tests.conftest import Medium
+from tests.conftest import MEMORY, Medium
 
 
 def test_a_directory_that_works(medium: Medium, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +61,92 @@ def test_limits_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     said = capsys.readouterr().out
     assert "files are limited to 1.0 MiB (ulimit -f)" in said and "no store can be made" in said
+
+
+@pytest.fixture
+def memory_directory() -> Iterator[Path]:
+    """A directory on tmpfs."""
+    if not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    with tempfile.TemporaryDirectory(prefix="pmstore-test-", dir=MEMORY) as directory:
+        yield Path(directory)
+
+
+def notes_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["doctor", "--json", str(directory)]) == 0
+    return list(json.loads(capsys.readouterr().out)["notes"])
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str]) -> None:
+    """Directories are mount points, as mountinfo would show them: "type source options"."""
+    table = ""
+    for directory, shown in mounts.items():
+        device = os.stat(directory).st_dev
+        table += f"36 35 {os.major(device)}:{os.minor(device)} / {directory} rw,relatime shared:1 - {shown}\n"
+    read = _doctor._read
+    monkeypatch.setattr(_doctor, "_read", lambda path: table if path == "/proc/self/mountinfo" else read(path))
+
+
+@pytest.mark.parametrize("domain", ["", "memory"])
+def test_memory_does_not_outlive_the_machine(
+    domain: str, memory_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMSTORE_DOMAIN", domain)
+    note = notes_of(memory_directory, capsys)[0]
+    assert note.startswith("a commit survives the end of the process, not that of the machine: the bytes of tmpfs are")
+    assert ("domain memory: an emulation of persistent memory" in note) == (domain == "memory")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("ramfs none rw", "not that of the machine: the bytes of ramfs are in its memory only"),
+        ("ext4 /dev/sda1 rw,nobarrier", "a power cut may take commits (it is mounted with 'nobarrier')"),
+        ("ext4 /dev/sda1 rw,data=ordered", "a commit survives a power cut, if the disk honours flushes"),
+        (
+            "overlay overlay rw,lowerdir=/x,upperdir=/none",
+            "flushes, and if the upper layer of this overlay, which is hidden",
+        ),
+        (
+            "overlay overlay rw,lowerdir=/x,upperdir=/none,volatile",
+            "a power cut may take any commit (it is mounted with",
+        ),
+    ],
+)
+def test_what_a_file_system_keeps(
+    shown: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended(monkeypatch, {tmp_path: shown})
+    notes = notes_of(tmp_path, capsys)
+    assert expected in notes[0]
+    assert not [note for note in notes[1:] if "power cut" in note]
+
+
+def test_an_overlay_keeps_what_its_upper_layer_keeps(
+    tmp_path: Path, memory_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.stat(tmp_path).st_dev == os.stat(memory_directory).st_dev:
+        pytest.skip("the temporary directory is on the same tmpfs")
+    shown = f"overlay overlay rw,lowerdir=/x,upperdir={memory_directory},workdir=/y"
+    pretended(monkeypatch, {tmp_path: shown, memory_directory: "tmpfs none rw"})
+    assert "the bytes of an overlay whose changes are on tmpfs are in its memory only" in notes_of(tmp_path, capsys)[0]
+    assert main(["doctor", str(tmp_path)]) == 0
+    assert "whose upper layer is on tmpfs" in capsys.readouterr().out
+
+
+def test_a_volatile_overlay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A real mount: the kernel shows its options as they are expected."""
+    if os.geteuid():
+        pytest.skip("only root may mount overlayfs")
+    parts = [tmp_path / name for name in ("lower", "upper", "work", "merged")]
+    for part in parts:
+        part.mkdir()
+    options = "lowerdir={},upperdir={},workdir={},volatile".format(*parts)
+    mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(parts[-1])]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"overlayfs can't be mounted: {done.stderr.strip()}")
+    try:
+        assert "the kernel ignores syncs of files on this overlay" in notes_of(parts[-1], capsys)[0]
+    finally:
+        subprocess.run(["umount", "-l", parts[-1]], check=False)

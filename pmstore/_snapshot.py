@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pmstore._core import BLOCK, error, ffi, lib, owner
-from pmstore._errors import StaleSnapshotError
+from pmstore._errors import StaleSnapshotError, StoreIOError
 
 __all__ = ["Reader", "Snapshot", "Waiter", "newest"]
 
@@ -115,7 +115,8 @@ class Snapshot:
         """A descriptor of the snapshot's own store."""
         fd = int(lib.pm_snapshot_file(self._snapshot))
         if fd < 0:
-            raise OSError(ffi.errno, os.strerror(ffi.errno))
+            number = ffi.errno
+            raise StoreIOError(number, f"cannot open the snapshot once more: {os.strerror(number)}")
         return fd
 
     def bring(self, offset: int, length: int, address: Any, fixed: bool) -> None:

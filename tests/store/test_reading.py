@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -174,6 +175,28 @@ def test_many_readers(writer: pmstore.Store) -> None:
         assert {reader.sequence for reader in readers} == {first + 1, first + 2, first + 3}
         assert all(reader.read("n") == 2 for reader in readers[::40])
     assert writer.check().ok
+
+
+def test_a_reader_without_descriptors(writer: pmstore.Store) -> None:
+    run_in_fork(_descriptors_run_out, writer.path)
+
+
+def _descriptors_run_out(path: str) -> None:
+    """Each descriptor that a reader takes is missing once."""
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    refused = 0
+    for limit in range(3, 100):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, kept[1]))
+        try:
+            pmstore.open(path, "r").close()
+        except pmstore.StoreIOError as error:
+            assert error.errno == errno.EMFILE and path in str(error)
+            refused += 1
+        else:
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+    assert 0 < refused < 90
 
 
 def test_readers_need_no_space_on_the_disk(small_disk: Callable[[str], Path]) -> None:

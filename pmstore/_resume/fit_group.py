@@ -220,7 +220,7 @@ def path_of(store: StoreOrPath) -> str:
     """
     if isinstance(store, Store):
         return store.path
-    if store == ":memory:":
+    if opening.is_memory(store):
         raise ValueError(
             '":memory:" would be gone when this call ends, and the fit with it: use store=None for a fit that is not '
             'kept, or pass the open store that pmstore.open(":memory:") returns'

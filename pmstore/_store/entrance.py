@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError
+from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError, refused
 from pmstore._interrupts import later
 from pmstore._store.cores import opened_core, opened_reader
 from pmstore._store.elsewhere import explains
 from pmstore._store.held import FileLock, OpenedHere, Options
-from pmstore._store.opening import MODES, lock_file, open_source, outside, path_of, seconds
+from pmstore._store.opening import MODES, is_memory, lock_file, open_source, outside, path_of, seconds
 from pmstore._store.store import Store
 from pmstore._trace import Trace
 
@@ -62,8 +62,8 @@ def open(
     ----------
     path : str, bytes or os.PathLike
         The file, also with ``~`` for the home directory, or as a ``file://`` URL. A symbolic link is followed; mode "w"
-        replaces its target. ``":memory:"`` is a new store without a file that others see: it is gone when it is closed,
-        or the process ends.
+        replaces its target. ``":memory:"``, also as bytes or Path, is a new store without a file that others see: it is
+        gone when it is closed, or the process ends.
     mode : {"a", "r", "r+", "w", "x", "w-"}
         "r" reads a snapshot of the newest commit, "r+" reads and writes an existing store, "a" also creates it if there
         is none, "w" replaces whatever exists by a new store, "x" and "w-" create a store and fail if the path exists.
@@ -123,15 +123,27 @@ def open(
         if value and value not in values:
             raise ValueError(f"{name} is one of {', '.join(values)}, not {value!r}")
     options = Options(media, durability, interval, _size(max_size))
-    if path == ":memory:":
+    if is_memory(path):
         if mode in ("r", "r+"):
             raise ValueError(f'":memory:" is a new store: open it with mode "a", not {mode!r}')
-        place = _MEMORY if os.path.isdir(_MEMORY) else None
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="pmstore-", dir=place) as directory:  # its file has no name then
-            return _open(os.path.join(directory, "memory.pm"), "x", options, 0.0)
+        return _open_in_memory(options)
     return _open(path_of(path), mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
+
+
+def _open_in_memory(options: Options) -> Store:
+    """A new store whose file has no name. Where /dev/shm takes no files, it is in the temporary directory."""
+    import tempfile
+
+    with contextlib.ExitStack() as entered:
+        for place in (_MEMORY, None):
+            try:
+                directory = entered.enter_context(tempfile.TemporaryDirectory(prefix="pmstore-", dir=place))
+                break
+            except OSError as error:
+                refusal = refused(error, ":memory:")
+        else:
+            raise refusal
+        return _open(os.path.join(directory, "memory.pm"), "x", options, 0.0)
 
 
 def open_for_fit(path: str, mode: Literal["a", "r+"], timeout: float) -> Store:

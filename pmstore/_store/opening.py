@@ -40,7 +40,7 @@ from pmstore._store.held import (
 )
 from pmstore._trace import Trace
 
-__all__ = ["MODES", "lock_file", "open_source", "outside", "path_of", "seconds"]
+__all__ = ["MODES", "is_memory", "lock_file", "open_source", "outside", "path_of", "seconds"]
 
 MODES = ("r", "r+", "a", "w", "x")
 
@@ -78,6 +78,11 @@ def _require_file(status: os.stat_result, path: str) -> None:
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {path!r} is a directory", path)
     if not stat.S_ISREG(status.st_mode):
         raise NotAStoreError(f"{path!r} is not a regular file")
+
+
+def is_memory(path: Any) -> bool:
+    """Whether a path of any type is ":memory:". A file of that name is "./:memory:"."""
+    return isinstance(path, (str, bytes, os.PathLike)) and os.fsdecode(path) == ":memory:"
 
 
 def path_of(path: Any) -> str:

@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 import pickle
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,34 @@ def test_a_store_in_memory() -> None:
     with pytest.raises(ValueError, match="a new store"):
         pmstore.open(":memory:", "r")
     assert not os.path.exists(":memory:")
+
+
+def test_a_store_in_memory_by_any_kind_of_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (b":memory:", Path(":memory:")):
+        with pmstore.open(path) as store:
+            store["x"] = 1
+        with pytest.raises(ValueError, match="a new store"):
+            pmstore.open(path, "r")
+        with pytest.raises(ValueError, match="would be gone when this call ends"):
+            pmstore.prune(path)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+    pmstore.open("./:memory:").close()
+    assert os.listdir(tmp_path) == [":memory:"]
+
+
+def test_a_store_in_memory_where_a_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no directory")
+    monkeypatch.setattr("pmstore._store.entrance._MEMORY", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pmstore.open(":memory:") as store:
+        store["x"] = 1
+        assert os.path.dirname(os.path.dirname(store.path)) == str(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(pmstore.StoreIOError, match="':memory:' can't be opened: Not a directory") as caught:
+        pmstore.open(":memory:")
+    assert caught.value.filename == ":memory:"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_store_without_a_name_is_of_this_process_only(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import time
+import warnings
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -293,8 +294,16 @@ def _unlink(path: str) -> None:
 
 
 def _rename(temporary: str, real: str, replace: bool) -> None:
+    """Give a file its own name. A directory may let files be created and none removed (chattr +a): a warning names the
+    temporary file that stays there."""
     if replace:
-        os.replace(temporary, real)
+        try:
+            os.replace(temporary, real)
+        except PermissionError as error:
+            _unlink(temporary)
+            left = f", and {temporary!r} stays there" if os.path.lexists(temporary) else ""
+            text = f"{real!r} can't be replaced: its directory refuses it ({error.strerror}){left}"
+            raise ReadOnlyStoreError(error.errno, text, real) from error
         return
     try:
         os.link(temporary, real)
@@ -306,7 +315,11 @@ def _rename(temporary: str, real: str, replace: bool) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), real) from None
         os.rename(temporary, real)
     else:
-        os.unlink(temporary)
+        try:
+            os.unlink(temporary)
+        except OSError as error:
+            text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
+            warnings.warn(text, UserWarning, stacklevel=outside()[0])
 
 
 def _sync_directory(directory: str) -> None:

@@ -295,7 +295,7 @@ CREATION = [
         "F",
         OPENING,
         "os.replace(temporary, real)",
-        "os.unlink(real)\n        os.rename(temporary, real)",
+        "os.unlink(real)\n            os.rename(temporary, real)",
         "a crash leaves neither the old store nor the new one",
     ),
     Mutant(
@@ -315,7 +315,7 @@ CREATION = [
         "os.unlink(temporary)",
         "pass",
         "creating leaves a file",
-        within="else:\n        os.unlink(temporary)",
+        within="else:\n        try:\n            os.unlink(temporary)",
     ),
     Mutant(
         "blocks-of-an-interrupted-growth-count",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from pmstore import _core
 from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError, refused
 from pmstore._interrupts import later
 from pmstore._store.cores import opened_core, opened_reader
@@ -24,6 +26,7 @@ Media = Literal["auto", "memory", "file", "dax", "trace", "trace:memory", "trace
 _MEDIA = ("auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file")
 
 _MEMORY = "/dev/shm"
+_LEAST = 794_624  # bytes of a new store on memory; one on disks is smaller (csrc/store/new_file.c)
 
 # Variables of the environment that force what is found out otherwise.
 _VARIABLES = {
@@ -58,6 +61,10 @@ def open(
     If this process has the store open for writing, modes "a" and "r+" return that very `Store`, open once more: it is
     closed when each opening has been closed. Each opening with mode "r" has a snapshot of its own.
 
+    A snapshot needs few options: with mode "r", `media` has an effect only if it is "trace" or with `exclusive`, and
+    `timeout` only with `exclusive`; `durability`, `sync_interval` and `max_size` have none. ":memory:" ignores
+    `timeout`, `exclusive` and `verify`.
+
     Parameters
     ----------
     path : str, bytes or os.PathLike
@@ -81,7 +88,8 @@ def open(
     timeout : float
         Seconds to wait for another writer (or for readers) to close the store.
     max_size : int, optional
-        The size in bytes that the file may grow to. None: no limit, or that of a store that this process has open.
+        The size in bytes that the file may grow to, at least 794,624, which an empty store on tmpfs has. A file that is
+        larger already opens, and does not grow. None: no limit, or that of a store that this process has open.
     verify : bool
         Check everything (see `Store.check`) before returning. Raises CorruptStoreError if anything is wrong.
     exclusive : bool
@@ -122,6 +130,8 @@ def open(
         value = os.environ.get(name)
         if value and value not in values:
             raise ValueError(f"{name} is one of {', '.join(values)}, not {value!r}")
+    if flush := os.environ.get("PMSTORE_FLUSH"):
+        _require_flush(flush)
     options = Options(media, durability, interval, _size(max_size))
     if is_memory(path):
         if mode in ("r", "r+"):
@@ -247,10 +257,20 @@ def _given_back_on_failure(store: Store) -> Iterator[None]:
 def _size(max_size: Any) -> int:
     if max_size is None:
         return 0
-    try:
-        size = int(max_size.__index__())
-    except AttributeError:
-        raise TypeError(f"max_size is a number of bytes or None, not {type(max_size).__name__}") from None
-    if not 0 < size < 1 << 63:
-        raise ValueError(f"max_size is a positive number of bytes, not {size}")
+    if isinstance(max_size, bool) or not hasattr(max_size, "__index__"):
+        raise TypeError(f"max_size is a number of bytes or None, not {type(max_size).__name__}")
+    size = int(max_size.__index__())
+    if not _LEAST <= size < 1 << 63:
+        raise ValueError(f"max_size is at least {_LEAST}, the bytes of an empty store, and below 2**63, not {size}")
     return size
+
+
+@functools.cache
+def _require_flush(name: str) -> None:
+    """ValueError if this processor lacks an instruction. Readers need it, too: their snapshots are in memory."""
+    with contextlib.suppress(OSError):  # the store itself will meet it
+        fd = os.memfd_create("pmstore-flush", os.MFD_CLOEXEC)
+        try:
+            _core.format_file(fd, "memory")
+        finally:
+            os.close(fd)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 import pmstore
+from pmstore._store.entrance import _LEAST
 from tests.conftest import Medium
 
 
@@ -41,4 +42,19 @@ def test_a_directory_from_which_nothing_can_be_removed(medium: Medium, monkeypat
     pmstore.open(path.with_name("other.pm"), "x").close()  # sweeps
     assert names_in(medium) == ["copy.pm", "other.pm", "store.pm"]
     with pmstore.open(path, "r", verify=True) as store:
+        assert store["a"] == 1
+
+
+def test_the_smallest_max_size_holds_a_new_store(medium: Medium) -> None:
+    path = medium.directory / "store.pm"
+    with pmstore.open(path, "w", media=medium.name, max_size=_LEAST) as store:
+        store["a"] = 1
+        store.commit()
+        with pytest.raises(pmstore.OutOfSpaceError, match="max_size"):
+            store["b"] = bytes(1 << 20)
+    assert path.stat().st_size <= _LEAST
+    assert path.stat().st_size == _LEAST or medium.name == "file"
+    with pmstore.open(path) as store:
+        store["b"] = bytes(1 << 20)
+    with pmstore.open(path, max_size=_LEAST) as store:  # it is larger already
         assert store["a"] == 1

@@ -1,8 +1,10 @@
 """Parts of the program in which no signal handler runs: the middle of opening and closing, where an interrupt would
-leave a lock without a store, and of a change in several steps, where a handler that commits would commit half of it.
+leave a lock without a store, and of each change of a store, which looks first and writes then. A handler that commits
+there would commit half of a change; one that changes the store, or rolls back, would make what was looked at untrue.
 
 Python runs signal handlers in the main thread, between any two instructions. In a `with later():` statement they are
-only noted, and they run when it ends, or at a call of `deliver` where nothing is half done.
+only noted, and they run when it ends, or at a call of `deliver` where nothing is half done. Every small change enters
+one, so entering costs little more than the look at all handlers.
 
 Setting a handler takes back `signal.siginterrupt(number, False)`, which can't be read by Python: docs/guarantees.md
 names that limit.
@@ -11,22 +13,23 @@ names that limit.
 from __future__ import annotations
 
 # The module signal converts numbers to enums and back, which for all signals takes longer than to open a store.
-import _signal  # type: ignore[import-not-found]
 import os
 import threading
+from _signal import getsignal, signal, valid_signals  # type: ignore[import-not-found]
 from collections.abc import Callable
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = ["deliver", "later"]
 
-_SIGNALS = sorted(_signal.valid_signals())
+_SIGNALS = sorted(valid_signals())
 
-_depth = 0
-_thread = 0  # that has entered `later`: the main thread, when it did
+_depth = 0  # of the contexts that the main thread is in
+_main = threading.main_thread().ident
 _found: list[Any] = []  # the handler of each signal, when they were last looked at
-_own: list[tuple[int, Callable[[int, FrameType | None], Any]]] = []  # those of the program among them
-_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # the program's own
+_own: list[tuple[int, int, Any]] = []  # those of the program among them: place in `_found`, number, handler
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # all that the program has had
 _noted: list[tuple[int, FrameType | None]] = []
 
 
@@ -34,32 +37,40 @@ def _note(number: int, frame: FrameType | None) -> None:
     _noted.append((number, frame))
 
 
-def _in_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
-
-
-def _look() -> None:
-    """Find the handlers of the program. There are 64 signals, and nearly always the same handlers as before."""
+def _look(found: list[Any]) -> None:
+    """Note the handlers of the program."""
     global _found, _own
-    found = [*map(_signal.getsignal, _SIGNALS)]
-    if found != _found:
-        _own = [(number, one) for number, one in zip(_SIGNALS, found) if callable(one) and one is not _note]
-        _found = found
+    own = [(at, _SIGNALS[at], one) for at, one in enumerate(found) if callable(one) and one is not _note]
+    _handlers.update({number: one for _, number, one in own})
+    _found, _own = found, own
+
+
+def _differ(found: list[Any]) -> bool:
+    """Whether a signal that had no handler of the program's has one now. A list compares identity first."""
+    try:
+        return found != _found
+    except Exception:  # a handler has an `__eq__` of its own
+        return True
 
 
 def deliver() -> None:
-    """Run the handlers of the signals that came since `later` was entered. They may raise."""
-    while _noted and _in_main_thread():
+    """Run the handlers of the signals that came since `later` was entered. They may raise; the others run all the
+    same."""
+    while _noted and get_ident() == _main:
         number, frame = _noted.pop(0)
-        _handlers[number](number, frame)
+        try:
+            _handlers[number](number, frame)
+        except BaseException:
+            deliver()
+            raise
 
 
 def _restore() -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
         for number, handler in list(_handlers.items()):  # a handler may add to them
-            if _signal.getsignal(number) is _note:
-                _signal.signal(number, handler)
+            if getsignal(number) is _note:
+                signal(number, handler)
     except BaseException:
         _restore()
         raise
@@ -69,22 +80,27 @@ class later:
     """A context in which handlers do not run. Contexts may be nested; in threads other than the main one they do
     nothing."""
 
-    __slots__ = ("_entered",)
+    __slots__ = ()
 
     def __enter__(self) -> None:
-        global _depth, _thread
-        self._entered = _in_main_thread()
-        if not self._entered:
+        global _depth
+        if get_ident() != _main:
             return
         _depth += 1
         if _depth > 1:
             return
         try:  # no handler runs between the line above and this one, as nothing is called
-            _thread = threading.get_ident()
-            _look()
-            for number, handler in _own:
-                _handlers[number] = handler
-                _signal.signal(number, _note)
+            # There are 62 signals, and nearly always the same handlers as before.
+            found = [*map(getsignal, _SIGNALS)]
+            for at, _, handler in _own:
+                if found[at] is not handler:  # though it may equal it
+                    _look(found)
+                    break
+            else:
+                if _differ(found):
+                    _look(found)
+            for _, number, _ in _own:
+                signal(number, _note)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -93,21 +109,24 @@ class later:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         global _depth
-        if not self._entered:
+        if get_ident() != _main:
             return
-        _depth -= 1
-        if _depth:
-            return
-        try:
-            _restore()
-        finally:
-            deliver()
+        if _depth > 1:
+            _depth -= 1
+        elif _depth:  # 0: another thread entered, and this is the main one of a fork
+            _depth = 0
+            try:
+                _restore()
+            finally:
+                if _noted:
+                    deliver()
 
 
 def _after_fork() -> None:
-    """Nobody is going to leave `later` in a child that another thread has forked."""
-    global _depth
-    if _depth and threading.get_ident() != _thread:
+    """Another thread may have forked, at any moment: nobody is going to leave `later` in the child."""
+    global _depth, _main
+    if get_ident() != _main:
+        _main = get_ident()
         _depth = 0
         _noted.clear()
         _restore()

@@ -380,7 +380,10 @@ def test_handlers_of_all_signals_run_later(request: pytest.FixtureRequest) -> No
     assert came == numbers
 
 
-def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("moment", ["inside", "leaving"])
+def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureRequest, moment: str) -> None:
+    """The other thread may fork while the main one gives the handlers back."""
+
     def child():
         assert signal.getsignal(signal.SIGUSR1) is handler
         signal.raise_signal(signal.SIGUSR1)
@@ -389,17 +392,73 @@ def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureReque
             assert came == [signal.SIGUSR1]
         assert came == 2 * [signal.SIGUSR1]
 
-    came = []
+    came, out = [], []
 
     def handler(number, _):
         came.append(number)
 
+    def fork():
+        thread, result = in_thread(lambda: run_in_fork(child))
+        thread.join()
+        out.extend(result)
+
+    def profile(frame, event, argument):
+        if frame.f_code is interrupts._restore.__code__:
+            sys.setprofile(None)
+            fork()
+
     before = signal.signal(signal.SIGUSR1, handler)
     request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, before))
     with interrupts.later():
-        thread, out = in_thread(lambda: run_in_fork(child))
-        thread.join()
+        if moment == "inside":
+            fork()
+        else:
+            sys.setprofile(profile)
     assert out == [None] and not came
+
+
+def test_the_handlers_of_all_signals_run_whatever_one_of_them_raises(request: pytest.FixtureRequest) -> None:
+    def handler(number, _):
+        came.append(number)
+        raise Stop
+
+    came, numbers = [], [signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2]
+    for number in numbers:
+        request.addfinalizer(functools.partial(signal.signal, number, signal.signal(number, handler)))
+    with pytest.raises(Stop), interrupts.later():
+        for number in numbers:
+            signal.raise_signal(number)
+    assert came == numbers
+
+
+def test_a_handler_that_equals_the_one_before_is_another_one(request: pytest.FixtureRequest) -> None:
+    class Handler:
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, *_):
+            self.calls += 1
+
+        def __eq__(self, other):
+            return isinstance(other, Handler)
+
+        __hash__ = object.__hash__
+
+    class Hostile(Handler):
+        def __eq__(self, other):
+            raise Stop
+
+        __hash__ = object.__hash__
+
+    one, other, hostile = Handler(), Handler(), Hostile()
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, signal.getsignal(signal.SIGUSR1)))
+    for handler in (one, other, signal.SIG_DFL, hostile, signal.SIG_IGN, one):
+        signal.signal(signal.SIGUSR1, handler)
+        with interrupts.later():
+            if handler is not signal.SIG_DFL:
+                signal.raise_signal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    assert (one.calls, other.calls, hostile.calls) == (2, 1, 1)
 
 
 def test_handlers_come_back_whatever_one_of_them_raises(request: pytest.FixtureRequest) -> None:

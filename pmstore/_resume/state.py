@@ -14,7 +14,6 @@ Derived fields are in the process's own memory.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -26,11 +25,11 @@ from pmstore._errors import ClosedStoreError
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
-from pmstore._store.mapping import Group
-from pmstore._values.array import is_solid, memory_order, order_of, root_of
+from pmstore._store.mapping import Group, own_value
+from pmstore._values.array import is_solid, order_of, root_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
-from pmstore._values.values import contents_of, encode, parts_inside
+from pmstore._values.values import changeable_inside, contents_of, copied, encode
 
 __all__ = ["Field", "State", "check_generator_state"]
 
@@ -263,23 +262,24 @@ class State:
 
     def _own(self, name: str, value: Any) -> Any:
         """The value; or a copy without gaps, if it would change with another field, or the store would lose gaps."""
-        parts = list(parts_inside(value))
-        if not parts:
-            return value
-        arrays = [part for part in parts if isinstance(part, np.ndarray)]
-        others = [part for key, one in self._values.items() if key != name for part in parts_inside(one)]
-        shared = {id(part) for part in others}
-        live = [*self._arrays.values(), *(part for part in others if isinstance(part, np.ndarray))]
-        if (
-            any(id(part) in shared for part in parts)
-            or not all(map(is_solid, arrays))
-            # The best run's arrays are not among those here. To read them would make commits scan them.
-            or (self._group is not None and not all(root_of(array).flags.owndata for array in arrays))
-            or any(np.may_share_memory(array, one) for array in arrays for one in live)
-        ):
-            plain = (array for array in arrays if type(array) is np.ndarray)
-            return copy.deepcopy(value, {id(one): np.array(one, order=memory_order(one) or "C") for one in plain})
-        return value
+        others, arrays = changeable_inside(value)
+        return copied(value) if (others or arrays) and self._is_shared(name, others, arrays) else value
+
+    def _is_shared(self, name: str, others: dict[int, Any], arrays: dict[int, Array]) -> bool:
+        roots = {id(root): root for root in map(root_of, arrays.values())}
+        is_own = all(root.flags.owndata for root in roots.values())
+        # The best run's arrays are not among those below. To read them would make commits scan them.
+        if not all(map(is_solid, arrays.values())) or (self._group is not None and not is_own):
+            return True
+        live = [*self._arrays.values()]
+        for key, one in self._values.items():
+            if key != name:
+                changeable, inside = changeable_inside(one, arrays=bool(arrays))
+                if not others.keys().isdisjoint(changeable) or any(root in inside for root in roots):
+                    return True
+                # Two arrays with memory of their own share none.
+                live += (array for array in inside.values() if not is_own or array.base is not None)
+        return any(np.may_share_memory(array, one) for array in arrays.values() for one in live)
 
     def __getattr__(self, name: str) -> Any:
         if name in State.__slots__:
@@ -353,7 +353,7 @@ class State:
                 if field.role != "best":
                     self._arrays[field.name] = group[field.name]
             elif field.is_value:
-                value = self._values[field.name] = copy.deepcopy(group[field.name])
+                value = self._values[field.name] = own_value(group, field.name)
                 self._hashes[field.name] = contents_of(value)
         for name in self._generators:
             self._restore(name, group)
@@ -367,7 +367,7 @@ class State:
         super().__setattr__("_record", np.array(group[PROGRESS]))
         for field in self._fields:
             if field.is_value:
-                self._values[field.name] = copy.deepcopy(group.get(field.name))
+                self._values[field.name] = own_value(group, field.name)
             elif field.is_array and field.role in ("result", "best"):
                 self._arrays[field.name] = np.array(group[field.name])
         self.drop_working()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog import attributes, copying, growing, listing
+from pmstore._catalog import attributes, copying, growing, listing, objects
 from pmstore._catalog.attributes import OwnAttributes
 from pmstore._catalog.catalog import COMPUTED, MISSING, Catalog
+from pmstore._catalog.kinds import OBJECT
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import check_name, key_of
 from pmstore._derived.arrays import DerivedArrays, asked
@@ -20,7 +21,7 @@ from pmstore._derived.derived import Derived
 from pmstore._errors import Error
 from pmstore._store import elsewhere
 from pmstore._values.array import Array, Layout
-from pmstore._values.registry import Parts
+from pmstore._values.registry import Parts, made
 from pmstore._values.tensors import array_of_tensor, is_tensor
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pmstore._display import Row
     from pmstore._store.store import Store
 
-__all__ = ["Group", "NameMapping"]
+__all__ = ["Group", "NameMapping", "own_value"]
 
 _COMPLETIONS = 10_000
 
@@ -536,6 +537,23 @@ def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, 
     if shape is not None and tuple(np.atleast_1d(shape).tolist()) != array.shape:
         raise ValueError(f"data has the shape {array.shape}, and shape is {shape!r}")
     return array.shape, array.dtype if dtype is None else dtype, array
+
+
+def own_value(group: Group, name: str) -> Any:
+    """The value under a name, or None: as `decode` of its type makes it, but with arrays that are not in the store."""
+    catalog, full = group._catalog, group._full(name)
+    with catalog.lock:
+        entry = catalog.core.get(key_of(full))
+        found = objects.parts(catalog, full, entry, raw=False) if entry and entry.kind == OBJECT else None
+    if found is not None:
+        return made(found.type_name, {part: _own_array(one) for part, one in found.items()})
+    value = _own_array(group.get(name))
+    catalog.lost_updates.taken(value)
+    return value
+
+
+def _own_array(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 class Group(NameMapping):

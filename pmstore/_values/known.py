@@ -35,7 +35,7 @@ _SPARSE = [f"{kind}_{what}" for kind in ("csr", "csc", "coo") for what in ("arra
 
 def known_type(kind: type) -> Registered | None:
     """How values of exactly this type are kept; None if it is not one of these."""
-    if kind.__module__.partition(".")[0] not in _PACKAGES:
+    if kind.__name__ not in _NAMES:
         return None
     _load()
     return _BY_TYPE.get(kind)
@@ -221,4 +221,4 @@ _TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
 }
 """Names of types by module, and how they are kept. A file can name no others."""
 
-_PACKAGES = {module.partition(".")[0] for module in _TABLES}
+_NAMES = {name for names, _ in _TABLES.values() for name in names}

@@ -17,10 +17,11 @@ code  type              payload
 
 from __future__ import annotations
 
+import copy
 import datetime
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -28,13 +29,23 @@ import numpy as np
 
 from pmstore._core import hash64
 from pmstore._errors import MALFORMED, CorruptStoreError, DecodeError, OutOfMemoryError, TooLargeError
-from pmstore._values.array import order_of
+from pmstore._values.array import memory_order, order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
 from pmstore._values.registry import Parts, made, parts_of, registered
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
-__all__ = ["DEPTH", "PLAIN", "contents_of", "decode", "encode", "has_containers", "parts_inside", "type_name"]
+__all__ = [
+    "DEPTH",
+    "PLAIN",
+    "changeable_inside",
+    "contents_of",
+    "copied",
+    "decode",
+    "encode",
+    "has_containers",
+    "type_name",
+]
 
 DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's stack is limited
 
@@ -42,6 +53,7 @@ _BIG_INT, _COMPLEX, _TUPLE, _SCALAR, _ARRAY = 1, 2, 3, 4, 5
 _REGISTERED = 21
 _ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _CONTAINERS = frozenset({list, tuple, dict})
+_HOLD_NOTHING = _ATOMS | {np.ndarray}
 PLAIN = _ATOMS | _CONTAINERS
 """Python's own types of values."""
 _TWO_DOUBLES = struct.Struct("<2d")
@@ -117,28 +129,94 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
     return can_change(value)
 
 
-def parts_inside(value: Any) -> Iterator[Any]:
-    """The value and all that it holds, to any depth, each once, but for numbers, text and tuples. Raises the errors of
-    `parts_of`."""
-    waiting = [value]
+def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], dict[int, np.ndarray[Any, Any]]]:
+    """All that can be changed in place in a value, to any depth, by id: everything but arrays, and the arrays. Raises
+    the errors of `parts_of`.
+
+    arrays: whether arrays are wanted, which takes longer.
+    """
+    others: dict[int, Any] = {}
+    found: dict[int, np.ndarray[Any, Any]] = {}
     seen: dict[int, Any] = {}  # by id; what `encode` of a type makes has to live as long
+    waiting = [[value]]
     while waiting:
-        one = waiting.pop()
-        kind = type(one)
-        if kind in _ATOMS or id(one) in seen:
-            continue
-        seen[id(one)] = one
-        small = small_of(kind)
-        if kind is list or kind is tuple:
-            waiting += one
-        elif kind is dict:
-            waiting += one.values()
-        elif small is not None and small.holds:
-            waiting += small.parts(one)
-        elif (found := parts_of(one)) is not None:
-            waiting += found[1].values()
-        if kind is not tuple:
-            yield one
+        ones = waiting.pop()
+        kinds = set(map(type, ones))
+        if arrays and np.ndarray in kinds:
+            plain = ones if len(kinds) == 1 else [one for one in ones if type(one) is np.ndarray]
+            found.update(zip(map(id, plain), plain))
+        kinds -= _HOLD_NOTHING
+        for one in ones if kinds else ():
+            kind = type(one)
+            if kind not in kinds or id(one) in seen:
+                continue
+            seen[id(one)] = one
+            small = small_of(kind)
+            if kind is list or kind is tuple:
+                waiting.append(one)
+            elif kind is dict:
+                waiting.append(list(one.values()))
+            elif small is not None and small.holds:
+                waiting.append(small.parts(one))
+            elif small is None and (parts := parts_of(one)) is not None:
+                waiting.append(list(parts[1].values()))
+            if isinstance(one, np.ndarray):  # a masked one, or the like
+                found[id(one)] = one
+            elif kind is not tuple and (small is None or small.mutable) and not _is_constant(one):
+                others[id(one)] = one
+    return others, found
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether it is a scalar of numpy that can't be changed in place."""
+    return isinstance(value, np.generic) and not (isinstance(value, np.void) and value.flags.writeable)
+
+
+def copied(value: Any) -> Any:
+    """A copy that shares nothing with the value that can be changed in place, as a store would give it. Its arrays have
+    no gaps, and their axes are in the same order, or in C order if theirs was neither C nor Fortran order.
+
+    Values of registered types are copied as their parts. Raises the errors of `parts_of` and DecodeError.
+    """
+    return _copied(value, {})
+
+
+def _copied(value: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+    """copies: by id, each value that was copied before, which has to live as long, and its copy."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if id(value) in copies:
+        return copies[id(value)][1]
+    out: Any
+    if kind is list:
+        copies[id(value)] = value, (out := [])  # it may hold itself
+        out += [_copied(one, copies) for one in value]
+    elif kind is dict:
+        copies[id(value)] = value, (out := {})
+        out.update({key: _copied(one, copies) for key, one in value.items()})
+    else:
+        out = _copied_parts(value, copies)
+        copies[id(value)] = value, out
+    return out
+
+
+def _copied_parts(value: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+    kind = type(value)
+    if kind is tuple:
+        return tuple(_copied(one, copies) for one in value)
+    if (small := small_of(kind)) is not None:
+        return small.make(_copied(small.parts(value), copies)) if small.mutable or small.holds else value
+    if kind is not np.ndarray and (parts := parts_of(value)) is not None:
+        return made(parts[0], {name: _copied(one, copies) for name, one in parts[1].items()})
+    if isinstance(value, np.ndarray):
+        return np.array(value, order=memory_order(value) or "C", subok=True)
+    if _is_constant(value):
+        return value
+    try:  # a tensor, or what no store keeps
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def contents_of(value: Any) -> Any:

@@ -6,6 +6,8 @@ import collections
 import dataclasses
 import itertools
 import shutil
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values.values import changeable_inside
 
 sparse = pytest.importorskip("scipy.sparse")
 
@@ -26,6 +29,18 @@ class Layer:
 pmstore.register(Layer, name="tests.own_values.Layer")
 
 
+class Locked:
+    """A value that can be neither pickled nor copied."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.lock = rows, threading.Lock()
+
+
+pmstore.register(
+    Locked, lambda value: {"rows": (value.rows,)}, lambda parts: Locked(*parts["rows"]), name="tests.own_values.Locked"
+)
+
+
 def around(x: Any) -> Any:
     """A sparse matrix over an array."""
     return sparse.csr_matrix((x, np.arange(3), [0, 3]), shape=(1, 3), copy=False)
@@ -34,7 +49,9 @@ def around(x: Any) -> Any:
 def array_of(value: Any) -> Any:
     """The array in a value."""
     if isinstance(value, list):
-        return value[0]
+        return array_of(value[0])
+    if isinstance(value, Locked):
+        return value.rows
     if isinstance(value, dict):
         return value["x"]
     return value.weights if isinstance(value, Layer) else value.data if sparse.issparse(value) else np.asarray(value)
@@ -88,6 +105,7 @@ class Steps(pmstore.Resumable):
         lambda state: Layer(state.list[0]),
         lambda state: around(state.x),
         lambda state: np.ma.array(state.array, copy=False),
+        lambda state: Locked(state.x),
     ],
     ids=[
         "field",
@@ -102,6 +120,7 @@ class Steps(pmstore.Resumable):
         "part of a list in an object",
         "field in a sparse matrix",
         "masked array",
+        "field in an object with a lock",
     ],
 )
 def test_a_field_does_not_change_with_another_one(
@@ -221,6 +240,60 @@ def test_a_result_is_a_copy(tmp_path: Path) -> None:
         store["other"] = 1
         store.commit()
         assert list(Kinds().found(Kinds().run(store, "fit"))) == wanted
+
+
+class Rows(pmstore.Resumable):
+    """A value with a lock, one that is an array, and one with an array. One of them is in another one, too."""
+
+    max_iter = 4
+
+    def __init__(self, last: int = 9, store: Any = None) -> None:
+        self.last, self.store = last, store
+
+    def fields(self) -> Any:
+        return [pmstore.Field(name, dtype=object) for name in ("rows", "array", "layer", "list")]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.state.list = []
+        self.state.array, self.state.layer = np.zeros(3), Layer(np.zeros(3))
+
+    def step(self) -> None:
+        state = self.state
+        if state.iteration == self.last:
+            raise KeyboardInterrupt
+        if self.store is not None and state.iteration > 0:
+            assert not np.shares_memory(state.array, self.store["fit/array"])
+            assert not np.shares_memory(state.layer.weights, self.store["fit/layer"].weights)
+        state.list.append(state.iteration)
+        state.rows = Locked(state.list)
+        state.list.append(-1)
+        state.layer.weights += state.array
+        state.array += 1
+
+
+def test_a_value_that_cannot_be_copied(tmp_path: Path) -> None:
+    """Its parts can, and belong to the fit alone: the store has those of the last commit."""
+    wanted = Rows().run()
+    with pmstore.open(tmp_path / "x.pm") as store:
+        with pytest.raises(KeyboardInterrupt):
+            Rows(2).run(store, "fit")
+        for algorithm in (Rows(store=store), Rows()):  # resumed, loaded
+            state = algorithm.run(store, "fit", commit_every=9)
+            assert state.rows.rows == wanted.rows.rows == [0, -1, 1, -1, 2, -1, 3] and state.list == wanted.list
+            assert state.layer.weights.tolist() == wanted.layer.weights.tolist() == [6.0] * 3
+        state.list.append(5)
+        store["other"] = 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pmstore.LostUpdateWarning)
+            store.commit()
+
+
+def test_tuples_that_encode_makes_have_ids_of_their_own() -> None:
+    """A tuple that is gone could have the place in memory of the next one."""
+    assert len(changeable_inside([[Locked(np.ones(3))] for _ in range(50)])[1]) == 50
 
 
 def test_what_no_other_field_has_is_not_copied() -> None:

@@ -130,7 +130,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "  pmstore dump --npy centers.npy run.pm model/centers\n",
     )
     dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
-    dump.add_argument("--npy", metavar="FILE", help="write the one array that is named to FILE, for numpy.load")
+    dump.add_argument(
+        "--npy", metavar="FILE", help="write the one array that is named to FILE, which must not exist, for numpy.load"
+    )
 
     exporting = add(
         "export",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ import numpy as np
 
 import pmstore
 from pmstore._display import full_text, name_text
-from pmstore._errors import UNSOUND, DecodeError
+from pmstore._errors import UNSOUND, DecodeError, StoreExistsError
+from pmstore._store import opening
 from pmstore._store.reading import consistently, verify
 from pmstore._values.as_json import print_json, to_json
 
@@ -56,7 +58,7 @@ def dump(chosen: argparse.Namespace, failure: Failure, complain: Callable[[str],
             array = found.value(store, sound[0]) if len(found.names) == len(sound) == 1 else None
             if not isinstance(array, np.ndarray):
                 raise failure("--npy takes the name of one array")
-            _save(Path(chosen.npy), array, store.path, failure)
+            _save(Path(chosen.npy), array)
         elif chosen.json:
             shown = {} if chosen.names else {name: {"derived": text} for name, text in found.derived.items()}
             print_json({name: to_json(found.value(store, name)) for name in sound} | shown)
@@ -106,24 +108,30 @@ def _value(store: pmstore.Store, name: str) -> Any:
     return list(value) if isinstance(value, pmstore.PersistentList) else value
 
 
-def _save(file: Path, array: Any, store: str, failure: Failure) -> None:
-    """Write an array for numpy.load, completely or not at all: under a temporary name, and then renamed."""
-    if file.exists() and os.path.samefile(file, store):
-        raise failure(f"{file} is the store itself")
+def _save(file: Path, array: Any) -> None:
+    """Write an array for numpy.load to a new file, completely or not at all: under a temporary name, then renamed.
+
+    A device or a pipe is written directly. A link to a file that does not exist is followed.
+    """
+    target = Path(os.path.realpath(file))
+    special = target.exists() and not target.is_file() and not target.is_dir()
     try:
-        if file.exists() and not file.is_file():  # a device or a pipe
-            with file.open("wb") as out:
+        if special:
+            with target.open("wb") as out:
                 np.save(out, array, allow_pickle=False)
             return
-        target = Path(os.path.realpath(file))  # a link is followed, and its target replaced
+        if os.path.lexists(target):
+            raise FileExistsError
         temporary = target.with_name(f".{secrets.token_hex(8)}.npy")
         try:
             with temporary.open("xb") as out:
                 np.save(out, array, allow_pickle=False)
-            os.replace(temporary, target)
+            opening._rename(str(temporary), str(target), replace=False)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+    except FileExistsError:
+        raise StoreExistsError(errno.EEXIST, f"{str(file)!r} exists: --npy writes a new file", str(file)) from None
     except BrokenPipeError:
         raise
     except OSError as error:

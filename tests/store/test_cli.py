@@ -164,14 +164,6 @@ def test_options_may_stand_anywhere(at: int, example: Path, capsys: pytest.Captu
     assert "unrecognized arguments: --jsn" in capsys.readouterr().err
 
 
-def test_dump_npy(example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "labels.npy"
-    assert in_process(capsys, "dump", "--npy", file, example, "model/labels") == (0, "", "")
-    labels = np.load(file)
-    assert labels.dtype == np.dtype(">i2")
-    assert labels.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -305,53 +297,6 @@ def test_a_damaged_array_that_is_mapped(command: list[str], writeable: bool, tmp
     done = run(*command, path, *last, directory=tmp_path)
     assert (done.returncode, done.stdout) == (1, "") and "damaged: 'model/centers'" in done.stderr
     assert os.listdir(tmp_path) == ["constant.pm"]
-
-
-# ---- --npy
-
-
-@pytest.mark.parametrize("kind", ["same", "relative", "link", "hard link"])
-def test_npy_never_replaces_the_store(kind: str, path: Path) -> None:
-    target = {"same": path, "relative": Path("copy.pm")}.get(kind, path.parent / "link")
-    if kind == "link":
-        target.symlink_to(path)
-    elif kind == "hard link":
-        target.hardlink_to(path)
-    before = path.read_bytes()
-    done = run("dump", "--npy", target, path, "model/centers", directory=path.parent)
-    assert done.returncode == 2
-    assert done.stderr == f"pmstore: {path}: {target} is the store itself\n"
-    assert path.read_bytes() == before
-
-
-def test_npy_is_written_whole_or_not_at_all(path: Path, tmp_path: Path) -> None:
-    """A limit on the size of files is a full disk for a writer."""
-    with pmstore.open(path) as store:
-        store["big"] = np.arange(100_000.0)
-    (tmp_path / "big.npy").write_bytes(b"old")
-    files = sorted(tmp_path.iterdir())
-
-    limited = (
-        "import resource, sys; from pmstore import _cli, _dump; save = _dump._save\n"
-        "def full(*arguments): resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); save(*arguments)\n"
-        "_dump._save = full; sys.exit(_cli.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", limited, "dump", "--npy", "big.npy", str(path), "big"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pmstore: big.npy: ") and done.stderr.count("\n") == 1
-    assert (tmp_path / "big.npy").read_bytes() == b"old" and sorted(tmp_path.iterdir()) == files
-
-
-def test_npy_through_a_link_and_to_a_device(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
-    for _ in range(2):
-        assert in_process(capsys, "dump", "--npy", tmp_path / "link.npy", path, "model/centers") == (0, "", "")
-    assert (tmp_path / "link.npy").is_symlink()
-    assert (np.load(tmp_path / "real.npy") == CENTERS).all()
-    (tmp_path / "null").symlink_to("/dev/null")
-    assert in_process(capsys, "dump", "--npy", tmp_path / "null", path, "model/centers") == (0, "", "")
-    assert Path("/dev/null").is_char_device()
 
 
 # ---- backup, compact and salvage

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 from pmstore._errors import UNRELATED, DecodeError
@@ -137,7 +139,8 @@ def register(
 
         `encode` and `decode` can be left out for enums, dataclasses and named tuples. An enum is kept by the names of
         its members, a flag by its number. Of the others the fields are kept; `__init__` and `__post_init__` are not
-        called when they are read.
+        called when they are read. Storing a value with attributes that are no fields is a TypeError, unless they are
+        cached properties, which are computed again.
     name : str, optional
         Under which the store knows the type, at most 255 bytes in UTF-8. By default its module and name, as in
         ``"app.model.Layer"``. Give one for a type that may move, or that is defined in a program's main file.
@@ -277,7 +280,13 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
                 object.__setattr__(value, name, part)
             return value
 
-        return (lambda value: {name: getattr(value, name) for name in names}), make
+        refuse = _refusal_of_others(kind, names)
+
+        def fields_of(value: Any) -> dict[str, Any]:
+            refuse(value)
+            return {name: getattr(value, name) for name in names}
+
+        return fields_of, make
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         fields = list(kind._fields)
 
@@ -285,11 +294,40 @@ def _of_fields(kind: type) -> tuple[Encode, Decode]:
             _check_fields(parts, fields)
             return tuple.__new__(kind, [parts[name] for name in fields])
 
-        return (lambda value: dict(zip(fields, value))), of
+        refuse = _refusal_of_others(kind, fields)
+
+        def items_of(value: Any) -> dict[str, Any]:
+            refuse(value)
+            return dict(zip(fields, value))
+
+        return items_of, of
     raise TypeError(
         f"{kind.__module__}.{kind.__qualname__} is no enum, dataclass or named tuple: register(type, encode, decode), "
         "where encode gives a dict of parts, and decode makes a value of it"
     )
+
+
+def _refusal_of_others(kind: type, names: list[str]) -> Callable[[Any], None]:
+    """A function that raises TypeError for a value with attributes that are no fields: its copy would lack them.
+
+    A cached property may be missing, because it is computed again.
+    """
+    own = [base for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
+    members = {name: one for base in reversed(own) for name, one in vars(base).items()}
+    slots = [name for name, one in members.items() if type(one) is MemberDescriptorType and name not in names]
+    cached = {name for name, one in members.items() if isinstance(one, functools.cached_property)}
+    known = {*names, *cached, "__orig_class__"}  # which typing.Generic sets
+
+    def refuse(value: Any) -> None:
+        others = [name for name in getattr(value, "__dict__", ()) if name not in known]
+        others += [name for name in slots if hasattr(value, name)]
+        if others:
+            raise TypeError(
+                f"a {kind.__module__}.{kind.__qualname__} has attributes that are no fields: "
+                f"{', '.join(map(repr, others))}. Make them fields, or register(type, encode, decode)"
+            )
+
+    return refuse
 
 
 def _has_contents(base: type) -> bool:

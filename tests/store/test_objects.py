@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import warnings
 from typing import Any, Generic, TypeVar
@@ -292,6 +293,42 @@ def test_a_dataclass_of_bases_without_contents(store: Any) -> None:
     pmstore.register(Derived)
     store["v"] = Derived(0.5)
     assert store["v"] == Derived(0.5)
+
+
+def test_attributes_that_are_no_fields_are_refused(store: Any) -> None:
+    """A copy would lack them."""
+
+    class Slotted:
+        __slots__ = ("unit",)
+
+    @dataclasses.dataclass
+    class Counted(Slotted, Generic[T]):
+        rate: float
+        steps: int = dataclasses.field(default=0, init=False)
+
+        @functools.cached_property
+        def double(self) -> float:
+            return 2 * self.rate
+
+    class Pair(collections.namedtuple("Pair", "a b")):
+        pass
+
+    for kind in (Counted, Pair):
+        pmstore.register(kind)
+    sound = Counted[int](0.5)
+    assert sound.double == 1.0
+    sound.steps = 7
+    store["v"] = [sound]
+    again = store["v"][0]
+    assert again == sound and again.steps == 7 and again.double == 1.0
+    store["pair"] = Pair(1, 2)
+    for value in (Counted(1.0), Pair(1, 2)):
+        for name in ("other", "unit"):
+            setattr(value, name, "mm")
+            with pytest.raises(TypeError, match=f"has attributes that are no fields: '{name}'.*or register"):
+                store["v"] = value
+            delattr(value, name)
+    assert store["v"] == [sound] and store["pair"] == Pair(1, 2)
 
 
 def test_the_name_of_a_type_does_not_affect_a_terminal() -> None:

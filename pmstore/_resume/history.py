@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,39 @@ class History(dict[str, Array]):
         return f"<History of a fit ({state}), {len(self['iteration'])} iterations: {', '.join(self)}>"
 
 
+class Source(NamedTuple):
+    """The method of an algorithm that returns the figures of an iteration, for errors.
+
+    call: its name. own: the names of figures that the loop adds.
+    """
+
+    call: str = "step()"
+    own: tuple[str, ...] = ()
+
+    def figures(self, returned: Any) -> Mapping[str, float]:
+        """The figures that the method returned. Raises TypeError or ValueError."""
+        if returned is None:
+            return {}
+        if not isinstance(returned, Mapping):
+            raise TypeError(f"{self.call} returns a dict of figures, or None, not {returned!r:.80}")
+        if not self.own or returned.keys().isdisjoint(self.own):
+            return returned
+        raise self.refusal(returned)
+
+    def refusal(self, figures: Iterable[str]) -> ValueError:
+        """The error for names of figures that can't be in a row."""
+        most = _MOST - len(self.own)
+        taken = sorted([*self.own, *(name for name, _ in _ALWAYS)])
+        others = "1 other, whose name is" if most == 1 else f"{most} others, whose names are"
+        return ValueError(
+            f"{self.call} may return the figure 'objective' and at most {others} not {', '.join(taken)}; it returned "
+            f"{', '.join(map(repr, figures))}"
+        )
+
+
+STEP = Source()
+
+
 class Rows:
     """Writes the rows of a fit.
 
@@ -82,6 +115,8 @@ class Rows:
         The limits of the fit.
     clock : callable, default=time.time
         Returns the time of a row. If it returns 0, the duration is 0, too.
+    source : Source
+        The method that the figures come from.
 
     Attributes
     ----------
@@ -100,6 +135,7 @@ class Rows:
         "_names",
         "_newest",
         "_page",
+        "_source",
         "_used",
         "committed",
     )
@@ -110,8 +146,9 @@ class Rows:
         max_iter: int | None,
         runs: int,
         clock: Callable[[], float] = time.time,
+        source: Source = STEP,
     ) -> None:
-        self._group, self._clock = group, clock
+        self._group, self._clock, self._source = group, clock, source
         self._limits = {"max_iter": None if max_iter is None else int(max_iter), "runs": int(runs)}
         self._moving = threading.Lock()  # held while rows are moved to a block, and while another thread reads
         self._attempt = 1
@@ -138,13 +175,16 @@ class Rows:
         newest = self._newest
         if newest is not None and newest.add(run, iteration, seconds, figures):
             return
-        figures = self._with_all(figures or {})
+        if not isinstance(figures, Mapping):
+            figures = self._source.figures(figures)
+        figures = self._with_all(figures)
         newest = self._newest
         assert newest is not None
         if newest.place == self._page.nbytes:
             newest = self._turn_page()
         if not newest.add(run, iteration, seconds, figures):
-            raise TypeError(f"the figures that step() returns must be numbers, not {figures!r}")
+            theirs = {name: figure for name, figure in figures.items() if name not in self._source.own}
+            raise TypeError(f"the figures that {self._source.call} returns must be numbers, not {theirs!r}")
 
     def read(self) -> Array:
         """A copy of the committed rows, for another thread."""
@@ -180,12 +220,20 @@ class Rows:
         """A figure for every column. Makes the table at the first row, and columns for new figures."""
         new = [name for name in figures if name not in self._names]
         if not self._names:
-            page = np.zeros(PAGE, _dtype_for(figures))
+            page = np.zeros(PAGE, self._dtype_for(figures))
             self._group[LIMITS], self._group[NEWEST] = self._limits, page
             self._take_page(0)
         elif new:
-            self._widen(_dtype_for([*self._names, *new]))
+            self._widen(self._dtype_for([*self._names, *new]))
         return {name: figures.get(name, math.nan) for name in self._names}
+
+    def _dtype_for(self, figures: Iterable[str]) -> np.dtype[Any]:
+        """The dtype of rows with these figures and the objective. Raises ValueError if there can't be such rows."""
+        others = [name for name in figures if name != _FIRST]
+        taken = {name for name, _ in _ALWAYS}
+        if len(others) > _MOST or not all(type(name) is str and name and name not in taken for name in others):
+            raise self._source.refusal(name for name in figures if name not in self._source.own)
+        return _dtype((_FIRST, *others))
 
     def _widen(self, dtype: np.dtype[Any]) -> None:
         """Add columns, which are NaN in earlier rows."""
@@ -355,18 +403,6 @@ def _arrays(group: Mapping[str, Any]) -> list[str]:
 def _count(rows: Array) -> int:
     """The number of rows that are not empty."""
     return int(np.count_nonzero(rows["iteration"]))
-
-
-def _dtype_for(figures: Iterable[str]) -> np.dtype[Any]:
-    """The dtype of rows with these figures and the objective. Raises ValueError if there can't be such rows."""
-    others = [name for name in figures if name != _FIRST]
-    taken = {name for name, _ in _ALWAYS}
-    if len(others) > _MOST or not all(type(name) is str and name and name not in taken for name in others):
-        raise ValueError(
-            f"step() may return the figure 'objective' and at most {_MOST} others, whose names are not "
-            f"{', '.join(sorted(taken))}; it returned {', '.join(map(repr, figures))}"
-        )
-    return _dtype((_FIRST, *others))
 
 
 def _dtype(figures: Iterable[str]) -> np.dtype[Any]:

@@ -34,7 +34,7 @@ import numpy as np
 
 from pmstore._resume.fingerprint import Fingerprint, describe, is_same, state_of
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, group_name, opened
-from pmstore._resume.history import History, Rows, at_work, history_of
+from pmstore._resume.history import STEP, History, Rows, at_work, history_of
 from pmstore._resume.state import PROGRESS, Field, State, check_fit_group
 
 __all__ = ["Field", "Resumable", "State"]
@@ -226,7 +226,7 @@ class Resumable(ABC):
         if store is None:
             self.state = State(self._table())
             in_memory: dict[str, Any] = {}
-            rows = Rows(in_memory, self.max_iter, self.runs)
+            rows = Rows(in_memory, self.max_iter, self.runs, source=self._figures_of)
             self._add_first(rows, self._start())
             self._finish_runs(None, commits, rows)
             self.state.drop_working()
@@ -258,6 +258,7 @@ class Resumable(ABC):
         forget(store, group_name(self.title.lower(), self._whole_fingerprint()) if name is None else name)
 
     _call = "run()"
+    _figures_of = STEP
     _steps_draw = True
     """Whether a step may draw from a generator, and not only `start`, `end_run`, `keep` and `finish`."""
 
@@ -326,7 +327,7 @@ class Resumable(ABC):
         """Start, if there is a fingerprint to begin the group with, or resume; then iterate to the end."""
         # A crash test compares the commits of two runs.
         clock = float if fit_group.store.recorded else time.time
-        rows = Rows(fit_group.group, self.max_iter, self.runs, clock)
+        rows = Rows(fit_group.group, self.max_iter, self.runs, clock, self._figures_of)
         with at_work(fit_group.store, fit_group.name, rows):
             if fingerprint is not None:
                 started = self._start()

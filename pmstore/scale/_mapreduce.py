@@ -26,7 +26,7 @@ import numpy as np
 
 from pmstore._resume.fingerprint import Fingerprint, digest
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, opened, path_of
-from pmstore._resume.history import Rows
+from pmstore._resume.history import Rows, Source
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import Field, State
 from pmstore._store.store import Store
@@ -138,7 +138,7 @@ class MapReduce(Resumable):
         Returns
         -------
         dict of float, or None
-            Figures for the `history`: the ``"objective"``, and at most one other.
+            Figures for the `history`: the ``"objective"``, and at most one other, neither ``"late"`` nor ``"lost"``.
         """
 
     def check_shards(self) -> None:
@@ -342,7 +342,7 @@ class MapReduce(Resumable):
             log.add(state.epoch, shared)
         if self._adds(shared):
             total = as_sum(total)
-        figures = self.update(total) or {}
+        figures = self._figures_of.figures(self.update(total))
         state.epoch += 1
         return {**figures, "late": asking.epochs.late, "lost": asking.epochs.lost}
 
@@ -382,6 +382,7 @@ class MapReduce(Resumable):
             log.cut(state.log_from, best=self._of_best_run())
 
     _asking: _Asking
+    _figures_of = Source("update()", ("late", "lost"))
     _commits: tuple[int, int] = (0, -1)  # the epochs of the last commits, the newest first
     _copies: Copies | None = None
     _log: Log | None = None

@@ -296,14 +296,15 @@ def test_pages_that_can_not_be(path: Path) -> None:
     [
         ({"objective": "low"}, TypeError, "must be numbers, not {'objective': 'low'}"),
         ({"time": 1.0}, ValueError, "whose names are not .*time"),
-        (dict.fromkeys("abcd", 1.0), ValueError, "at most 3 others"),
+        (dict.fromkeys("abcd", 1.0), ValueError, r"step\(\) may return the figure 'objective' and at most 3 others"),
+        (5, TypeError, r"^step\(\) returns a dict of figures, or None, not 5$"),
     ],
 )
 def test_bad_figures(returned: Any, error: type[Exception], message: str, path: Path) -> None:
     class Bad(Fall):
         def step(self) -> Mapping[str, float] | None:
             super().step()
-            return dict(returned)
+            return returned  # type: ignore[no-any-return]
 
     with pytest.raises(error, match=message):
         Bad().run(path, "bad")

@@ -1,10 +1,11 @@
-"""The protocol: which questions a coordinator takes for lost or late, and what `timeout` counts."""
+"""The protocol: lost and late questions of a coordinator, what `timeout` counts, and the figures of epochs."""
 
 from __future__ import annotations
 
 import math
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,37 @@ def test_I32_processes_of_a_map_do_not_hide_the_death_of_its_worker(tmp_path: Pa
     for pid in accident.pids.read_text().split():
         os.kill(int(pid), signal.SIGKILL)
     assert walk.history_["lost"].sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (
+            {"objective": 1.0, "late": 7},
+            ValueError,
+            "not attempt, iteration, late, lost, .*it returned 'objective', 'late'$",
+        ),
+        ({"lost": 1.0}, ValueError, "not attempt, iteration, late, lost, .*it returned 'lost'$"),
+        (dict.fromkeys(["objective", "a", "b"], 1.0), ValueError, "at most 1 other, .*returned 'objective', 'a', 'b'$"),
+        ({"objective": "q"}, TypeError, "must be numbers, not {'objective': 'q'}$"),
+        (5, TypeError, "a dict of figures, or None, not 5$"),
+    ],
+)
+def test_errors_of_figures_name_what_update_returned(returned: Any, error: type[Exception], message: str) -> None:
+    class Bad(Walk):
+        def update(self, total: Mapping[str, Any]) -> Mapping[str, float]:
+            return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(error, match=message) as caught:
+        Bad(several(2)).run(engine=Serial())
+    assert "update() " in str(caught.value) and "step()" not in str(caught.value)
+
+
+def test_update_may_return_one_figure_besides_the_objective() -> None:
+    class Good(Walk):
+        def update(self, total: Mapping[str, Any]) -> Mapping[str, float]:
+            return {**super().update(total), "other": 3.0}
+
+    good = Good(several(2))
+    good.run(engine=Serial())
+    assert (good.history_["other"] == 3).all() and not good.history_["late"].any()

@@ -185,7 +185,8 @@ class Following(NameMapping):
 
         A thread takes each version from the store's file, as a reader does, and no commit waits for it. If the thread
         or a place is too slow, there are fewer versions; a version is always one whole commit. Closing the store
-        archives its last commit. After a restart of the program, the same call continues the archive.
+        archives its last commit. After a restart of the program, the same call continues the archive. A later drain to
+        the same place ends this one.
 
         Parameters
         ----------

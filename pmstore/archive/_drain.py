@@ -26,6 +26,7 @@ from pmstore._display import size_text
 from pmstore._errors import ArchiveUnavailableError, ArchiveWarning, ForkedStoreError, StaleSnapshotError
 from pmstore._snapshot import newest
 from pmstore._store.opening import seconds
+from pmstore.archive._index import SupersededError
 from pmstore.archive._objects import RecoveredError
 from pmstore.archive._steps import Steps
 
@@ -284,7 +285,12 @@ class Drain:
         last = self._newest() if any(self._errors) else self._steps.captured
         if any(target.last < last for target in self._steps.targets):
             error = next((one for one in self._errors if one is not None), None)
-            text = f"the drain ended, and {self._lacking(last)}{f' ({error})' if error is not None else ''}"
+            if isinstance(error, SupersededError):
+                if all(target.has_now(last) for target in self._steps.targets):
+                    return
+                text = f"the drain ended: {error}"
+            else:
+                text = f"the drain ended, and {self._lacking(last)}{f' ({error})' if error is not None else ''}"
             if self._options.raises:
                 raise ArchiveUnavailableError(text) from error
             warnings.warn(text, ArchiveWarning, stacklevel=2)

@@ -21,7 +21,7 @@ from pmstore._errors import MALFORMED, ArchiveConflictError, ArchiveDamagedError
 from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 
-__all__ = ["Index", "IndexWriter"]
+__all__ = ["Index", "IndexWriter", "SupersededError"]
 
 _FAN = 32  # objects of the index that are merged into one
 _ATTEMPTS = 20
@@ -214,6 +214,10 @@ def _needed(
 _PREVIOUS, _STATE, _LOSSY, _FIELDS = 2, 7, 9, len(Row._fields)  # of a row as it is packed
 
 
+class SupersededError(ArchiveConflictError):
+    """A later writer of this process has begun."""
+
+
 class IndexWriter:
     """Changes the index of one place, from `begin` on. The writer's token is the newest, or it stops."""
 
@@ -225,6 +229,7 @@ class IndexWriter:
     def begin(self, about: dict[str, Any]) -> bool:
         """Makes the newest token, which ends the work of any other writer of the place. Returns whether the index has
         changed since it was read."""
+        _begun_here.add(about["by"])
         self._token = self._newer_token(about)
         seen, self.index = self.index, Index.read(self._place, self.index)  # when the token has ended other writers
         return [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
@@ -249,6 +254,8 @@ class IndexWriter:
                 "everything anew"
             )
         if newest > self._token:
+            if _is_ours(self._place, newest):
+                raise SupersededError(f"a later drain or change by this process writes to {self._place.url} since")
             raise ArchiveConflictError(
                 f"another process drains to {self._place.url} since: one archive has one writer. Drain each store to "
                 "a place of its own"
@@ -308,6 +315,20 @@ class IndexWriter:
             self.index = Index(segments)
         with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
             self._place.delete(segment.name for segment in old)
+
+
+_begun_here: set[str] = set()
+"""The writers that have begun in this process, as their tokens name them."""
+
+
+def _is_ours(place: Place, token: int) -> bool:
+    """Whether a writer of this process has made the token."""
+    name = f"writers/{token:06d}"
+    try:
+        about = opened(WRITER, name, place.get(name))
+    except ArchiveError:  # this only chooses the text of an error
+        return False
+    return isinstance(about, dict) and about.get("by") in _begun_here
 
 
 def _newest_token(place: Place) -> int:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveUnavailableError
+from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._manifest import sequences
@@ -178,6 +178,13 @@ class Target:
     def last(self) -> int:
         """The newest version, or -1."""
         return self.index.newest
+
+    def has_now(self, version: int) -> bool:
+        """Whether the place has the version, or a newer one, from whichever writer."""
+        try:
+            return Index.read(self.place, self.index).newest >= version
+        except ArchiveError:
+            return False
 
     def write(self, flush: Flush) -> None:
         """Makes versions part of the archive (I24)."""

@@ -19,6 +19,7 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore._snapshot import Reader
+from pmstore.archive import _index
 from pmstore.archive._archive import Archive
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._sources import Sources
@@ -193,6 +194,36 @@ def test_a_drain_that_is_refused_ends_no_other(tmp_path: Path) -> None:
         store.commit()
         assert drain.wait() == 2
     assert not places[2].exists()
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["this process", "another process"])
+def test_a_drain_that_is_begun_again(here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell of a notebook is run again: the first drain says why it stops, and nothing else."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pmstore.open(tmp_path / "store.pm") as store:
+            store.drain(tmp_path / "archive").wait()
+            again = store.drain(tmp_path / "archive")
+            if not here:
+                monkeypatch.setattr(_index, "_begun_here", set())
+            store["x"] = 1
+            store.commit()
+            assert again.wait() == 1
+    [text, *others] = [str(one.message) for one in told if one.category is pmstore.ArchiveWarning]
+    begun = "a later drain or change by this process writes" if here else "another process drains"
+    assert text.startswith(f"the drain stops: {begun} to {tmp_path / 'archive'} since")
+    assert [other[:15] for other in others] == ([] if here else ["the drain ended"])
+    assert archive.open(tmp_path / "archive").latest == 1
+
+
+def test_a_drain_whose_later_one_has_ended(tmp_path: Path) -> None:
+    """It tells that nobody archives what the place lacks."""
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "archive") as drain:
+        store.drain(tmp_path / "archive").close()
+        store["x"] = 1
+        store.commit()
+        with pytest.warns(pmstore.ArchiveWarning, match="the drain ended: a later drain or change by this process"):
+            drain.close()
 
 
 def test_a_version_that_comes_while_a_drain_begins(tmp_path: Path) -> None:

@@ -118,8 +118,7 @@ def test_warnings_that_are_errors(tmp_path: Path) -> None:
         assert newer.wait() == 1
         with pytest.raises(pmstore.ArchiveConflictError):
             older.wait()
-        with pytest.raises(pmstore.ArchiveWarning, match="another process"):
-            older.close()
+        older.close()  # the place has all that it lacks, from the newer drain
         store.close()
 
 

@@ -23,6 +23,9 @@ code  type                     parts
 20    numpy.random.Generator   see generators.py
 ====  =======================  ==================================================================================
 
+The codes 1 to 5 and 21 are those of `values.py`: the next type has the code 22. Two types with one code are an error
+when this module is imported.
+
 A zone is None; [microseconds from UTC] or [microseconds from UTC, name] for datetime.timezone; or the key of a
 zoneinfo.ZoneInfo, whose rules are those of the machine that reads it.
 """
@@ -43,7 +46,7 @@ from pmstore._errors import CorruptStoreError, DecodeError
 from pmstore._values.array import order_of
 from pmstore._values.generators import generator_of, generator_parts
 
-__all__ = ["BY_CODE", "Small", "is_text", "small_of"]
+__all__ = ["BY_CODE", "CODES_OF_VALUES", "Small", "is_text", "small_of"]
 
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
@@ -326,5 +329,12 @@ _BY_NAME: dict[str, tuple[str, Small]] = {
     "Generator": ("numpy.random", Small(20, generator_parts, generator_of, mutable=True)),
 }
 
-BY_CODE: dict[int, Small] = {small.code: small for small in (TEXT, *(small for _, small in _BY_NAME.values()))}
+CODES_OF_VALUES = {1, 2, 3, 4, 5, 21}
+"""The codes of the extensions that `values.py` encodes itself."""
+
+BY_CODE: dict[int, Small] = {}
 """The types by the codes of their extensions."""
+
+for _small in (TEXT, *(small for _, small in _BY_NAME.values())):
+    if _small.code in CODES_OF_VALUES or BY_CODE.setdefault(_small.code, _small) is not _small:
+        raise AssertionError(f"the code {_small.code} has a type already")  # stored values of it would be misread

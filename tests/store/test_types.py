@@ -7,9 +7,11 @@ import datetime
 import decimal
 import fractions
 import pathlib
+import re
 import types
 import uuid
 import zoneinfo
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -21,6 +23,8 @@ import pmstore
 from pmstore._resume.attributes import decode as attributes_of
 from pmstore._resume.attributes import graph_of
 from pmstore._resume.fingerprint import describe
+from pmstore._values import types as kinds
+from pmstore._values import values
 from pmstore._values.as_json import to_json
 from pmstore._values.values import decode, encode
 from tests.conftest import LONGER
@@ -229,6 +233,23 @@ def test_nesting_has_a_limit(store):
 def test_values_of_a_newer_version_are_named():
     with pytest.raises(pmstore.CorruptStoreError, match=r"does not know \(extension 99\): a newer version wrote it"):
         decode(msgpack.packb([msgpack.ExtType(99, b"\x90")]))
+
+
+def test_each_code_has_one_type_and_a_line_in_a_table():
+    own = [values._BIG_INT, values._COMPLEX, values._TUPLE, values._SCALAR, values._ARRAY, values._REGISTERED]
+    assert sorted(own) == sorted(kinds.CODES_OF_VALUES)
+    tables = [re.findall(r"^(\d+) +\w", module.__doc__, re.MULTILINE) for module in (values, kinds)]
+    assert sorted(map(int, tables[0] + tables[1])) == sorted([*own, *kinds.BY_CODE])
+
+
+@pytest.mark.parametrize("code", [21, 6])
+def test_a_second_type_with_one_code_is_an_error_at_import(code):
+    source = Path(kinds.__file__).read_text(encoding="utf-8")
+    line = f'    "complex": ("builtins", Small({code}, list, complex)),\n'
+    changed = source.replace('    "set":', f'{line}    "set":')
+    assert changed != source
+    with pytest.raises(AssertionError, match=f"the code {code} has a type already"):
+        exec(compile(changed, kinds.__file__, "exec"), {"__name__": "pmstore._values.more_types"})
 
 
 def hostile(code, *parts):

@@ -159,8 +159,8 @@ def tables(outcomes: Sequence[Outcome]) -> str:
     controls = [outcome for outcome in outcomes if _is_control(outcome.mutant)]
     caught = sum(bool(outcome.by) for outcome in bugs)
     lines = [
-        f"{caught} of {len(bugs)} mutants are noticed, and {sum(bool(o.by) for o in controls)} of {len(controls)} "
-        f"controls. `{COMMAND}` computes this anew.",
+        f"This run noticed {caught} of {len(bugs)} mutants, and {sum(bool(o.by) for o in controls)} of {len(controls)} "
+        f"controls. `{COMMAND}` also tries those that were added since.",
         "",
         "| mutant | class | a test has to see | noticed by | states | seconds |",
         "|---|---|---|---|---|---|",

@@ -28,6 +28,7 @@ pytestmark = [
 ]
 
 X = np.random.default_rng(0).normal(size=(60, 3)) + 4 * (np.arange(60) // 30)[:, None]
+X -= X.min(axis=0)  # some estimators take no negative numbers
 Y = np.arange(60) // 30
 
 KINDS = {
@@ -38,6 +39,12 @@ KINDS = {
     "bayes": lambda **store: BayesianGaussianMixture(n_components=2, max_iter=3, tol=0, random_state=0, **store),
     "components": lambda **store: IncrementalPCA(2, batch_size=10, **store),
 }
+
+
+def test_every_estimator_is_tested() -> None:
+    families = (pmstore.cluster, pmstore.decomposition, pmstore.mixture)
+    ours = {getattr(family, name) for family in families for name in family.__all__}
+    assert {type(make()) for make in KINDS.values()} == ours
 
 
 class Log:

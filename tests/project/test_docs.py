@@ -88,3 +88,15 @@ def test_tests_that_are_named_exist(path: Path) -> None:
 def names_in_tests() -> frozenset[str]:
     sources = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")]
     return frozenset(name for source in sources for name in re.findall(r"^(?:def |class )(\w+)", source, re.MULTILINE))
+
+
+def test_the_tour_names_every_module() -> None:
+    """Those of the estimators' families are alike, and in no list. test_tidy.py compares the files of C."""
+    page = (ROOT / "docs" / "source.md").read_text(encoding="utf-8").split("## Python")[1]
+    texts = {part.split("`", 1)[0]: part for part in re.split(r"^- `", page, flags=re.MULTILINE)}
+    folders = [path.parent for path in (ROOT / "pmstore").glob("*/__init__.py")]
+    assert len(folders) > 10
+    for folder in folders:
+        if folder.name not in ("cluster", "mixture", "decomposition"):
+            missing = {path.name for path in folder.glob("*.py")} - set(re.findall(r"`(\w+\.py)`", texts[folder.name]))
+            assert missing == {"__init__.py"}, f"docs/source.md does not say what these of {folder.name} are for"

@@ -105,7 +105,7 @@ class DerivedArrays:
         if found := self.declared.get(name):
             self._has_changed(name)
             for derived in found:
-                derived.let_go()
+                derived._let_go()
 
     def _has_changed(self, name: str) -> None:
         """The declaration changes; a rollback brings it back until the next commit."""
@@ -128,7 +128,7 @@ class DerivedArrays:
         self.lock = threading.RLock()
         self.pins = {}
         for derived in chain.from_iterable(list(self.declared.values())):
-            derived.leave()
+            derived._leave()
 
     def clear(self) -> None:
         """Forget all arrays: the store is closed."""
@@ -144,10 +144,10 @@ class DerivedArrays:
             made = Derived(self, what._replace(declared=declared))
             before = self.declared.get(what.name, [])
             if before:
-                made.take_over(before[-1])
+                made._take_over(before[-1])
             replaced = [derived for derived in before if not derived.is_current()]
             for derived in replaced:
-                derived.let_go()
+                derived._let_go()
             self.declared[what.name] = [*replaced, made]
             self._has_changed(what.name)
             return made

@@ -110,15 +110,15 @@ class Derived:
         self._decision = decision_of(asked.declared)
         self._entry: Entry | None = None  # of the declaration, when it last equalled this one
 
-    def take_over(self, before: Derived) -> None:
+    def _take_over(self, before: Derived) -> None:
         """Take the value of another declaration of the name. It is valid if its digest is that of the inputs."""
         self._kept = before._kept
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Forget the value: its declaration leaves the store. Another thread may be computing one."""
         self._kept = None
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """A forked process calls this: it does not have the thread that computes the value."""
         self._computing = False
 
@@ -139,14 +139,14 @@ class Derived:
         It stays as it is when the inputs change. The next read returns another array.
         """
         with self._arrays.lock:
-            return self.at_depth({}, 0)
+            return self._at_depth({}, 0)
 
     @property
     def valid(self) -> bool:
         """Whether there is a value for the current contents of the inputs, so that reading computes nothing."""
         with self._arrays.lock:
             try:
-                digest = self.current_digest({}, 0)
+                digest = self._current_digest({}, 0)
             except DerivedArrayError:
                 return False
             kept = self._kept
@@ -169,7 +169,7 @@ class Derived:
         if array is value and value.flags.writeable:
             array = value.copy(order="K")
         with self._arrays.lock:
-            self._keep(array, self._stamp_of(self.current_digest({}, 0), array))
+            self._keep(array, self._stamp_of(self._current_digest({}, 0), array))
 
     def __getitem__(self, index: Any) -> Any:
         """Elements of the value."""
@@ -198,7 +198,7 @@ class Derived:
 
     # ---- reading inputs and value
 
-    def current_digest(self, digests: Digests, depth: int) -> int:
+    def _current_digest(self, digests: Digests, depth: int) -> int:
         """The digest of function, version and the current inputs. The caller holds `deriving`."""
         self._require_declared()
         if self._computing:
@@ -211,9 +211,9 @@ class Derived:
         digest = digests[self._name] = combine([self._declared.function, self._declared.version, positional, keyword])
         return digest
 
-    def at_depth(self, digests: Digests, depth: int) -> Array:
+    def _at_depth(self, digests: Digests, depth: int) -> Array:
         """The value. The caller holds `deriving`."""
-        digest = self.current_digest(digests, depth)
+        digest = self._current_digest(digests, depth)
         kept = self._kept
         if kept is not None and kept[0] == digest:
             array = kept[1]
@@ -272,7 +272,7 @@ class Derived:
             self._computing = False
         took = time.perf_counter() - start
         array = self._checked(value, f"has no value: {self._declared.function} gave")
-        if self.current_digest({}, depth) != digest:
+        if self._current_digest({}, depth) != digest:
             raise DerivedArrayError(
                 self._name,
                 f"has no value: an input changed while {self._declared.function} ran. Either it writes to its inputs, "

@@ -86,7 +86,7 @@ class Named(Input):
             return known
         entry, content = self._find(owner, arrays)
         if entry.kind == DERIVED:
-            return arrays.by_name(self.name).current_digest(digests, depth + 1)
+            return arrays.by_name(self.name)._current_digest(digests, depth + 1)
         if entry.kind == ARRAY:
             pin = arrays.pins.get(self.name)
             digest = pin[2] if pin is not None and pin[0] == entry else hash_array(content)
@@ -100,7 +100,7 @@ class Named(Input):
     def value(self, owner: str, arrays: DerivedArrays, digests: Digests, depth: int) -> Any:
         entry, content = self._find(owner, arrays)
         if entry.kind == DERIVED:
-            return arrays.by_name(self.name).at_depth(digests, depth + 1)
+            return arrays.by_name(self.name)._at_depth(digests, depth + 1)
         return content if entry.kind == ARRAY else decode(content)
 
     def _find(self, owner: str, arrays: DerivedArrays) -> tuple[Entry, Any]:

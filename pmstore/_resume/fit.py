@@ -2,6 +2,8 @@
 
 An estimator is two classes. The first one, a subclass of `Fit`, is the algorithm:
 
+- Its `fields` know every size before `start` runs: ``n_components="auto"`` is resolved from X in ``__init__``. A value
+  whose size is not known by then has ``dtype=object``.
 - Its `fields` and `start` call super's, its `fingerprint` adds the arguments of ``fit`` other than X.
 - It draws from ``self.random_state``, never from the estimator's.
 - `fitted` returns the attributes for callbacks.

@@ -35,6 +35,9 @@ class Waited(NamedTuple):
 class Stats:
     """Figures of an open store. Sizes are in bytes. Counts start at this opening, except `sequence` and `keys`.
 
+    medium is "memory", "file" or "dax". tracker is the method that finds changed pages: "uffd", "pagemap" or "compare"
+    (docs/architecture.md).
+
     domain is the persistence domain: what commits do for their medium (docs/guarantees.md). "process": memory that
     ends with the machine; "cpu_cache", "memory": persistent memory, where a power cut keeps the processor's caches, or
     loses them; "disk". PMSTORE_DOMAIN and media= may force another domain than the file system deserves.
@@ -43,6 +46,12 @@ class Stats:
     place, and to the committed image. fences counts ordering points, syncs the calls that
     make the kernel or the disk write. log_size is the room for records, log_used the part that has records since the
     last checkpoint.
+
+    file_size is the length of the file. It contains the log and the region, which has all contents: region_size is the
+    size of the region, region_used the part that is in use. max_size is the argument of `pmstore.open`, 0 for none.
+
+    commits counts commits. checkpoints counts how often the log was emptied, after its records were applied to the
+    committed image. records_replayed counts the records that the opening found in the log and applied.
 
     durable_sequence is the last commit that is known to be durable: with durability="sync" the last commit, with
     "async" the last one that a sync has covered. dirty_bytes is the size of the changes in the last commit. buffers

@@ -176,7 +176,7 @@ class Loss(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any) -> Loss | None:
-        """Check decoded msgpack."""
+        """Internal: check decoded msgpack."""
         if found is None:
             return None
         _require(isinstance(found, tuple) and tuple(map(type, found)) == (float, float), "the error of an array")
@@ -185,7 +185,7 @@ class Loss(NamedTuple):
 
     @classmethod
     def worst(cls, losses: Iterable[Loss]) -> Loss | None:
-        """The largest of each; None if there are none."""
+        """The largest of each figure; None if there are none."""
         found = list(losses)
         return cls(max(one.absolute for one in found), max(one.relative for one in found)) if found else None
 

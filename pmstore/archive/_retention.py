@@ -36,7 +36,7 @@ class Keep(NamedTuple):
 
     @classmethod
     def of(cls, given: Any) -> Keep:
-        """The rules for the argument `keep` of `Store.drain`. Raises TypeError, ValueError."""
+        """Internal: the rules for the argument `keep` of `Store.drain`. Raises TypeError, ValueError."""
         if given is None:
             return cls()
         if isinstance(given, dict):
@@ -56,7 +56,7 @@ class Keep(NamedTuple):
         return made._replace(age=age)
 
     def stays(self, number: int, row: Row, now: float) -> bool:
-        """Whether a listed version stays. number: of the listed ones that are newer."""
+        """Internal: whether a listed version stays. number: of the listed ones that are newer."""
         if self == Keep():
             return True
         by_number = self.last is not None and number < self.last

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
+import re
 import warnings
 from collections.abc import MutableMapping
 
@@ -253,6 +255,11 @@ def test_release(store):
         store.release("v")
     with pytest.raises(KeyError):
         store.release("nothing")
+
+
+def test_each_figure_is_explained():
+    text = pmstore.Stats.__doc__
+    assert not [one.name for one in dataclasses.fields(pmstore.Stats) if not re.search(rf"\b{one.name}\b", text)]
 
 
 def test_stats(medium, store):

@@ -23,6 +23,15 @@ __all__ = ["CrashFiles"]
 class CrashFiles:
     """Records the changes that a program or a function makes in a directory, and calls a check for its crashes.
 
+    Parameters
+    ----------
+    directory : Path
+        The directory; it is made if it does not exist.
+    budget : int
+        The number of distinct states that `run` evaluates, unless it is given another one.
+    seed : int
+        The seed of the sampling if there are more states, unless `run` is given another one.
+
     Attributes
     ----------
     dir : Path

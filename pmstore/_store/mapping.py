@@ -530,13 +530,16 @@ def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, 
     """Shape, dtype and contents of an array that is created from data."""
     if isinstance(data, np.ma.MaskedArray):
         raise TypeError("data is a masked array: store its data and its mask as two arrays")
-    if is_tensor(data):
-        array = array_of_tensor(data)
-    else:  # numpy refuses a number that the dtype lacks only where it makes the array
-        array = np.asarray(data, None if isinstance(data, np.ndarray) else dtype)
-    if shape is not None and tuple(np.atleast_1d(shape).tolist()) != array.shape:
-        raise ValueError(f"data has the shape {array.shape}, and shape is {shape!r}")
-    return array.shape, array.dtype if dtype is None else dtype, array
+    array = array_of_tensor(data) if is_tensor(data) else data
+    if hasattr(type(array), "__array__"):  # which may take no dtype
+        array = np.asarray(array)
+    inner = () if dtype is None else np.dtype(dtype).shape  # of a subarray dtype, which adds its axes to the shape
+    if inner or not isinstance(array, np.ndarray):  # numpy refuses a number that the dtype lacks only here
+        array = np.asarray(array, dtype)
+    outer = array.shape[: array.ndim - len(inner)]
+    if shape is not None and tuple(np.atleast_1d(shape).tolist()) != outer:
+        raise ValueError(f"data has the shape {outer}, and shape is {shape!r}")
+    return outer, array.dtype if dtype is None else dtype, array
 
 
 def own_value(group: Group, name: str) -> Any:

@@ -138,6 +138,22 @@ def test_a_group_is_in_the_store(store: Any) -> None:
     assert "old" not in store
 
 
+class Rows:
+    """An array-like whose __array__ takes no dtype."""
+
+    def __array__(self) -> Any:
+        return np.array([[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize("data", [[[1, 2], [3, 4]], np.array([[1, 2], [3, 4]]), Rows()], ids=["list", "array", "rows"])
+@pytest.mark.parametrize("dtype", ["f4", "(2,)i4", "(2,3)f8"])
+def test_create_array_converts_as_numpy_does(data: Any, dtype: str, store: pmstore.Store) -> None:
+    wanted = np.array(np.asarray(data), dtype)
+    for name, shape in ("a", None), ("b", (2, 2)):
+        made = store.create_array(name, shape, dtype, data=data)
+        assert made.dtype == wanted.dtype and made.shape == wanted.shape and (made == wanted).all()
+
+
 def test_create_array_from_data(store: Any) -> None:
     data = np.arange(6, dtype="i2").reshape(2, 3)
     array = store.create_array("a", data=data)

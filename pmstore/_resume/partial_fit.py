@@ -8,12 +8,9 @@ Arrays that replace others are copied into the store.
 from __future__ import annotations
 
 import contextlib
-import io
 import math
-import pickle
 import signal
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Real
 from typing import Any
@@ -26,6 +23,7 @@ from pmstore._resume.attributes import Graph, decode, graph_of, view_of, where
 from pmstore._resume.batches import Batches
 from pmstore._resume.fingerprint import WITHOUT_EFFECT, Fingerprint, describe, describe_environment, describe_parameters
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
+from pmstore._resume.learners import SETTINGS, learned_inside
 from pmstore._resume.loop import Resumable
 from pmstore._resume.state import (
     PROGRESS,
@@ -44,9 +42,6 @@ from pmstore._values.values import encode
 __all__ = ["partial_fit"]
 
 Array = npt.NDArray[Any]
-
-_SETTINGS = ("_metadata_request", "_skl_callbacks", "_sklearn_output_config")
-"""Attributes that are set like parameters."""
 
 
 def partial_fit(
@@ -100,7 +95,7 @@ def partial_fit(
     ------
     TypeError
         The estimator has no ``partial_fit``, or has an attribute that can't be kept, or learns inside of its parameters
-        as a wrapper of another estimator may do; nothing is committed.
+        as a wrapper of another estimator may do. The batches since the last commit are not committed.
     ValueError
         There are no batches.
     FingerprintMismatchError
@@ -171,7 +166,7 @@ class Learned:
         self._nodes = b""  # encoded, as in the store
         self._layouts: dict[str, Any] = {}  # of the arrays, as in the store
         self._gaps: dict[str, list[Any]] = {}  # of the arrays, as the estimator made them
-        self._given: dict[str, bytes] | None = self._pickled_parameters()  # None after the first batch
+        self._given = self._learned_inside()
         before = self.graph()
         self._before = before.nodes, {name: (np.array(array), _gaps(array)) for name, array in before.arrays.items()}
 
@@ -265,7 +260,7 @@ class Learned:
 
     def graph(self) -> Graph:
         """The graph of all attributes that are kept."""
-        skip = {*self.parameters, *_SETTINGS, *self._derived}
+        skip = {*self.parameters, *SETTINGS, *self._derived}
         attributes = {name: value for name, value in vars(self.estimator).items() if name not in skip}
         generators: dict[str, Any] = {}
         for name, value in self.parameters.items():
@@ -280,24 +275,15 @@ class Learned:
         graph.places = [(homes.get(id(owner), owner), key, number) for owner, key, number in graph.places]
         return graph
 
-    def _pickled_parameters(self) -> dict[str, bytes]:
-        """The contents of the parameters, without generators, which are kept, sparse matrices, which remember whether
-        they are sorted, and objects that can't be pickled."""
-        contents: dict[str, bytes] = {}
-        for name, value in self.estimator.get_params(deep=False).items():
-            is_kept = isinstance(value, np.random.RandomState | np.random.Generator) or name in self._derived
-            if not is_kept and not hasattr(value, "tocsr"):
-                with contextlib.suppress(Exception):
-                    contents[name] = _pickled(value)
-        return contents
+    def _learned_inside(self) -> dict[str, Any]:
+        """What the estimators among the parameters have learned; without those that follow from other attributes."""
+        names = (name for name in self.parameters if name not in self._derived)
+        return learned_inside({name: getattr(self.estimator, name, None) for name in names})
 
     def _check_parameters(self) -> None:
-        """Raise TypeError if the first batch of this call has changed a parameter, which the store does not keep."""
-        if self._given is None:
-            return
-        now = self._pickled_parameters()
-        changed = [name for name, contents in self._given.items() if now.get(name) != contents]
-        self._given = None
+        """Raise TypeError if this call has changed an estimator among the parameters, which the store does not keep."""
+        now = self._learned_inside()
+        changed = [name for name in now if now[name] != self._given.get(name)]
         if changed:
             raise TypeError(
                 f"partial_fit of {type(self.estimator).__name__} changes the parameter {changed[0]!r}, and what an "
@@ -308,7 +294,7 @@ class Learned:
     def _restore(self, nodes: Any, arrays: Mapping[str, Array]) -> None:
         roots = decode(nodes, arrays, self.parameters)
         attributes = vars(self.estimator)
-        for name in attributes.keys() - self.parameters.keys() - set(_SETTINGS):
+        for name in attributes.keys() - self.parameters.keys() - set(SETTINGS):
             del attributes[name]
         attributes.update(roots["attributes"])
         self.hashes = roots["hashes"]
@@ -320,20 +306,6 @@ class Learned:
                 set_generator_state(generator, state)
         if "class_count_" in attributes:
             self._derive()
-
-
-class _Pickler(pickle.Pickler):
-    """Functions, which can't all be pickled, are themselves."""
-
-    def persistent_id(self, value: Any) -> int | None:
-        return id(value) if isinstance(value, types.FunctionType) else None
-
-
-def _pickled(value: Any) -> bytes:
-    """Contents that are the same as long as the object does not change."""
-    pickled = io.BytesIO()
-    _Pickler(pickled).dump(value)
-    return pickled.getvalue()
 
 
 def _derived(estimator: Any) -> tuple[tuple[str, ...], Callable[[], None]]:

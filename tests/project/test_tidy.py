@@ -179,7 +179,7 @@ PYTHON_ORDER = {
     ],
     "_resume": [
         "__init__ blas",
-        "sklearn fingerprint fit_group history callbacks state loop batches attributes partial_fit",
+        "sklearn fingerprint fit_group history callbacks state loop batches attributes learners partial_fit",
         "fit",
     ],
     "scale": [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +80,94 @@ def test_an_estimator_that_learns_inside_of_its_parameters(case: str, path: Path
             pmstore.partial_fit(LEARNS_INSIDE[case](), BATCHES, store=store, **CLASSES)
         assert store.sequence == 0 and len(store) == 0
     assert pmstore.partial_fit(LEARNS_INSIDE[case](), BATCHES, store=None, **CLASSES) is not None
+
+
+class Late(Wrapper):
+    """Learns in another estimator from the second batch on."""
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Any:
+        self.n_ = getattr(self, "n_", 0) + 1
+        return super().partial_fit(X, y, classes) if self.n_ > 1 else self
+
+
+class Locked(SGDClassifier):
+    """Can't be pickled."""
+
+    def __init__(self, random_state: int = 0) -> None:
+        super().__init__(random_state=random_state)
+        self.lock_ = threading.Lock()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("not to be pickled")
+
+
+def learned(store: Any, model: Any) -> Any:
+    return pmstore.partial_fit(model, BATCHES, store=store, name="fit", **CLASSES)
+
+
+def test_an_estimator_that_learns_inside_of_its_parameters_later(path: Path) -> None:
+    """The first batch is committed, but no batch that would be lost."""
+    for _ in range(2):
+        with pytest.raises(TypeError, match="changes the parameter 'base'.*Resumable"):
+            learned(path, Late(SGDClassifier(random_state=0)))
+        assert len(pmstore.history(path, "fit")["iteration"]) == 1
+
+
+@pytest.mark.parametrize("base", [Locked, lambda: (None, Locked()), lambda: {"one": Wrapper(Locked())}])
+def test_an_estimator_that_learns_inside_of_what_cannot_be_pickled(base: Callable[[], Any], path: Path) -> None:
+    class Last(Wrapper):
+        def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Any:
+            base = self.base[-1] if isinstance(self.base, tuple) else self.base
+            (base["one"] if isinstance(base, dict) else base).partial_fit(X, y, classes=classes)
+            return self
+
+    with warnings.catch_warnings(), pytest.raises(TypeError, match="changes the parameter 'base'"):
+        warnings.simplefilter("ignore")  # a fingerprint warns of a lock
+        learned(path, Last(base()))
+
+
+class Reports(BaseEstimator):
+    """Tells callbacks and loggers of its batches, and lets another estimator draw."""
+
+    def __init__(self, callback: Any = None, logger: Any = None, draw: Any = None, inner: Any = None) -> None:
+        self.callback, self.logger, self.draw, self.inner = callback, logger, draw, inner
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Any:
+        for inside in (self, self.inner):
+            inside.callback(X)
+            inside.logger["rows"].append(len(X))
+            inside.draw()
+        self.inner.matrix_.sort_indices()
+        self.n_ = getattr(self, "n_", 0) + len(X)
+        return self
+
+
+class Counter:
+    n = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.n += 1
+
+
+def reporting(inner: Any = None) -> Any:
+    return Reports(Counter(), {"rows": []}, functools.partial(np.random.default_rng(0).normal, size=2), inner)
+
+
+def test_callbacks_and_loggers_and_generators_are_settings(path: Path) -> None:
+    def made() -> Any:
+        inner = reporting()
+        inner.generator_, inner.lock_, inner.function_ = np.random.RandomState(0), threading.Lock(), lambda: 0
+        inner.matrix_ = sparse.csr_matrix((np.ones(2), [1, 0], [0, 2]), shape=(1, 2))
+        inner.draw = inner.generator_.normal
+        return reporting(inner)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with copied(path) as copies:
+            model = learned(path, made())
+        assert model.callback.n == len(model.inner.logger["rows"]) == len(BATCHES)
+        for store in copies:
+            assert learned(store, made()).n_ == model.n_ == len(X)
 
 
 def test_parameters_that_do_not_learn(path: Path) -> None:

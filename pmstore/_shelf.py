@@ -67,9 +67,11 @@ class Shelf:
             raise AttributeError(f"{name!r} is of the shelf itself: use another name, or s.store[{name!r}]")
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.items]
+        return [*super().__dir__(), *(() if self.store.closed else self.items)]
 
     def __repr__(self) -> str:
+        if self.store.closed:
+            return f"<closed shelf {self.store.path!r}>"
         return f"<shelf {self.store.path!r}: {', '.join(self.items) or 'no names'}>"
 
     @property
@@ -83,6 +85,7 @@ class Shelf:
 
     def persist(self) -> None:
         """Make all changes since the last commit durable together. Raises the errors of `Store.commit`."""
+        self._require_ended("persist()", "tx_end() commits")
         self.store.commit()
 
     def transaction(self) -> Transaction[Store]:
@@ -105,7 +108,14 @@ class Shelf:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._require_ended("the end of the with statement", "call s.tx_end(), and then s.store.close()")
         self.store.__exit__(kind, error, at)
+
+    def _require_ended(self, what: str, instead: str) -> None:
+        """Raise TransactionError inside a transaction of this thread that `tx_begin` began."""
+        if self._transactions and not self.store.closed and self.store.in_transaction:
+            raise TransactionError(f"{what} comes between tx_begin() and tx_end(): {instead}")
 
 
 def shelf(path: str | os.PathLike[str], mode: Any = "a", **options: Any) -> Shelf:

@@ -374,7 +374,7 @@ class Store(Following):
     def _close(self) -> None:
         if self._lock.mine():
             if self._file_lock.openings == 1:
-                raise TransactionError("close() inside a transaction: leave the with statement first")
+                raise TransactionError("close() inside a transaction: leave its with statement first, or call tx_end()")
             self._give_back()
             return
         with self._leaving():

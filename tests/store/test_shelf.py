@@ -95,6 +95,36 @@ def test_what_leaves_by_an_exception_is_rolled_back(tmp_path: Path) -> None:
         assert s.x.tolist() == [2, 2]
 
 
+def test_a_closed_shelf_has_a_repr(tmp_path: Path) -> None:
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        s.x = 1
+    assert repr(s) == f"<closed shelf {str(tmp_path / 's.pm')!r}>"
+    assert "erase" in dir(s) and "x" not in dir(s)
+
+
+def test_a_forgotten_tx_end(tmp_path: Path) -> None:
+    s = pmstore.shelf(tmp_path / "s.pm")
+    with (
+        pytest.raises(pmstore.TransactionError, match=r"with statement comes between .* call s\.tx_end\(\), and then"),
+        s,
+    ):
+        s.tx_begin()
+        s.x = 1
+        with pytest.raises(pmstore.TransactionError, match=r"persist\(\) comes between .*: tx_end\(\) commits"):
+            s.persist()
+        with pytest.raises(pmstore.TransactionError, match=r"close\(\) inside a transaction: .*or call tx_end\(\)"):
+            s.store.close()
+    s.tx_end()
+    s.store.close()
+    with pmstore.shelf(tmp_path / "s.pm") as s:
+        assert s.x == 1
+    with pytest.raises(ZeroDivisionError), pmstore.shelf(tmp_path / "s.pm") as s:
+        s.tx_begin()
+        s.x = 2
+        raise ZeroDivisionError
+    assert s.store.closed
+
+
 def agree(store: pmstore.Store) -> None:
     """Both arrays are there, and of the same step, or neither is."""
     assert ("n" in store) == ("m" in store)

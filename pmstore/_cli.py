@@ -64,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except pmstore.StoreNotFoundError as error:
-        missing = "there is no such file" if not os.path.lexists(chosen.path) else str(error)
-        return _complain(f"{chosen.path}: {missing}", FAILED)
+        path = getattr(chosen, "store", chosen.path)  # of `archive drain`, whose first path is the archive
+        missing = "there is no such file" if not os.path.lexists(path) else str(error)
+        return _complain(f"{path}: {missing}", FAILED)
     except pmstore.NotAStoreError as error:  # it is a CorruptStoreError too
         return _complain(f"{chosen.path}: {error}", FAILED)
     except pmstore.CorruptStoreError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 __all__ = [
     "AbandonedTransactionWarning",
@@ -137,6 +137,21 @@ class StoreNotFoundError(_SystemError, FileNotFoundError):
     code = errno.ENOENT
 
 
+_ADVICE = '; mode "a" creates one'
+
+
+@contextlib.contextmanager
+def without_mode() -> Iterator[None]:
+    """A context for opening the store of a call that has no mode: the error for a missing one advises none."""
+    try:
+        yield
+    except StoreNotFoundError as error:
+        text = str(error)
+        if not text.endswith(_ADVICE):
+            raise
+        raise StoreNotFoundError(error.errno, text.removesuffix(_ADVICE), error.filename) from None
+
+
 class StoreExistsError(_SystemError, FileExistsError):
     """Mode "x" found a file at the path."""
 
@@ -195,21 +210,30 @@ class UnknownNameError(Error, KeyError):
         The full name of the group that the name was looked up in; "" is the store.
     what : str
         The kind of thing that was looked up.
+    where : str, optional
+        The thing that it was looked up in, such as "the file". By default the group or the store.
     """
 
     def __init__(
-        self, name: str, hint: Callable[[], str] | None = None, group: str = "", *, what: str = "name"
+        self,
+        name: str,
+        hint: Callable[[], str] | None = None,
+        group: str = "",
+        *,
+        what: str = "name",
+        where: str = "",
     ) -> None:
         super().__init__(name)
         self.name = name
         self.group = group
         self._what = what
+        self._where = where or (f"the group {group!r}" if group else "the store")
         self._hint = hint
         self._text: str | None = None
 
     def __str__(self) -> str:
         if self._text is None:
-            text = f"no {self._what} {self.name!r} in the {f'group {self.group!r}' if self.group else 'store'}"
+            text = f"no {self._what} {self.name!r} in {self._where}"
             if self._hint is not None:
                 with contextlib.suppress(Error):  # the store may have been closed in the meantime
                     text += self._hint()

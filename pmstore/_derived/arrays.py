@@ -50,6 +50,8 @@ def asked(
         raise TypeError(f"version is an int or a str, not {type(version).__name__}")
     if policy not in POLICIES:
         raise ValueError(f"policy is one of {', '.join(map(repr, POLICIES))}, not {policy!r:.80}")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs is a dict of keyword arguments, not {kwargs!r:.80}")
     if not all(isinstance(what, str) for what in kwargs):
         raise TypeError("kwargs are keyword arguments: their names are str")
     sources = [Named(full(source)) if isinstance(source, str) else given(source) for source in inputs]

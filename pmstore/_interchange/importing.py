@@ -116,7 +116,7 @@ class _Chosen:
         self.pairs = {name: new for name in there if (new := self.new(name)) is not None}
         for old in self._wanted:
             if not any(_is_in(name, old) for name in there):
-                raise UnknownNameError(old, what="name of the file")
+                raise UnknownNameError(old, where="the file")
 
     def new(self, name: str) -> str | None:
         """The new name of a name or group; None for one that is not imported."""

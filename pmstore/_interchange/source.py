@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -54,6 +55,13 @@ class Source:
     """names: those, and the groups of that name, are exported; all by default."""
 
     def __init__(self, mapping: Mapping[str, Any], progress: Progress | None, names: Iterable[str] | None) -> None:
+        if not isinstance(mapping, Mapping):
+            advice = (
+                ": pmstore.open(path, 'r') opens the store" if isinstance(mapping, str | bytes | os.PathLike) else ""
+            )
+            raise TypeError(
+                f"export() takes a store, a group, a version of an archive or a dict, not {mapping!r:.80}{advice}"
+            )
         self._mapping = mapping
         self._progress = progress
         self._done = 0
@@ -86,7 +94,7 @@ class Source:
                 self._add_derived(name, about[3], asked is not None and name in asked)
         for name in asked or ():
             if name not in found:
-                raise UnknownNameError(name)
+                raise UnknownNameError(name, group=getattr(mapping, "name", ""))
         self.attributes = self._attributes()
         self._total = sum(one.nbytes for one in self.arrays)
 

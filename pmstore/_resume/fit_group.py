@@ -38,6 +38,7 @@ from pmstore._errors import (
     ReadOnlyStoreError,
     StoreLockedError,
     TransactionError,
+    without_mode,
 )
 from pmstore._resume.fingerprint import Fingerprint, differences, digest, is_same
 from pmstore._store import held, opening
@@ -270,7 +271,8 @@ def _open_in_turn(path: str, mode: Literal["a", "r+"]) -> Store:
     looks = 0  # successive checks that found it open for something else than a fit
     while True:
         try:
-            return open_for_fit(path, mode, _BETWEEN_LOOKS if told else 0.0)
+            with without_mode():
+                return open_for_fit(path, mode, _BETWEEN_LOOKS if told else 0.0)
         except StoreLockedError as error:
             holder = error.pid
             if holder == os.getpid():

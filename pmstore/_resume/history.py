@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._errors import UnknownNameError
+from pmstore._errors import UnknownNameError, without_mode
 from pmstore._locks import RowPage
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
 from pmstore._store.entrance import open as open_store
@@ -332,7 +332,9 @@ def history(store: StoreOrPath, name: str) -> History:
     (True, True)
     """
     if not isinstance(store, Store):
-        with open_store(store, "r") as own:
+        with without_mode():
+            opened = open_store(store, "r")
+        with opened as own:
             return history(own, name)
     return consistently(lambda: read_history(store, name), store.refresh)
 

@@ -268,7 +268,10 @@ class Resumable(ABC):
 
     def _whole_fingerprint(self) -> Fingerprint:
         """The hashed fingerprint, together with everything that the loop itself depends on."""
-        given = {key: describe(value) for key, value in self.fingerprint().items()}
+        given = self.fingerprint()
+        if not isinstance(given, Mapping):
+            raise TypeError(f"fingerprint() returns a dict of arrays and values, not {given!r:.80}")
+        given = {key: describe(value) for key, value in given.items()}
         own = self._loop_fingerprint()
         for key in own.keys() & given.keys():
             if not is_same(own[key], given[key]):

@@ -43,7 +43,7 @@ def spans(catalog: Catalog, arrays: Iterable[Any]) -> Any:
     else."""
     if type(arrays) is list:
         views = arrays
-    elif isinstance(arrays, ndarray):
+    elif isinstance(arrays, ndarray) or not isinstance(arrays, Iterable):
         raise TypeError("only is a list of arrays of the store: only=[array]")
     else:
         views = list(arrays)

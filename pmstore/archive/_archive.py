@@ -22,6 +22,7 @@ from pmstore._errors import (
     ArchiveError,
     ArchiveUnavailableError,
     ArchiveWarning,
+    UnknownNameError,
     UnknownVersionError,
 )
 from pmstore._store.lineage import entry_of
@@ -320,7 +321,7 @@ class Archive(Mapping[int, Version]):
         places of this archive stays in the further ones.
         """
         if name not in self._tags and name not in self._damaged_tags:
-            raise KeyError(name)
+            raise UnknownNameError(name, what="tag", where=f"the archive {self.url}")
         untag(self._sources.places, name, self._tags.pop(name, None))
         self._damaged_tags.discard(name)
 
@@ -487,6 +488,8 @@ class Archive(Mapping[int, Version]):
         list of int
             The versions that are gone. A place that lags behind keeps its newest version and those that it has tagged.
         """
+        if not isinstance(versions, Iterable):
+            raise TypeError(f"forget() takes a list of versions, such as [1], not {versions!r:.80}")
         self.refresh()
         if self._damaged_tags:
             names = ", ".join(sorted(self._damaged_tags))

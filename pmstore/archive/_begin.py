@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pmstore._store.lineage import lineage_of, parent_of
@@ -15,7 +14,7 @@ from pmstore.archive._codecs import chosen
 from pmstore.archive._drain import Drain, Trouble
 from pmstore.archive._objects import Place, Retrying, place_of
 from pmstore.archive._retention import Keep
-from pmstore.archive._sizes import size_of
+from pmstore.archive._sizes import count_of, size_of
 from pmstore.archive._steps import Options, Steps
 
 if TYPE_CHECKING:
@@ -28,7 +27,11 @@ _PATIENCE = 30.0  # seconds that a place may be away when a drain begins: the ca
 
 def urls_of(url: Any) -> list[Any]:
     """A path or URL, or several of them, as a list."""
-    return [url] if isinstance(url, (str, bytes, os.PathLike)) else list(url)
+    if isinstance(url, (str, bytes, os.PathLike)):
+        return [url]
+    if not isinstance(url, Iterable):
+        raise TypeError(f"an archive is a path, a URL, or a list of these, not {url!r:.80}")
+    return list(url)
 
 
 def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place]:
@@ -57,12 +60,10 @@ def begin(
     """See `Store.drain`. fd: of the store's file; it is the drain's if this returns."""
     if on_error not in ("warn", "raise"):
         raise ValueError(f"on_error is 'warn' or 'raise', not {on_error!r}")
-    if isinstance(every, bool) or operator.index(every) < 1:
-        raise ValueError(f"every is a number of commits, at least 1, not {every!r}")
     if mtbf is not None and not float(mtbf) > 0:
         raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
     options = Options(
-        every=operator.index(every),
+        every=count_of(every, "every is a number of commits"),
         keep=Keep.of(keep),
         codec=chosen(codec),
         part_size=size_of(part_size, "part_size"),

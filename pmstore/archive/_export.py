@@ -26,6 +26,10 @@ def export(
     An ArchiveWarning tells of arrays of a version that a lossy codec has approximated. Raises UnknownVersionError, too,
     if a drain removes the version meanwhile.
     """
+    if isinstance(mapping, str | bytes | os.PathLike):
+        raise TypeError(f"export() takes a version, not {mapping!r:.80}: archive.open(url)[version] is one")
+    if hasattr(mapping, "latest"):  # an Archive, which is above this module
+        raise TypeError("export() takes a version, not an archive: archive[archive.latest] is the newest one")
     count = _export(mapping, path, format, names=names, progress=progress)
     version = getattr(mapping, "store", mapping)  # of a group, too
     if isinstance(version, Version):

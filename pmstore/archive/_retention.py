@@ -6,13 +6,13 @@ I26  A version is removed only when no version that stays needs it, and a part i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from pmstore.archive._format import Row
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import Place
+from pmstore.archive._sizes import count_of
 
 __all__ = ["Keep", "forget", "leaving", "outside"]
 
@@ -48,9 +48,12 @@ class Keep(NamedTuple):
         else:
             made = cls(last=given)
         for name, number in (("last", made.last), ("every", made.every)):
-            if number is not None and (isinstance(number, bool) or operator.index(number) < 1):
-                raise ValueError(f"keep: {name} is a number of versions, at least 1, not {number!r}")
-        age = None if made.age is None else float(made.age)
+            if number is not None:
+                count_of(number, f"keep: {name} is a number of versions")
+        try:
+            age = None if made.age is None else float(made.age)
+        except (TypeError, ValueError):
+            raise TypeError(f"keep: age is a number of seconds, not {made.age!r:.80}") from None
         if age is not None and not age >= 0:
             raise ValueError(f"keep: age is a number of seconds, not {made.age!r}")
         return made._replace(age=age)

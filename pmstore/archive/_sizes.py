@@ -1,10 +1,12 @@
-"""Sizes as users write them."""
+"""Sizes and counts as users write them."""
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
-__all__ = ["size_of"]
+__all__ = ["count_of", "size_of"]
 
 _UNITS = {"": 1, "b": 1} | {
     prefix + unit: base ** (power + 1)
@@ -26,3 +28,15 @@ def size_of(size: int | str, what: str) -> int:
     if size < 1:
         raise ValueError(f"{what} is at least 1 byte, not {size}")
     return size
+
+
+def count_of(given: Any, what: str) -> int:
+    """A number from 1. what: the beginning of an error's text, such as "every is a number of commits". Raises
+    TypeError, ValueError."""
+    try:
+        count = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{what}, not {given!r:.80}") from None
+    if isinstance(given, bool) or count < 1:
+        raise ValueError(f"{what}, at least 1, not {given!r}")
+    return count

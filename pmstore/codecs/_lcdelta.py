@@ -48,6 +48,9 @@ class LCDelta(Codec):
     codec_id = "pmstore.lcdelta"
 
     def __init__(self, bits: int = 3, rebase_every: int = 50, dtype: str | None = None) -> None:
+        for name, given in (("bits", bits), ("rebase_every", rebase_every)):
+            if not hasattr(given, "__index__"):
+                raise TypeError(f"{name} is an int, not {given!r:.80}")
         if isinstance(bits, bool) or not 1 <= operator.index(bits) <= 8:
             raise ValueError(f"bits is a number from 1 to 8, not {bits!r}")
         if isinstance(rebase_every, bool) or operator.index(rebase_every) < 1:

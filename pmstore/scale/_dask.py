@@ -50,6 +50,8 @@ class Dask(Engine):
     """
 
     def __init__(self, client: Any, *, threads: int = 1, memory: int | None = None, patience: float = 60.0) -> None:
+        if not hasattr(client, "asynchronous"):
+            raise TypeError(f"Dask takes a dask.distributed.Client, not {client!r:.80}")
         if client.asynchronous:
             raise ValueError("a fit waits for its workers: give a dask client that was made without asynchronous=True")
         self._client, self._threads, self._memory, self._patience = client, threads, memory, patience

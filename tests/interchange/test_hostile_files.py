@@ -212,7 +212,7 @@ def test_attributes_go_with_their_names(
 @pytest.mark.parametrize("names", [[""], "", {"": "g"}, {"": ""}])
 def test_there_is_no_empty_name(store: pmstore.Store, tmp_path: Path, names: Any) -> None:
     pmstore.export({"w": np.arange(2.0)}, tmp_path / "x.npz")
-    with pytest.raises(pmstore.UnknownNameError, match="no name of the file ''"):
+    with pytest.raises(pmstore.UnknownNameError, match="no name '' in the file"):
         pmstore.load_into(store, tmp_path / "x.npz", names=names)
 
 

@@ -38,9 +38,9 @@ class CrashFiles:
         The directory, which exists and is empty. Files that are put into it before `run` count as durable.
     """
 
-    def __init__(self, directory: Path, *, budget: int = 1000, seed: int = 1) -> None:
-        self.dir = directory
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: str | os.PathLike[str], *, budget: int = 1000, seed: int = 1) -> None:
+        self.dir = Path(directory)
+        self.dir.mkdir(parents=True, exist_ok=True)
         self.budget = budget
         self.seed = seed
 

@@ -113,6 +113,8 @@ def explore_mapreduce(
         The fit fails without any accident, or an argument makes no sense.
     """
     __tracebackhide__ = True
+    if not callable(make):
+        raise CrashTestError(f"make is a function that returns a pmstore.MapReduce, not {make!r:.200}")
     counts = {"schedules": schedules, "workers": workers, "faults": faults, "jobs": jobs, "commit_every": commit_every}
     for name, value in counts.items():
         if not isinstance(value, int) or value < 1:

@@ -10,8 +10,12 @@
 /* Remembers text and errno for the calling thread, and returns `status`. */
 pm_status pm_fail(pm_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 
-/* The same with the current errno: PM_NO_SPACE for a full disk, PM_NO_MEMORY, otherwise PM_IO. */
+/* The same with the current errno: PM_NO_SPACE for a full disk or a file as large as may be, PM_NO_MEMORY, otherwise
+ * PM_IO. */
 pm_status pm_fail_errno(const char *what) __attribute__((cold));
+
+/* Adds to the text that was remembered. */
+pm_status pm_status_explain(pm_status status, const char *more) __attribute__((cold));
 
 void pm_check_failed(const char *condition, const char *file, int line) __attribute__((noreturn, cold));
 

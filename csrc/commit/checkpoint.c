@@ -92,7 +92,10 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
         return pm_fail(PM_NO_SPACE, "the view that the trace lends has no more room");
     PM_TRY(pm_region_keep(&store->region, region_size));
     PM_TRY(pm_async_finalize(store));
-    PM_TRY(pm_failed_if_io(store, store->media.operations->grow(&store->media, end)));
+    pm_status grown = pm_failed_if_io(store, store->media.operations->grow(&store->media, end));
+    if (grown == PM_IO)
+        pm_status_explain(grown, "; the store has failed: open it again at the last commit, without changes since");
+    PM_TRY(grown);
     pm_region_moved(&store->region);
     PM_TRY(write_log_once(store, PM_REGION_START + region_size, log_size));
     pm_header next = store->log.header;

@@ -149,10 +149,14 @@ pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t byt
     const char *end = length > 0 && length < (ssize_t)sizeof folder ? memrchr(folder, '/', (size_t)length) : NULL;
     struct statfs system = {0};
     fstatfs(media->fd, &system);
-    snprintf(text, sizeof text,
-             "%s %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)", what,
-             (unsigned long long)(bytes / 1024), end ? (int)(end + 1 - folder) : 15, end ? folder : "its file system",
-             (unsigned long long)system.f_bavail * (unsigned long long)system.f_bsize / 1024);
+    unsigned long long missing = bytes / 1024, left = (uint64_t)system.f_bavail * (uint64_t)system.f_bsize / 1024;
+    const char *place = end ? folder : "its file system";
+    int shown = end ? (int)(end + 1 - folder) : 15;
+    if (error == ENOSPC || error == EDQUOT)
+        snprintf(text, sizeof text, "%s %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)",
+                 what, missing, shown, place, left);
+    else
+        snprintf(text, sizeof text, "%s %llu KiB in %.*s", what, missing, shown, place);
     errno = error;
     return pm_fail_errno(text);
 }

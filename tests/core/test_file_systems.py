@@ -13,6 +13,7 @@ import errno
 import itertools
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.conftest import run_in_fork
 from tests.support import shim as shims
 from tests.support.shim import (
     FDATASYNC,
@@ -333,6 +335,59 @@ def messages(directory: str) -> None:
 @pytest.mark.no_sanitizer
 def test_a_lack_of_space_is_told_with_its_folder(directory: Path, fault_library: Path) -> None:
     shims.call(fault_library, messages, directory)
+
+
+def refused_growth(directory: str) -> None:
+    """Run in a child with the shim: a file can't grow, for want of space or for other reasons."""
+    for media in ("auto", "file"):
+        path = Path(directory) / f"{media}.pm"
+        store = pmstore.open(path, "x", media=media)  # type: ignore[call-overload]
+        store["a"] = np.ones(3)
+        store.commit()
+        with faults(Fault("fallocate", ONCE, errno.EDQUOT)), pytest.raises(pmstore.OutOfSpaceError, match="make room"):
+            store["b"] = np.ones(1 << 20)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+        with pytest.raises(
+            pmstore.OutOfSpaceError, match=r"grow by \d+ KiB in .*limited to \d+ KiB .*ulimit -f"
+        ) as full:
+            store["b"] = np.ones(1 << 20)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        store["b"] = np.ones(1 << 20)
+        store.commit()
+        store["a"][0] = 2
+        with faults(Fault("fallocate", ONCE, errno.EROFS)), pytest.raises(pmstore.StoreIOError) as failed:
+            store["c"] = np.ones(1 << 22)
+        told = rf"can't grow by \d+ KiB in {directory}/: Read-only .*; the store has failed: .* without changes since"
+        assert re.search(told, str(failed.value))
+        assert "make room" not in f"{full.value} {failed.value}"
+        with pytest.raises(pmstore.FailedStoreError):
+            store.commit()
+        store._drop(discard=True)
+        with pmstore.open(path, "r", verify=True) as store:
+            assert store["a"][0] == 1 and len(store) == 2
+
+
+@pytest.mark.no_sanitizer
+def test_growth_that_is_refused_says_why(directory: Path, fault_library: Path) -> None:
+    shims.call(fault_library, refused_growth, directory)
+
+
+def test_a_limit_on_the_size_of_files_is_named(directory: Path) -> None:
+    """A snapshot's file in memory counts, too; with exclusive=True there is none."""
+    path = directory / "s.pm"
+    with pmstore.open(path) as store:
+        store["a"] = np.ones(1000)
+        store.commit()
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with pytest.raises(pmstore.OutOfSpaceError, match=r"for a snapshot: files are limited to 64 KiB .*ulimit -f"):
+            pmstore.open(path, "r")
+        with pmstore.open(path, "r", exclusive=True) as store:
+            assert store["a"].all()
+
+    run_in_fork(limited)
 
 
 def interrupted_growth(directory: str) -> None:

@@ -116,7 +116,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     add("info", info, "format, medium, commits, and how full the store is", "  pmstore info run.pm\n")
 
     ls = add("ls", ls_, "the names in the store", "  pmstore ls -l run.pm\n  pmstore ls --tree run.pm model\n")
-    ls.add_argument("names", metavar="GROUP", nargs="*", help="only what is in these groups")
+    ls.add_argument("names", metavar="GROUP", nargs="*", default=[], help="only what is in these groups")
     ls.add_argument("-l", "--long", action="store_true", help="with shapes, dtypes and sizes")
     ls.add_argument("-t", "--tree", action="store_true", help="as a tree")
 
@@ -130,7 +130,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "  pmstore dump --json run.pm\n"
         "  pmstore dump --npy centers.npy run.pm model/centers\n",
     )
-    dump.add_argument("names", metavar="NAME", nargs="*", help="what to print; everything unless given")
+    dump.add_argument("names", metavar="NAME", nargs="*", default=[], help="what to print; everything unless given")
     dump.add_argument(
         "--npy", metavar="FILE", help="write the one array that is named to FILE, which must not exist, for numpy.load"
     )
@@ -187,7 +187,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "  pmstore watch run.pm\n  pmstore watch run.pm digits\n  pmstore watch --web run.pm\n"
         "  pmstore watch --json run.pm | while read line; do …\n",
     )
-    watch.add_argument("names", metavar="NAME", nargs="*", help="fits, values and groups; all fits unless given")
+    watch.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        default=[],
+        help="fits, values, lists, arrays and groups; by default all but arrays",
+    )
     watch.add_argument("--once", action="store_true", help="show the present state, and end")
     watch.add_argument("--web", action="store_true", help="serve a page for a browser on this machine")
     watch.add_argument("--port", type=_port, default=0, help="the port of the page; a free one unless given")

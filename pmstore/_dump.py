@@ -19,6 +19,7 @@ from pmstore._errors import UNSOUND, DecodeError, StoreExistsError
 from pmstore._store import opening
 from pmstore._store.reading import consistently, verify
 from pmstore._values.as_json import print_json, to_json
+from pmstore._values.types import is_text
 
 __all__ = ["dump"]
 
@@ -58,6 +59,8 @@ def dump(chosen: argparse.Namespace, failure: Failure, complain: Callable[[str],
             array = found.value(store, sound[0]) if len(found.names) == len(sound) == 1 else None
             if not isinstance(array, np.ndarray):
                 raise failure("--npy takes the name of one array")
+            if is_text(array.dtype):
+                raise failure(f"{sound[0]!r} is of StringDType, which an .npy file can't hold: use --json, or export")
             _save(Path(chosen.npy), array)
         elif chosen.json:
             shown = {} if chosen.names else {name: {"derived": text} for name, text in found.derived.items()}

@@ -127,8 +127,10 @@ class Handler(BaseHTTPRequestHandler):
         """The page; the views, as server-sent events; the names; the data of one of them."""
         path, _, query = self.path.partition("?")
         _, token, *rest = path.split("/", 2) if path.startswith("/") else ["", ""]
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()) or not self._from_here():
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(HTTPStatus.FORBIDDEN, "open the address that pmstore has printed, with its token")
+        elif not self._from_here():
+            self._refuse(HTTPStatus.FORBIDDEN, "open the address with 127.0.0.1 in it, as pmstore has printed it")
         elif rest == [""]:
             self._page()
         elif rest == ["events"]:

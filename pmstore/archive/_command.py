@@ -72,9 +72,9 @@ def add_parser(commands: Any) -> None:
     tagging = add("tag", tag, "name a version, so that it stays; or list the tags", "tag runs/archive best")
     tagging.add_argument("name", metavar="NAME", nargs="?", help="letters, digits and ._-")
     tagging.add_argument("--version", type=_number, default=None, help="the newest unless given")
-    tagging.add_argument("--delete", action="store_true", help="take the tag away")
+    tagging.add_argument("--delete", action="store_true", help="take the tag NAME away")
     forgetting = add("forget", forget, "remove versions", "forget runs/archive --keep-last 10 --keep-every 100")
-    forgetting.add_argument("versions", type=_number, metavar="VERSION", nargs="*")
+    forgetting.add_argument("versions", type=_number, metavar="VERSION", nargs="*", default=[])
     forgetting.add_argument("--keep-last", type=_number, default=None, metavar="N", help="remove all but the newest N")
     forgetting.add_argument("--keep-every", type=_number, default=None, metavar="N", help="and every N-th")
     exporting = add("export", export_, "write a version in another format", "export runs/archive run.npz --version 120")
@@ -207,6 +207,8 @@ def diff(chosen: argparse.Namespace) -> int:
 
 def tag(chosen: argparse.Namespace) -> int:
     """Names a version, takes a tag away, or lists the tags."""
+    if chosen.delete and chosen.name is None:
+        return _complain(chosen.path, "--delete takes the NAME of a tag", _FAILED)
     archive = _archive.open(chosen.path)
     if chosen.name is None:
         for line in aligned((name, str(version)) for name, version in sorted(archive.tags.items())):

@@ -78,6 +78,8 @@ def test_tags_and_forgetting(place: str, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["archive", "tag", place, "best", "--delete"]) == 0
     assert main(["archive", "tag", place, "best", "--delete"]) == 2
     assert "there is no tag 'best'" in capsys.readouterr().err
+    assert main(["archive", "tag", place, "--delete"]) == 2
+    assert "--delete takes the NAME of a tag" in capsys.readouterr().err
     assert main(["archive", "forget", place, "2"]) == 0
     assert main(["archive", "diff", place, "2", "5"]) == 2
     assert "no version 2; the newest is 5" in capsys.readouterr().err

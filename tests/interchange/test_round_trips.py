@@ -171,6 +171,8 @@ def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) 
     assert sorted(store.group("p")) == ["q/o/k", "v"] and store.attrs("p/v")["units"] == "K"
     with pytest.raises(pmstore.UnknownNameError):
         pmstore.export(store, tmp_path / "none", form, names=["m", "none"])
+    with pytest.raises(pmstore.UnknownNameError, match="no name 'none' in the group 'm'"):
+        pmstore.export(store.group("m"), tmp_path / "none", form, names=["none"])
     with pytest.raises(pmstore.UnknownNameError, match="no name 'none' in the file"):
         pmstore.load_into(store.group("r"), tmp_path / "some", form, names=["none"])
     assert not (tmp_path / "none").exists() and store.check().ok

@@ -92,3 +92,24 @@ def test_npy_through_a_link_and_to_a_device(path: Path, tmp_path: Path, capsys: 
     for _ in range(2):
         assert in_process(capsys, "dump", "--npy", tmp_path / "null", path, "centers") == (0, "", "")
     assert Path("/dev/null").is_char_device()
+
+
+def test_npy_of_text(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("numpy has no StringDType")
+    with pmstore.open(path) as store:
+        store["words"] = np.array(["a", "bb"], np.dtypes.StringDType())
+    status, out, err = in_process(capsys, "dump", "--npy", tmp_path / "x.npy", path, "words")
+    message = "'words' is of StringDType, which an .npy file can't hold: use --json, or export"
+    assert (status, out, err) == (2, "", f"pmstore: {path}: {message}\n")
+    assert os.listdir(tmp_path) == ["run.pm"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["dump"], ["watch"], ["archive", "forget"]])
+def test_names_that_may_be_left_out_are_not_required(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if command[0] == "archive":
+        pytest.importorskip("numcodecs")
+    with pytest.raises(SystemExit):
+        in_process(capsys, *command)
+    wanted = "URL" if command[0] == "archive" else "PATH"
+    assert capsys.readouterr().err.endswith(f"the following arguments are required: {wanted}\n")

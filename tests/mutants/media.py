@@ -325,6 +325,7 @@ CREATION = [
         "file.st_blocks * 512 >= (off_t)size",
         "a full disk is a crash at a store into a hole",
         parts=("creation",),
+        also=(part(MEDIA, "owned < size", "false"),),
     ),
     Mutant(
         "interrupted-growth-taken-for-done",

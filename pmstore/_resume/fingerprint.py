@@ -171,13 +171,8 @@ def describe(value: Any) -> Any:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
     if isinstance(value, NameMapping):
         return _describe_place(value)
-    if isinstance(value, Mapping):
-        if all(type(key) is str for key in value):
-            return {key: describe(item) for key, item in value.items()}
-        pairs = [[describe(key), describe(item)] for key, item in value.items()]
-        return ["dict", *sorted(pairs, key=json.dumps)]
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
+    if isinstance(value, Mapping | list | tuple):
+        return _once(value, lambda: _describe_items(value))
     if isinstance(value, set | frozenset):
         return [type(value).__name__, *sorted((describe(item) for item in value), key=json.dumps)]
     if isinstance(value, slice):
@@ -189,18 +184,28 @@ def describe(value: Any) -> Any:
     if hasattr(value, "tocsr"):
         return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, np.ndarray):  # an array of objects
-        return ["array", list(value.shape), describe(value.ravel().tolist())]
+        return _once(value, lambda: ["array", list(value.shape), describe(value.ravel().tolist())])
     if hasattr(value, "__array__"):
         return _describe_frame(value)
     if hasattr(value, "get_params"):
         return [_name_of(value), _once(value, lambda: _describe_estimator(value))]
     found = parts_of(value)
     if found is not None:
-        return [found[0], describe(found[1])]
+        return _once(value, lambda: [found[0], describe(found[1])])
     raise TypeError(
         f"a fingerprint can't describe a {type(value).__module__}.{type(value).__qualname__}: "
         "a fingerprint is made of arrays, plain values, functions and random generators"
     )
+
+
+def _describe_items(value: Any) -> Any:
+    """The description of a mapping, a list or a tuple."""
+    if not isinstance(value, Mapping):
+        return [describe(item) for item in value]
+    if all(type(key) is str for key in value):
+        return {key: describe(item) for key, item in value.items()}
+    pairs = [[describe(key), describe(item)] for key, item in value.items()]
+    return ["dict", *sorted(pairs, key=json.dumps)]
 
 
 def _describe_subclass(array: npt.NDArray[Any]) -> Any:
@@ -208,7 +213,7 @@ def _describe_subclass(array: npt.NDArray[Any]) -> Any:
     found = parts_of(array)
     if found is not None:
         return [found[0], describe(found[1])]
-    return [_name_of(array), describe(array.view(np.ndarray)), describe(getattr(array, "__dict__", {}))]
+    return [_name_of(array), describe(array.view(np.ndarray)), _describe_surrounding(getattr(array, "__dict__", {}))]
 
 
 def _describe_place(value: NameMapping) -> Any:
@@ -226,10 +231,10 @@ def _describe_frame(value: Any) -> Any:
     """A data frame or the like: its parts, or else the elements and the labels of its axes."""
     try:
         found = parts_of(value)
-    except TypeError:  # for example a column of a dtype that a store can't keep
+    except (TypeError, RecursionError):  # a column of a dtype that a store can't keep; attributes with the frame itself
         found = None
     if found is not None:
-        return [found[0], describe(found[1])]
+        return [found[0], _describe_surrounding(found[1])]  # its attributes may be anything
     labels = {name: _describe_label(getattr(value, name, None)) for name in _LABELS}
     elements = describe(np.asarray(value))
     return [_name_of(value), elements, labels] if any(labels.values()) else elements
@@ -376,7 +381,7 @@ def _describe_surrounding(value: Any) -> Any:
     try:
         return [name, _describe_held(value)]
     except TypeError as error:
-        text = f"a function or an estimator holds a {name}, which counts by its type only: {error}"
+        text = f"a function, an estimator or an array holds a {name}, which counts by its type only: {error}"
         warnings.warn(f"{text}. If the result depends on its contents, make them parameters", UserWarning, stacklevel=2)
         return [name]
 

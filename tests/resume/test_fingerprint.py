@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import operator
 import re
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -132,7 +134,9 @@ CALLABLES: list[Any] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:a function or an estimator holds a _thread.lock, which counts by its type only")
+@pytest.mark.filterwarnings(
+    "ignore:a function, an estimator or an array holds a _thread.lock, which counts by its type only"
+)
 @pytest.mark.parametrize("make", CALLABLES)
 def test_callables_are_told_apart_by_what_they_hold(make: Any) -> None:
     first, again, other = (describe_parameters({"p": make(n)}) for n in (1, 1, 2))
@@ -314,6 +318,65 @@ class Frame:
         return np.zeros((2, 2))
 
 
+class Quantity(np.ndarray):
+    """An array with attributes of any kind."""
+
+
+@dataclasses.dataclass
+class Node:
+    parent: Any
+
+
+pmstore.register(Node, name="tests.fingerprint.Node")
+
+
+def quantity(**attributes: Any) -> Any:
+    made = np.ones(3).view(Quantity)
+    vars(made).update(attributes)
+    return made
+
+
+def test_attributes_of_an_array_may_be_anything() -> None:
+    described = describe_parameters({"x": quantity(unit="m")})
+    assert described == {
+        "parameter x": [f"{__name__}.Quantity", *describe_parameters({"x": np.ones(3)}).values(), {"unit": "m"}]
+    }
+    assert described != describe_parameters({"x": quantity(unit="s")})
+    assert is_same(describe_parameters({"x": quantity(of=object())}), describe_parameters({"x": quantity(of=object())}))
+    with pytest.warns(UserWarning, match="an array holds a _thread.lock, which counts by its type only"):
+        assert describe_parameters({"x": quantity(of=threading.Lock())}) != described
+
+
+def cycles() -> Iterator[Any]:
+    for one in (quantity(), quantity(unit="m")):
+        one.parent, one.children = one, [one]
+        yield one
+    mapping: dict[str, Any] = {}
+    mapping["me"] = items = [mapping]
+    objects = np.empty(2, object)
+    objects[0] = objects
+    yield from (mapping, items, objects)
+    node = Node(None)
+    node.parent = node
+    yield node
+
+
+def test_what_refers_to_itself() -> None:
+    described = [digest(describe_parameters({"x": one})) for one in cycles()]
+    assert described == [digest(describe_parameters({"x": one})) for one in cycles()]
+    assert len(set(described)) == len(described)
+
+
+@pytest.mark.parametrize("attribute", [lambda frame: frame, lambda _: object(), lambda _: threading.Lock()])
+def test_attributes_of_a_frame_may_be_anything(attribute: Callable[[Any], Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    frames = [pandas.DataFrame({"a": [1.0, last]}) for last in (2, 2, 3)]
+    for frame in frames:
+        frame.attrs["x"] = attribute(frame)
+    first, same, other = (describe_parameters({"x": frame}) for frame in frames)
+    assert is_same(first, same) and not is_same(first, other)
+
+
 def test_labels_count() -> None:
     given = [(("x", "y"), {"x": np.arange(2)}), (("y", "x"), {"x": np.arange(2)}), (("x", "y"), {"x": np.arange(1, 3)})]
     assert len({digest(describe_parameters({"p": Frame(*one)})) for one in given}) == 3
@@ -344,7 +407,8 @@ def test_an_object_around_a_function_that_nobody_can_describe() -> None:
         return around(odd)
 
     with pytest.warns(
-        UserWarning, match="a function or an estimator holds a .*Chooser, which counts by its type only: .*_thread.lock"
+        UserWarning,
+        match="a function, an estimator or an array holds a .*Chooser, which counts by its type only: .*_thread.lock",
     ):
         assert describe_parameters({"p": make(1)}) == describe_parameters({"p": make(2)})
 

@@ -13,6 +13,7 @@ import json
 import pickle
 import platform
 import re
+import sys
 import threading
 import types
 import warnings
@@ -67,6 +68,30 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         for key in keys
         if key not in stored or key not in wanted or not is_same(stored[key], wanted[key])
     ]
+
+
+def changed_entries(stored: Any, wanted: Any) -> Iterator[str]:
+    """The entries of classes that differ between two descriptions: "app.Model.made"."""
+    if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
+        for key in stored.keys() & wanted.keys():
+            yield from changed_entries(stored[key], wanted[key])
+    elif isinstance(stored, list) and isinstance(wanted, list) and len(stored) == len(wanted):
+        if len(stored) == 2 and isinstance(stored[0], str) and stored[0] == wanted[0] and isinstance(wanted[1], dict):
+            names = _entries_of_class(stored[0])
+            for key in wanted[1] if isinstance(stored[1], dict) else ():
+                if (names is None or key in names) and not is_same(stored[1].get(key), wanted[1][key]):
+                    yield f"{stored[0]}.{key}"
+        for one, other in zip(stored, wanted):
+            yield from changed_entries(one, other)
+
+
+def _entries_of_class(name: str) -> set[str] | None:
+    """The names in a class, own or inherited, by the class's name; none of anything else; None if it can't be found."""
+    module, _, qualname = name.rpartition(".")
+    found = getattr(sys.modules.get(module), qualname, None)
+    if found is None:
+        return None
+    return {key for base in found.__mro__ for key in vars(base)} if isinstance(found, type) else set()
 
 
 def hash_array(array: npt.NDArray[Any]) -> str:

@@ -40,7 +40,7 @@ from pmstore._errors import (
     TransactionError,
     without_mode,
 )
-from pmstore._resume.fingerprint import Fingerprint, differences, digest, is_same
+from pmstore._resume.fingerprint import Fingerprint, changed_entries, differences, digest, is_same
 from pmstore._store import held, opening
 from pmstore._store.entrance import open_for_fit
 from pmstore._store.store import Store
@@ -140,9 +140,14 @@ class FitGroup:
         if not is_same(stored, fingerprint):
             found = differences(stored, fingerprint)
             more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            entry = next(changed_entries(stored, fingerprint), None)
+            hint = (
+                f"The entry {entry} differs, and a fingerprint includes entries of classes: keep a counter or a cache, "
+                "which changes while the program runs, outside of the class. "
+            )
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds another fit; stored ≠ asked for: "
-                f"{'; '.join(found[:_SHOWN])}{more}. "
+                f"{'; '.join(found[:_SHOWN])}{more}. {hint if entry else ''}"
                 f"Choose another name, or name=None in a search over parameters or folds. {self._how_to_forget}"
             )
         return True

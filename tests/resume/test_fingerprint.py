@@ -377,6 +377,42 @@ def test_attributes_of_a_frame_may_be_anything(attribute: Callable[[Any], Any]) 
     assert is_same(first, same) and not is_same(first, other)
 
 
+class Counting:
+    made = 0
+    also = 1
+
+
+@pytest.mark.parametrize("counting", [Counting, type("Other", (), {"made": 0, "also": 1})])
+def test_a_counter_of_a_class_is_named(counting: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a class that can't be found by its name."""
+
+    class Fit(pmstore.Resumable):
+        max_iter = 2
+
+        def fields(self) -> Any:
+            return [pmstore.Field("x", 2)]
+
+        def fingerprint(self) -> dict[str, Any]:
+            return {"factory": {"class": [counting, 1]}, "other": [RBF(self.scale)]}
+
+        def start(self) -> None:
+            pass
+
+        step = start
+        scale = 1
+
+    Fit().run(tmp_path / "x.pm", "fit")
+    monkeypatch.setattr(Fit, "scale", 2)
+    with pytest.raises(pmstore.FingerprintMismatchError) as no_class:
+        Fit().run(tmp_path / "x.pm", "fit")
+    assert "The entry" not in str(no_class.value)
+    monkeypatch.setattr(counting, "made", 3)
+    with pytest.raises(
+        pmstore.FingerprintMismatchError, match=rf"The entry .*{counting.__name__}\.made differs.*cache"
+    ):
+        Fit().run(tmp_path / "x.pm", "fit")
+
+
 def test_labels_count() -> None:
     given = [(("x", "y"), {"x": np.arange(2)}), (("y", "x"), {"x": np.arange(2)}), (("x", "y"), {"x": np.arange(1, 3)})]
     assert len({digest(describe_parameters({"p": Frame(*one)})) for one in given}) == 3

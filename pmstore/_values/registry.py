@@ -50,8 +50,6 @@ class Parts(Mapping[str, Any]):
     __slots__ = ("_parts", "type_name")
 
     def __init__(self, type_name: str, parts: Mapping[str, Any]) -> None:
-        if not isinstance(type_name, str) or not isinstance(parts, Mapping):
-            raise TypeError(f"Parts takes a type's name and a dict of parts, not {type_name!r:.80}, {parts!r:.80}")
         self.type_name = type_name
         self._parts = dict(parts)
 

@@ -38,8 +38,6 @@ class Wrong(pmstore.Resumable):
         (lambda store: pmstore.export(5, "x.npz"), r"export\(\) takes a store, .*or a dict, not 5$"),  # type: ignore
         (lambda store: store.transaction(only=5), "only is a list of arrays of the store"),
         (lambda store: store.derive("d", np.cumsum, "w", kwargs=5), "kwargs is a dict of keyword arguments, not 5"),
-        (lambda store: pmstore.Parts(5, {}), "Parts takes a type's name and a dict of parts, not 5, {}"),  # type: ignore
-        (lambda store: pmstore.Parts("x", 5), "Parts takes a type's name and a dict of parts, not 'x', 5"),  # type: ignore
         (lambda store: Wrong().run(store), r"fingerprint\(\) returns a dict of arrays and values, not 5"),
         (lambda store: pmstore.scale.Dask(None), "Dask takes a dask.distributed.Client, not None"),
     ],

@@ -25,7 +25,7 @@ from pmstore._errors import ClosedStoreError
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
-from pmstore._store.mapping import Group, own_value
+from pmstore._store.mapping import Group
 from pmstore._values.array import is_solid, order_of, root_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
@@ -353,7 +353,7 @@ class State:
                 if field.role != "best":
                     self._arrays[field.name] = group[field.name]
             elif field.is_value:
-                value = self._values[field.name] = own_value(group, field.name)
+                value = self._values[field.name] = group._own_value(field.name)
                 self._hashes[field.name] = contents_of(value)
         for name in self._generators:
             self._restore(name, group)
@@ -367,7 +367,7 @@ class State:
         super().__setattr__("_record", np.array(group[PROGRESS]))
         for field in self._fields:
             if field.is_value:
-                self._values[field.name] = own_value(group, field.name)
+                self._values[field.name] = group._own_value(field.name)
             elif field.is_array and field.role in ("result", "best"):
                 self._arrays[field.name] = np.array(group[field.name])
         self.drop_working()

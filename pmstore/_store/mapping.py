@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pmstore._display import Row
     from pmstore._store.store import Store
 
-__all__ = ["Group", "NameMapping", "own_value"]
+__all__ = ["Group", "NameMapping"]
 
 _COMPLETIONS = 10_000
 
@@ -542,19 +542,6 @@ def _like(data: Any, shape: Any, dtype: Any) -> tuple[Any, Any, np.ndarray[Any, 
     return outer, array.dtype if dtype is None else dtype, array
 
 
-def own_value(group: Group, name: str) -> Any:
-    """The value under a name, or None: as `decode` of its type makes it, but with arrays that are not in the store."""
-    catalog, full = group._catalog, group._full(name)
-    with catalog.lock:
-        entry = catalog.core.get(key_of(full))
-        found = objects.parts(catalog, full, entry, raw=False) if entry and entry.kind == OBJECT else None
-    if found is not None:
-        return made(found.type_name, {part: _own_array(one) for part, one in found.items()})
-    value = _own_array(group.get(name))
-    catalog.lost_updates.taken(value)
-    return value
-
-
 def _own_array(value: Any) -> Any:
     return np.array(value) if isinstance(value, np.ndarray) else value
 
@@ -583,6 +570,19 @@ class Group(NameMapping):
     def name(self) -> str:
         """The full name, without a "/" at its end."""
         return self._name
+
+    def _own_value(self, name: str) -> Any:
+        """The value under a name, or None: as `decode` of its type makes it, but with arrays that are not in the
+        store."""
+        catalog, full = self._catalog, self._full(name)
+        with catalog.lock:
+            entry = catalog.core.get(key_of(full))
+            found = objects.parts(catalog, full, entry, raw=False) if entry and entry.kind == OBJECT else None
+        if found is not None:
+            return made(found.type_name, {part: _own_array(one) for part, one in found.items()})
+        value = _own_array(self.get(name))
+        catalog.lost_updates.taken(value)
+        return value
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Group) and self._store is other._store and self._name == other._name

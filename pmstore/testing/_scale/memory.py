@@ -100,6 +100,9 @@ class _Group(MutableMapping[str, Any]):
     def group(self, name: str) -> _Group:
         return _Group(self._store, f"{self._prefix}{name}/")
 
+    def _own_value(self, name: str) -> Any:
+        return _copy(self.get(name))
+
 
 def _copies(values: dict[str, Any]) -> dict[str, Any]:
     """The same values, with arrays of their own; nothing else in a group changes in place."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterator
 
 from pmstore._core import Core
 from pmstore._errors import CorruptStoreError, FormatVersionError, NotAStoreError, OutOfSpaceError, StoreIOError, of
 from pmstore._snapshot import Reader, Snapshot
+from pmstore._store.header import PLACES, SIZE, newest_header
 from pmstore._store.held import FileLock, Held, tell_pid
 from pmstore._trace import Trace
 
@@ -23,28 +25,38 @@ _FIRST_BYTES = {  # of other formats
 }
 
 
-def _format_of(held: Held) -> str:
-    """What to do with a file of another format; an empty string if that is not known."""
+def _begin_of(held: Held) -> bytes:
+    """The first bytes of a file, with both copies of a header."""
     try:
-        first = os.pread(held.fd, max(map(len, _FIRST_BYTES)), 0)
+        return os.pread(held.fd, PLACES[-1] + SIZE, 0)
     except OSError:
+        return b""
+
+
+def _way_out(name: str, error: Exception, begin: bytes, size: int) -> str:
+    """What to do with a file that does not open; an empty string if that is not known."""
+    if not size:
+        return ' (it is empty: delete it, or let mode "w" replace it)'
+    if isinstance(error, NotAStoreError):
+        return next((f" ({hint})" for start, hint in _FIRST_BYTES.items() if begin.startswith(start)), "")
+    header = newest_header(begin[place : place + SIZE] for place in PLACES)
+    if not isinstance(error, CorruptStoreError) or header is None:
         return ""
-    return next((f" ({hint})" for start, hint in _FIRST_BYTES.items() if first.startswith(start)), "")
+    if header.clean and header.log_offset <= size < header.log_offset + header.log_size:
+        command = f"truncate -s {header.log_offset + header.log_size} {shlex.quote(name)}"
+        return f" (what is missing is a part of its log, which was empty: `{command}` mends the file)"
+    return ""
 
 
 @contextlib.contextmanager
 def _naming(name: str, held: Held) -> Iterator[None]:
     """A context for opening a file. If that fails, the file is let go, and the error names it."""
     try:
-        empty = not os.fstat(held.fd).st_size
-        other = _format_of(held)  # now: the core closes the file if it can't open it
+        size, begin = os.fstat(held.fd).st_size, _begin_of(held)  # now: the core closes a file that it can't open
         yield
     except (CorruptStoreError, FormatVersionError) as error:
         held.unlock()
-        hint = other if isinstance(error, NotAStoreError) else ""
-        if empty:
-            hint = ' (it is empty: delete it, or let mode "w" replace it)'
-        raise type(error)(f"{name!r}: {error}{hint}") from None
+        raise type(error)(f"{name!r}: {error}{_way_out(name, error, begin, size)}") from None
     except StoreIOError as error:
         held.unlock()
         raise of(name, error) from None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, NamedTuple
 
-from pmstore._core import ffi, lib
 from pmstore._errors import FormatVersionError, without_mode
 from pmstore._store.cores import opened_core
+from pmstore._store.header import NEWEST, PLACES, SIZE, newest_header
 from pmstore._store.opening import lock_file, outside, path_of
 
 __all__ = ["FileFormat", "file_format", "refuse_unknown_features", "upgrade"]
-
-_PAGE = 4096
-_ENDS = (220, 252)  # of the header in formats 0 and 1, where its checksum begins
-_NEWEST = len(_ENDS) - 1
 
 
 class FileFormat(NamedTuple):
@@ -27,20 +24,12 @@ class FileFormat(NamedTuple):
 def file_format(fd: int) -> FileFormat:
     """The format of an open file that the core has opened, by the newer one of its header's valid copies that can be
     read."""
-    found: list[tuple[int, FileFormat]] = []
-    for place in (0, _PAGE):
-        try:
-            head = os.pread(fd, _ENDS[-1] + 4, place)
-        except OSError:
-            continue
-        version = min(int.from_bytes(head[8:12], "little"), _NEWEST)
-        end = _ENDS[version]
-        checksum = lib.pm_crc32c(ffi.from_buffer(head), min(end, len(head)), 0)
-        if checksum == int.from_bytes(head[end : end + 4], "little"):
-            generation = int.from_bytes(head[24:32], "little")
-            features = int.from_bytes(head[220:224], "little") if version else 0
-            found.append((generation, FileFormat(version, features)))
-    return max(found)[1] if found else FileFormat(_NEWEST, 0)
+    copies = []
+    for place in PLACES:
+        with contextlib.suppress(OSError):
+            copies.append(os.pread(fd, SIZE, place))
+    header = newest_header(copies)
+    return FileFormat(header.version, header.write_features) if header else FileFormat(NEWEST, 0)
 
 
 def refuse_unknown_features(fd: int, name: str) -> None:
@@ -84,7 +73,7 @@ def upgrade(path: str | bytes | os.PathLike[Any]) -> int:
         before = file_format(held.fd).version
         core = opened_core(name, held, "auto", read_only=False)  # it recovers the store, which may write the header
         try:
-            if file_format(held.fd).version < _NEWEST:
+            if file_format(held.fd).version < NEWEST:
                 core.checkpoint()
         finally:
             core.close()

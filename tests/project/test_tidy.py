@@ -139,7 +139,7 @@ PYTHON_ORDER = {
     ],
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
-        "companions elsewhere lineage notes only reading",
+        "companions elsewhere header lineage notes only reading",
         "held report",
         "cores opening",
         "file_format new_store",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 import pytest
 
@@ -58,3 +59,40 @@ def test_the_smallest_max_size_holds_a_new_store(medium: Medium) -> None:
         store["b"] = bytes(1 << 20)
     with pmstore.open(path, max_size=_LEAST) as store:  # it is larger already
         assert store["a"] == 1
+
+
+def test_a_file_that_lost_a_part_of_its_empty_log(medium: Medium) -> None:
+    path = medium.directory / "my store.pm"
+    with pmstore.open(path, "w", media=medium.name) as store:
+        store["a"] = 1
+    size = path.stat().st_size
+    log = 512 << 10 if medium.name != "file" else 256 << 10
+    for cut in (1, 4096, log):
+        os.truncate(path, size - cut)
+        for use in (
+            lambda: pmstore.open(path, "r"),
+            lambda: pmstore.open(path, "r", exclusive=True),
+            lambda: pmstore.open(path, "r+"),
+            lambda: pmstore.salvage(path, path.with_name("new.pm")),
+        ):
+            with pytest.raises(pmstore.CorruptStoreError, match="truncated: .* `truncate -s .*` mends") as caught:
+                use()
+        assert path.stat().st_size == size - cut
+        (command,) = re.findall("`(.*)`", str(caught.value))
+        assert command == f"truncate -s {size} '{path}'"
+        os.truncate(path, size)
+        with pmstore.open(path, "r", verify=True) as store:
+            assert store["a"] == 1
+
+
+def test_a_file_that_lost_more_is_not_to_be_mended(medium: Medium) -> None:
+    path, copy = medium.directory / "store.pm", medium.directory / "copy.pm"
+    with pmstore.open(path, "w", media=medium.name) as store:
+        store["a"] = 1
+        store.commit()
+        copy.write_bytes(path.read_bytes()[:-4096])  # the log has a commit
+    with pytest.raises(pmstore.CorruptStoreError, match=r"truncated: .* needs \d+$"):
+        pmstore.open(copy, "r")
+    copy.write_bytes(path.read_bytes()[: 8192 + 4096])  # a part of the region is missing
+    with pytest.raises(pmstore.CorruptStoreError, match=r"truncated: .* needs \d+$"):
+        pmstore.open(copy, "r")

@@ -30,6 +30,7 @@ from pmstore._errors import (
     UnknownNameError,
     of,
 )
+from pmstore._interrupts import later
 from pmstore._values.values import decode, encode, has_containers
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Attributes(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         """Deletes an attribute. Raises UnknownNameError (a KeyError)."""
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             found = self._read()
             if name not in found:
@@ -139,7 +140,7 @@ class Attributes(MutableMapping[str, Any]):
 
     def pop(self, name: str, default: Any = _RAISE) -> Any:
         """Delete an attribute and return its value, or the default if there is none of the name."""
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             found = self._read()
             if name not in found:
@@ -153,7 +154,7 @@ class Attributes(MutableMapping[str, Any]):
     def setdefault(self, name: str, default: Any = None) -> Any:
         """The stored value of an attribute. If there is none, the default is stored first; its stored form is
         returned."""
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             if name not in self:
                 self[name] = default
             return self[name]
@@ -163,7 +164,7 @@ class Attributes(MutableMapping[str, Any]):
         new: dict[Any, Any] = dict(*others, **more)
         for name in new:
             _check_name(name)
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             self._put({**self._read(), **new})
             for value in new.values() if self._catalog.lost_updates else ():
@@ -256,7 +257,7 @@ def check_new(catalog: Catalog, name: str, new: dict[str, Any]) -> None:
 
 def put_all(catalog: Catalog, name: str, found: dict[str, Any]) -> None:
     """Give a full name these attributes, and no others."""
-    with catalog.lock:
+    with catalog.lock, later():
         attributes = Attributes(catalog, name)
         attributes._require()
         attributes._put(found)

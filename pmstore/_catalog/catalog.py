@@ -216,7 +216,7 @@ class Catalog:
         """Copies the value into the store: into the existing array if shape, dtype and order are the same."""
         key = key_of(name)
         if (type(value) is np.ndarray or type(value) is np.memmap) and not is_text(value.dtype):
-            with self.lock:
+            with self.lock, later():
                 self._set_array(key, name, value)
             return
         if isinstance(value, PersistentList):
@@ -228,7 +228,7 @@ class Catalog:
             raise TypeError("a persistent list can't be assigned: create another and extend it, or store list(it)")
         if type(value) not in PLAIN and is_tensor(value):
             array = array_of_tensor(value)
-            with self.lock:
+            with self.lock, later():
                 self._set_array(key, name, array)
             return
         if type(value) not in PLAIN and (made_of := objects.prepared(value)) is not None:
@@ -237,7 +237,7 @@ class Catalog:
                 self.lost_updates.assigned(value, stored, objects.small)
             return
         encoded = encode(value)
-        with self.lock:
+        with self.lock, later():
             existing = self._existing(key, name)
             self.put_encoded(key, encoded, type_name(value), self._belongings(key, existing))
             if self.lost_updates:
@@ -285,7 +285,7 @@ class Catalog:
         described = growing.planned(shape, dtype, order, writeable, maxshape)
         require_lengths(described.dtype)
         source = _filling(fill_value, described)
-        with self.lock:
+        with self.lock, later():
             self.writable()
             if self.core.get(key) is not None:
                 raise NameConflictError(f"the name {name!r} is taken; require_array gives the existing array")
@@ -298,7 +298,7 @@ class Catalog:
     ) -> Array:
         """See Store.require_array."""
         key = key_of(name)
-        with self.lock:
+        with self.lock, later():
             entry = self.core.get(key)
             if entry is None:
                 return self.create_array(name, shape, dtype, order, fill_value, writeable, maxshape)
@@ -316,7 +316,7 @@ class Catalog:
     def create_list(self, name: str) -> PersistentList:
         """See Store.create_list."""
         key = key_of(name)
-        with self.lock:
+        with self.lock, later():
             self.writable()
             if self.core.get(key) is not None:
                 raise NameConflictError(f"the name {name!r} is taken; store[{name!r}] gives what it has")
@@ -337,18 +337,17 @@ class Catalog:
         """Deletes a name, with its attributes, a list's elements or a derived array's value. Returns False if there is
         no such name."""
         key = key_of(name)
-        with self.lock:
+        with self.lock, later():
             self.writable()
             entry = self.core.get(key)
             if entry is None:
                 return False
             if not attributes.any_in(self.core):
                 return self.core.delete(key, self._belongings(key, entry))
-            with later():
-                try:
-                    return self.core.delete(key, self._belongings(key, entry))
-                finally:
-                    attributes.sweep(self, name)
+            try:
+                return self.core.delete(key, self._belongings(key, entry))
+            finally:
+                attributes.sweep(self, name)
 
     def release(self, names: tuple[str, ...]) -> None:
         """See Store.release."""
@@ -380,7 +379,7 @@ class Catalog:
 
     def rollback(self) -> None:
         """Take arrays and names back to the last commit."""
-        with self.lock:
+        with self.lock, later():
             self.rollbacks += 1
             self.core.rollback()
             self.lost_updates.clear()

@@ -12,6 +12,7 @@ from pmstore._catalog.names import INDEX_MAX, LIST_PREFIX, element_key, element_
 from pmstore._catalog.undo import Undo
 from pmstore._core import META_MAX, Entry
 from pmstore._errors import CorruptStoreError, Error, UnknownNameError
+from pmstore._interrupts import later
 from pmstore._values.values import encode, type_name
 
 if TYPE_CHECKING:
@@ -125,14 +126,14 @@ class PersistentList(MutableSequence[Any]):
         index = _plain(index)
         if not isinstance(index, slice):
             encoded = encode(value)
-            with self._catalog.lock:
+            with self._catalog.lock, later():
                 self._catalog.writable()
                 self._put(_place(index, len(self)), encoded, type_name(value))
                 if self._catalog.lost_updates:
                     self._catalog.lost_updates.assigned(value, encoded)
             return
         values = [(encode(v), type_name(v)) for v in value]
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             first, last, step = index.indices(len(self))
             places = range(first, last, step)
@@ -151,7 +152,7 @@ class PersistentList(MutableSequence[Any]):
     def __delitem__(self, index: int | slice) -> None:
         """Deletes an element, or those of a slice; the elements after it move up."""
         wanted = _plain(index)
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             length = len(self)
             gone = range(*wanted.indices(length)) if isinstance(wanted, slice) else [_place(wanted, length)]
@@ -162,7 +163,7 @@ class PersistentList(MutableSequence[Any]):
     def insert(self, index: int, value: Any) -> None:
         """Inserts before an index, like list.insert: O(1) at the end, O(n) elsewhere."""
         number, part = _plain(index), (encode(value), type_name(value))
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             length = len(self)
             self._splice(max(0, number + length) if number < 0 else min(number, length), 0, [part])
@@ -170,21 +171,21 @@ class PersistentList(MutableSequence[Any]):
     def append(self, value: Any) -> None:
         """Adds an element at the end, in O(1)."""
         part = encode(value), type_name(value)
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             self._splice(len(self), 0, [part])
 
     def extend(self, values: Iterable[Any]) -> None:
         """Adds elements at the end; none of them if one can't be stored."""
         parts = [(encode(value), type_name(value)) for value in values]
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             self._splice(len(self), 0, parts)
 
     def pop(self, index: int = -1) -> Any:
         """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
         index = _plain(index)
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             value = self[index]
             del self[index]
             self._catalog.lost_updates.taken(value)
@@ -196,7 +197,7 @@ class PersistentList(MutableSequence[Any]):
 
     def reverse(self) -> None:
         """Reverses the elements in place."""
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             length = len(self)
             self._splice(0, length, range(length - 1, -1, -1))

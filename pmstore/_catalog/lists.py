@@ -135,10 +135,11 @@ class PersistentList(MutableSequence[Any]):
         values = [(encode(v), type_name(v)) for v in value]
         with self._catalog.lock, later():
             self._catalog.writable()
-            first, last, step = index.indices(len(self))
+            length = len(self)
+            first, last, step = index.indices(length)
             places = range(first, last, step)
             if step == 1:
-                self._splice(first, len(places), values)
+                self._splice(length, first, len(places), values)
                 return
             if len(places) != len(values):
                 raise ValueError(
@@ -147,7 +148,7 @@ class PersistentList(MutableSequence[Any]):
             if places:
                 given = dict(zip(places, values))
                 between = range(min(places), max(places) + 1)
-                self._splice(between.start, len(between), [given.get(i, i) for i in between])
+                self._splice(length, between.start, len(between), [given.get(i, i) for i in between])
 
     def __delitem__(self, index: int | slice) -> None:
         """Deletes an element, or those of a slice; the elements after it move up."""
@@ -158,7 +159,7 @@ class PersistentList(MutableSequence[Any]):
             gone = range(*wanted.indices(length)) if isinstance(wanted, slice) else [_place(wanted, length)]
             if gone:
                 between = range(min(gone), max(gone) + 1)
-                self._splice(between.start, len(between), [i for i in between if i not in gone])
+                self._splice(length, between.start, len(between), [i for i in between if i not in gone])
 
     def insert(self, index: int, value: Any) -> None:
         """Inserts before an index, like list.insert: O(1) at the end, O(n) elsewhere."""
@@ -166,21 +167,23 @@ class PersistentList(MutableSequence[Any]):
         with self._catalog.lock, later():
             self._catalog.writable()
             length = len(self)
-            self._splice(max(0, number + length) if number < 0 else min(number, length), 0, [part])
+            self._splice(length, max(0, number + length) if number < 0 else min(number, length), 0, [part])
 
     def append(self, value: Any) -> None:
         """Adds an element at the end, in O(1)."""
         part = encode(value), type_name(value)
         with self._catalog.lock, later():
             self._catalog.writable()
-            self._splice(len(self), 0, [part])
+            length = len(self)
+            self._splice(length, length, 0, [part])
 
     def extend(self, values: Iterable[Any]) -> None:
         """Adds elements at the end; none of them if one can't be stored."""
         parts = [(encode(value), type_name(value)) for value in values]
         with self._catalog.lock, later():
             self._catalog.writable()
-            self._splice(len(self), 0, parts)
+            length = len(self)
+            self._splice(length, length, 0, parts)
 
     def pop(self, index: int = -1) -> Any:
         """Removes an element and returns it, in O(1) at the end. Raises IndexError if there is none."""
@@ -200,7 +203,7 @@ class PersistentList(MutableSequence[Any]):
         with self._catalog.lock, later():
             self._catalog.writable()
             length = len(self)
-            self._splice(0, length, range(length - 1, -1, -1))
+            self._splice(length, 0, length, range(length - 1, -1, -1))
 
     # ---- the elements
 
@@ -235,9 +238,9 @@ class PersistentList(MutableSequence[Any]):
     def _put(self, i: int, encoded: bytes, kind: str) -> None:
         self._catalog.put_encoded(element_key(self._id, i), encoded, kind)
 
-    def _splice(self, start: int, removed: int, new: Sequence[tuple[bytes, str] | int]) -> None:
+    def _splice(self, length: int, start: int, removed: int, new: Sequence[tuple[bytes, str] | int]) -> None:
         """Replace elements from `start` on by new ones: encodings with their types, or numbers of elements that are
-        removed and stay in the list elsewhere. All of it happens, or nothing (I41)."""
+        removed and stay in the list elsewhere. All of it happens, or nothing (I41). length: of the list before."""
         if not removed and not new:
             return
         catalog = self._catalog
@@ -247,9 +250,9 @@ class PersistentList(MutableSequence[Any]):
             for part in new:
                 entries.append(part if isinstance(part, int) else self._entry(*part))
             catalog.core.splice(element_prefix(self._id), start, removed, entries)
-        if removed != len(new) and catalog.lost_updates.seen:
-            length = catalog.list_length(self._id) + removed - len(new)  # before
-            catalog.lost_updates.shifted(self._id, range(start, length))
+        if removed != len(new):
+            if start < length and catalog.lost_updates.seen:
+                catalog.lost_updates.shifted(self._id, range(start, length))
         elif moved := {part for to, part in enumerate(new, start) if isinstance(part, int) and part != to}:
             catalog.lost_updates.shifted(self._id, moved)
 

@@ -15,6 +15,7 @@ import pytest
 
 import pmstore
 from pmstore._catalog import lost_updates
+from pmstore._catalog.catalog import Catalog
 
 
 @contextlib.contextmanager
@@ -371,5 +372,23 @@ def test_one_copy_that_decode_gives_twice(store):
         store.commit()
     assert len(told) == 1
     del made["it"]
+    with no_warning():
+        store.commit()
+
+
+def test_an_append_looks_at_the_length_once(store, monkeypatch):
+    """Nothing moves, so the copies of other elements stay where they are."""
+    items = store.create_list("items")
+    items.append({"a": 1})
+    held, looks, list_length = items[0], [], Catalog.list_length
+    monkeypatch.setattr(Catalog, "list_length", lambda catalog, number: looks.append(1) or list_length(catalog, number))
+    items.append(2)
+    assert len(looks) == 1
+    held["a"] = 2
+    with pytest.warns(pmstore.LostUpdateWarning, match="items"):
+        store.commit()
+    held = items[0]
+    del items[:]
+    held["a"] = 3
     with no_warning():
         store.commit()

@@ -199,6 +199,9 @@ def without_standard_input(directory: Path, number: int) -> None:
     assert (x == 1).all() and (z == 2).all()
     assert reader.refresh() == writer.sequence and (reader["y3"] == 7).all()
     step(5)
+    for store in (writer, reader):
+        with store._opened_again() as fd:
+            assert fd > 2
     reader.backup(directory / "backup.pm")
     with pmstore.open(directory / "backup.pm", "r", verify=True) as copy:
         assert (copy["y"] == 1).all() and len(copy) == 6

@@ -19,6 +19,7 @@ from pmstore._catalog.names import check_name, key_of
 from pmstore._derived.arrays import DerivedArrays, asked
 from pmstore._derived.derived import Derived
 from pmstore._errors import Error
+from pmstore._interrupts import later
 from pmstore._store import elsewhere
 from pmstore._values.array import Array, Layout
 from pmstore._values.registry import Parts, made
@@ -183,7 +184,7 @@ class NameMapping(MutableMapping[str, Any]):
     def setdefault(self, name: str, default: Any = None) -> Any:
         """The stored value under a name. If there is none, the default is stored first; its stored form is returned."""
         full = self._full(name)
-        with self._derived.lock, self._catalog.lock:
+        with self._derived.lock, self._catalog.lock, later():
             value = self._value(full)
             if value is MISSING:
                 self._catalog.set(full, default)
@@ -195,7 +196,7 @@ class NameMapping(MutableMapping[str, Any]):
     def pop(self, name: str, default: Any = _RAISE) -> Any:
         """Delete a name and return its value: a detached array, or a plain list for a persistent one."""
         full = self._full(name)
-        with self._derived.lock, self._catalog.lock:
+        with self._derived.lock, self._catalog.lock, later():
             value = self._value(full)
             if value is MISSING:
                 if default is self._RAISE:
@@ -209,14 +210,14 @@ class NameMapping(MutableMapping[str, Any]):
 
     def popitem(self) -> tuple[str, Any]:
         """Delete the first name and return it with its value. Raises KeyError if there is none."""
-        with self._derived.lock, self._catalog.lock:
+        with self._derived.lock, self._catalog.lock, later():
             for name in self:
                 return name, self.pop(name)
         raise KeyError("there are no names")
 
     def clear(self) -> None:
         """Delete all names."""
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._catalog.writable()
             for name in self:
                 self._delete(self._prefix + name)
@@ -516,7 +517,7 @@ class NameMapping(MutableMapping[str, Any]):
         return self._derived.by_name(full).value if value is COMPUTED else value
 
     def _delete(self, full: str) -> bool:
-        with self._catalog.lock:
+        with self._catalog.lock, later():
             self._derived.forget(full)
             return self._catalog.delete(full)
 

@@ -161,6 +161,12 @@ PREPARED: dict[str, Callable[[Any], Callable[[], object]]] = {
     "other shape": lambda store: functools.partial(store.__setitem__, "array", np.ones(900)),
     "object": lambda store: functools.partial(store.__setitem__, "object", sparse.csr_matrix(np.ones((4, 4)))),
     "delete": lambda store: functools.partial(store.__delitem__, "object"),
+    "pop a value": lambda store: functools.partial(store.pop, "new"),
+    "pop a list": lambda store: functools.partial(store.pop, "list"),
+    "pop an object": lambda store: functools.partial(store.pop, "object"),
+    "pop the first": lambda store: store.popitem,
+    "default": lambda store: functools.partial(store.setdefault, "created", "y" * 2000),
+    "clear a group": lambda store: store.group("group").clear,
     "rename": lambda store: functools.partial(store.rename, "group", "other"),
     "copy": lambda store: functools.partial(store.copy, "group", "other"),
     "resize": lambda store: functools.partial(store.resize, "rows", 2000),
@@ -169,9 +175,11 @@ PREPARED: dict[str, Callable[[Any], Callable[[], object]]] = {
 
 
 def take(store: Any) -> None:
-    if len(store["list"]):
+    for name in ("list", "new", "array"):
+        if name in store:
+            store.attrs(name)["v"] = "taken"
+    if len(store.get("list", ())):
         store["list"].pop(0)
-    store.attrs("new")["v"] = store.attrs("array")["v"] = "taken"
     store.commit()
 
 

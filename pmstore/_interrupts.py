@@ -41,7 +41,6 @@ def _look(found: list[Any]) -> None:
     """Note the handlers of the program."""
     global _found, _own
     own = [(at, _SIGNALS[at], one) for at, one in enumerate(found) if callable(one) and one is not _note]
-    _handlers.update({number: one for _, number, one in own})
     _found, _own = found, own
 
 
@@ -99,7 +98,8 @@ class later:
             else:
                 if _differ(found):
                     _look(found)
-            for _, number, _ in _own:
+            for _, number, handler in _own:
+                _handlers[number] = handler
                 signal(number, _note)
         except BaseException:
             self.__exit__(None, None, None)

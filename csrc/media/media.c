@@ -201,15 +201,16 @@ pm_status pm_media_map(pm_media *media)
     int access = PROT_READ | (media->byte_addressable && !media->read_only ? PROT_WRITE : 0);
     /* A mapping that was made with MAP_SYNC keeps it when it grows. */
     int how = media->kind == PM_MEDIA_DAX ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
-    void *view = media->view ? pm_address_resize(media->view, media->mapped, size)
-                             : mmap(NULL, size, access, how, media->fd, 0);
+    bool grows = media->view; /* which keeps the flag below */
+    void *view = grows ? pm_address_resize(media->view, media->mapped, size)
+                       : mmap(NULL, size, access, how, media->fd, 0);
     if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
     media->view = view;
     media->mapped = size;
     /* A forked child must not reach the file; it has its copy of the private pages. Where a sandbox forbids madvise,
      * this is an error here, because a rollback needs it, too, and can't fail (I11). */
-    bool kept = !madvise(view, size, MADV_DONTFORK) || media->read_only;
-    return kept ? PM_OK : pm_fail_errno("cannot map the file: madvise failed");
+    if (grows || !madvise(view, size, MADV_DONTFORK) || media->read_only) return PM_OK;
+    return pm_fail_errno("cannot map the file: madvise failed");
 }
 
 void pm_media_touch(pm_media *media, uint64_t from, uint64_t to)

@@ -232,7 +232,7 @@ def listing(folder: Path, number: int, turns: int) -> tuple[int, list[float]]:
     place = place_of(folder)
     place.create("archive", wrapped(ARCHIVE, "archive", {"id": "listed", "lineage": "listed"}))
     writer = IndexWriter(place)
-    writer.begin({})
+    writer.begin({"by": "this benchmark"})
     for flush in range(number // 100):
         part = part_name("0" * 16, flush)
         pieces = (Piece(part, 100 * n, 100, n) for n in range(100))

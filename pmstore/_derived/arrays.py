@@ -18,6 +18,7 @@ from pmstore._derived.derived import Derived, decision_of, mismatch
 from pmstore._derived.inputs import Input, Named, given
 from pmstore._derived.verify import verify_of
 from pmstore._errors import DerivedArrayError, NameConflictError
+from pmstore._interrupts import later
 from pmstore._values.array import Array
 
 __all__ = ["Asked", "DerivedArrays", "asked"]
@@ -140,7 +141,7 @@ class DerivedArrays:
 
     def declare(self, what: Asked, replace: bool) -> Derived:
         """See `NameMapping.derive`."""
-        with self.lock, self.catalog.lock:
+        with self.lock, self.catalog.lock, later():
             self._forget_gone()
             declared = self._resolve(what, replace)
             made = Derived(self, what._replace(declared=declared))

@@ -48,6 +48,7 @@ from pmstore._errors import (
     OutOfSpaceError,
     UnknownNameError,
 )
+from pmstore._interrupts import later
 from pmstore._values.array import Array, layout, order_of, read_layout
 
 if TYPE_CHECKING:
@@ -383,7 +384,7 @@ class Derived:
             return
         store = self._decision.policy == "store"
         value = value_key(self._key)
-        with catalog.lock:
+        with catalog.lock, later():
             if not self.is_current():  # another thread has deleted or replaced the name while the function ran
                 return
             try:
@@ -414,7 +415,7 @@ class Derived:
         if found.policy != before:
             _log("INFO", "derived array %r: policy %s: %s", self._name, found.policy, found.reason)
             declared = self._declared._replace(decision=(found.policy, recompute, found.write_seconds))
-            with catalog.lock:
+            with catalog.lock, later():
                 if not self.is_current():  # as in _put
                     return
                 catalog.put_declaration(self._key, declared)

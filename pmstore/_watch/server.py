@@ -154,11 +154,11 @@ class Handler(BaseHTTPRequestHandler):
         """The terminal is not told of requests."""
 
     def _from_here(self) -> bool:
-        """Whether there is one Host, and it is a loopback address."""
+        """Whether there is one Host, and it is this machine, which no name of another one's leads to."""
         hosts = self.headers.get_all("Host", [])
         try:
             name = urllib.parse.urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
-            return name is not None and ipaddress.ip_address(name).is_loopback
+            return name == "localhost" or (name is not None and ipaddress.ip_address(name).is_loopback)
         except ValueError:
             return False
 

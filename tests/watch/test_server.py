@@ -62,10 +62,11 @@ def test_only_who_has_the_token_gets_it(server: Server) -> None:
 
 def test_only_on_a_loopback_address(server: Server) -> None:
     port = server.server_address[1]
-    for host in ("example.org", f"example.org:{port}", "10.0.0.1", "127.0.0.1.example.org", "", "[", "0.0.0.0"):
+    others = ("example.org", f"example.org:{port}", "10.0.0.1", "127.0.0.1.example.org", "localhost.example.org")
+    for host in (*others, "", "[", "0.0.0.0"):
         answer = asked(server, "names", Host=host)
         assert answer.status == 403 and b"with 127.0.0.1 in it" in answer.read(), host
-    for host in ("127.0.0.1", "127.0.0.1:1", "[::1]:80"):
+    for host in ("127.0.0.1", "127.0.0.1:1", "[::1]:80", "localhost", f"LocalHost:{port}"):
         assert asked(server, "names", Host=host).status == 200, host
     with socket.create_connection(server.server_address) as raw:
         raw.sendall(f"GET /{server.token}/names HTTP/1.0\r\n\r\n".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 __all__ = [
     "AbandonedTransactionWarning",
@@ -135,21 +135,6 @@ class StoreNotFoundError(_SystemError, FileNotFoundError):
     """There is no file at the path, and the mode does not create one."""
 
     code = errno.ENOENT
-
-
-_ADVICE = '; mode "a" creates one'
-
-
-@contextlib.contextmanager
-def without_mode() -> Iterator[None]:
-    """A context for opening the store of a call that has no mode: the error for a missing one advises none."""
-    try:
-        yield
-    except StoreNotFoundError as error:
-        text = str(error)
-        if not text.endswith(_ADVICE):
-            raise
-        raise StoreNotFoundError(error.errno, text.removesuffix(_ADVICE), error.filename) from None
 
 
 class StoreExistsError(_SystemError, FileExistsError):

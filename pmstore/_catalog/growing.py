@@ -264,7 +264,10 @@ def _length(length: Any, name: str, described: Layout) -> int:
     try:
         count = operator.index(length)
     except TypeError:
-        shape = tuple(map(operator.index, length))
+        try:
+            shape = tuple(map(operator.index, length))
+        except TypeError:
+            raise TypeError(f"the length of {name!r} is an int, or a shape, not {length!r}") from None
         if len(shape) != len(described.shape) or shape[1:] != described.shape[1:]:
             raise ValueError(
                 f"{name!r} has shape {described.shape}, and can't get shape {shape}: only its first axis changes"

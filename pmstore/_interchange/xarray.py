@@ -12,7 +12,7 @@ import numpy as np
 from pmstore._catalog.names import key_of
 from pmstore._errors import UNSOUND, StaleSnapshotError, UnknownNameError, of
 from pmstore._interchange.source import free
-from pmstore._store.entrance import open as open_store
+from pmstore._store.entrance import open_to_read
 from pmstore._store.lineage import lineage_of
 from pmstore._store.reading import Selection, copy_array
 from pmstore._store.store import Store
@@ -60,7 +60,7 @@ class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
         decode_timedelta: Any = None,
         group: str | None = None,
     ) -> Any:
-        store = open_store(filename_or_obj, "r")
+        store = open_to_read(filename_or_obj)
         try:
             mapping = store.group(group) if group else store
             if group and not len(mapping):

@@ -38,7 +38,6 @@ from pmstore._errors import (
     ReadOnlyStoreError,
     StoreLockedError,
     TransactionError,
-    without_mode,
 )
 from pmstore._resume.fingerprint import Fingerprint, changed_entries, differences, digest, is_same
 from pmstore._store import held, opening
@@ -276,8 +275,7 @@ def _open_in_turn(path: str, mode: Literal["a", "r+"]) -> Store:
     looks = 0  # successive checks that found it open for something else than a fit
     while True:
         try:
-            with without_mode():
-                return open_for_fit(path, mode, _BETWEEN_LOOKS if told else 0.0)
+            return open_for_fit(path, mode, _BETWEEN_LOOKS if told else 0.0)
         except StoreLockedError as error:
             holder = error.pid
             if holder == os.getpid():

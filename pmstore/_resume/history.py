@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._errors import UnknownNameError, without_mode
+from pmstore._errors import UnknownNameError
 from pmstore._locks import RowPage
 from pmstore._resume.fit_group import FitGroup, StoreOrPath
-from pmstore._store.entrance import open as open_store
+from pmstore._store.entrance import open_to_read
 from pmstore._store.reading import consistently
 from pmstore._store.store import Store
 from pmstore._values.array import address_of
@@ -332,9 +332,7 @@ def history(store: StoreOrPath, name: str) -> History:
     (True, True)
     """
     if not isinstance(store, Store):
-        with without_mode():
-            opened = open_store(store, "r")
-        with opened as own:
+        with open_to_read(store) as own:
             return history(own, name)
     return consistently(lambda: read_history(store, name), store.refresh)
 

@@ -26,7 +26,7 @@ from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
-from pmstore._values.array import is_solid, order_of, root_of
+from pmstore._values.array import axes_of, is_solid, order_of, root_of
 from pmstore._values.generators import check_generator_state, set_generator_state
 from pmstore._values.types import is_text
 from pmstore._values.values import changeable_inside, contents_of, copied, encode
@@ -110,7 +110,9 @@ class Field:
     keeper: Keeper | None = None
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int | np.integer) else tuple(self.shape)
+        if not isinstance(self.name, str):
+            raise TypeError(f"the name of a field is a str, not {type(self.name).__name__}: {self.name!r:.80}")
+        shape = axes_of(self.shape)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if self.role not in ("result", "working", "best", "derived"):

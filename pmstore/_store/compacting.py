@@ -12,7 +12,7 @@ from pmstore._catalog.growing import trimmed
 from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import BLOCK
 from pmstore._display import size_text
-from pmstore._errors import CorruptStoreError, OutOfSpaceError, without_mode
+from pmstore._errors import CorruptStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core
 from pmstore._store.file_format import refuse_unknown_features
 from pmstore._store.lineage import entry_of, lineage_of
@@ -63,8 +63,7 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, NotAStoreError, FormatVersionError
     """
     name = path_of(path)
-    with without_mode():
-        held = lock_file(name, "r+", "auto", 0.0, outside()[1])
+    held = lock_file(name, "r+", "auto", 0.0, outside()[1])
     try:
         source = Catalog(opened_core(name, held, "auto", read_only=True), read_only=True)
         try:

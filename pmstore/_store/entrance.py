@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from pmstore import _core
-from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError, refused
+from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError, StoreNotFoundError, refused
 from pmstore._interrupts import later
 from pmstore._store.cores import opened_core, opened_reader
 from pmstore._store.elsewhere import explains
@@ -18,7 +18,7 @@ from pmstore._store.opening import MODES, is_memory, lock_file, open_source, out
 from pmstore._store.store import Store
 from pmstore._trace import Trace
 
-__all__ = ["open", "open_for_fit"]
+__all__ = ["open", "open_for_fit", "open_to_read"]
 
 Mode = Literal["r", "r+", "a", "w", "x", "w-"]
 Media = Literal["auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file"]
@@ -126,18 +126,24 @@ def open(
     if durability not in ("sync", "async"):
         raise ValueError(f"durability is 'sync' or 'async', not {durability!r}")
     interval = seconds(sync_interval, "sync_interval")
-    for name, values in _VARIABLES.items():
-        value = os.environ.get(name)
-        if value and value not in values:
-            raise ValueError(f"{name} is one of {', '.join(values)}, not {value!r}")
-    if flush := os.environ.get("PMSTORE_FLUSH"):
-        _require_flush(flush)
     options = Options(media, durability, interval, _size(max_size))
     if is_memory(path):
         if mode in ("r", "r+"):
             raise ValueError(f'":memory:" is a new store: open it with mode "a", not {mode!r}')
         return _open_in_memory(options)
-    return _open(path_of(path), mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
+    try:
+        return _open(path_of(path), mode, options, seconds(timeout), exclusive=exclusive, verify=verify)
+    except StoreNotFoundError as error:
+        if mode not in ("r", "r+"):
+            raise
+        raise StoreNotFoundError(error.errno, f'{error}; mode "a" creates one', error.filename) from None
+
+
+def open_to_read(path: Any, *, exclusive: bool = False) -> Store:
+    """`open` with mode "r", for a call that has no mode: its errors advise no other one."""
+    if is_memory(path):
+        raise ValueError('":memory:" is always a new store, and has nothing to read')
+    return _open(path_of(path), "r", Options(), 0.0, exclusive=exclusive)
 
 
 def _open_in_memory(options: Options) -> Store:
@@ -171,6 +177,7 @@ def _open(
     verify: bool = False,
     any_options: bool = False,
 ) -> Store:
+    _check_environment()
     kind, trace, where = options.media, None, outside()[1]
     if kind.startswith("trace"):
         kind, trace = kind.partition(":")[2] or "auto", Trace()
@@ -263,6 +270,15 @@ def _size(max_size: Any) -> int:
     if not _LEAST <= size < 1 << 63:
         raise ValueError(f"max_size is at least {_LEAST}, the bytes of an empty store, and below 2**63, not {size}")
     return size
+
+
+def _check_environment() -> None:
+    for name, values in _VARIABLES.items():
+        value = os.environ.get(name)
+        if value and value not in values:
+            raise ValueError(f"{name} is one of {', '.join(values)}, not {value!r}")
+    if flush := os.environ.get("PMSTORE_FLUSH"):
+        _require_flush(flush)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any, NamedTuple
 
-from pmstore._errors import FormatVersionError, without_mode
+from pmstore._errors import FormatVersionError
 from pmstore._store.cores import opened_core
 from pmstore._store.header import NEWEST, PLACES, SIZE, newest_header
 from pmstore._store.opening import lock_file, outside, path_of
@@ -67,8 +67,7 @@ def upgrade(path: str | bytes | os.PathLike[Any]) -> int:
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, OutOfSpaceError, NotAStoreError, CorruptStoreError
     """
     name = path_of(path)
-    with without_mode():
-        held = lock_file(name, "r+", "auto", 0.0, outside()[1])
+    held = lock_file(name, "r+", "auto", 0.0, outside()[1])
     try:
         before = file_format(held.fd).version
         core = opened_core(name, held, "auto", read_only=False)  # it recovers the store, which may write the header

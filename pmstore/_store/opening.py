@@ -71,7 +71,7 @@ def open_source(path: str, where: str) -> SourceFile:
 
 
 def _not_found(path: str) -> StoreNotFoundError:
-    return StoreNotFoundError(errno.ENOENT, f'there is no store at {path!r}; mode "a" creates one', path)
+    return StoreNotFoundError(errno.ENOENT, f"there is no store at {path!r}", path)
 
 
 def _require_file(status: os.stat_result, path: str) -> None:

@@ -26,8 +26,8 @@ from pmstore._catalog.names import (
     value_key,
 )
 from pmstore._core import BLOCK, Core, Entry, Row
-from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError, StoreLockedError, without_mode
-from pmstore._store.entrance import open as open_store
+from pmstore._errors import UNSOUND, CorruptStoreError, NameConflictError, StoreLockedError
+from pmstore._store.entrance import open_to_read
 from pmstore._store.new_store import NewStore, refuse_taken, written_anew
 from pmstore._store.opening import path_of
 from pmstore._store.report import CheckReport, Problem, check
@@ -74,8 +74,7 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     source, target = path_of(src), path_of(dst)
     refuse_taken(target, source, "the damaged store", "salvage writes a new store")
     try:
-        with without_mode():
-            store = open_store(source, "r", exclusive=True)
+        store = open_to_read(source, exclusive=True)
     except StoreLockedError as error:
         writer = f" by process {error.pid}" if error.pid else ""
         text = f"{source!r} is being written{writer}: salvage is for one that nobody writes, Store.backup for this one"

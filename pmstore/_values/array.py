@@ -29,6 +29,7 @@ __all__ = [
     "Growth",
     "Layout",
     "address_of",
+    "axes_of",
     "chunks",
     "decode_layout",
     "is_solid",
@@ -139,7 +140,7 @@ def layout(shape: Any, dtype: Any, order: str, writeable: bool, growth: Growth |
     dtype = storable_dtype(dtype)
     if order not in ("C", "F"):
         raise ValueError(f'order is "C" or "F", not {order!r}')
-    axes = _axes(shape)
+    axes = axes_of(shape)
     if dtype.subdtype is not None:  # np.empty does the same
         dtype, inner = dtype.subdtype
         axes += inner
@@ -182,7 +183,8 @@ def _check_growth(growth: Growth, axes: tuple[int, ...], dtype: np.dtype[Any], o
         raise ValueError(f"{axes[0]} rows, room for {capacity}, and at most {most}")
 
 
-def _axes(shape: Any) -> tuple[int, ...]:
+def axes_of(shape: Any) -> tuple[int, ...]:
+    """A shape as numpy takes it, as a tuple. Raises TypeError, ValueError."""
     axes: tuple[int, ...]
     try:
         axes = (operator.index(shape),)

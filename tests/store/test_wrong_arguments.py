@@ -79,6 +79,28 @@ def test_no_mode_is_advised_for_a_call_that_has_none(call: Callable[[str], Any],
         pmstore.open(path, "r")
 
 
+def test_a_store_without_a_file_has_no_history() -> None:
+    with pytest.raises(ValueError, match=r'":memory:" is always a new store'):
+        pmstore.history(":memory:", "fit")
+
+
+@pytest.mark.parametrize("wrong", [1.5, "rows", (2.0,), None])
+def test_a_length_is_an_int_or_a_shape(wrong: Any) -> None:
+    with pmstore.open(":memory:") as store:
+        store.create_array("rows", 3, maxshape=(None,))
+        with pytest.raises(TypeError, match="the length of 'rows' is an int, or a shape, not "):
+            store.resize("rows", wrong)
+
+
+def test_a_field_has_a_name_and_a_shape() -> None:
+    with pytest.raises(TypeError, match="the name of a field is a str, not int: 1"):
+        pmstore.Field(1, 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a shape is an int or a sequence of int"):
+        pmstore.Field("w", 1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="negative length"):
+        pmstore.Field("w", (2, -1))
+
+
 def test_the_command_drain_names_the_store_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("numcodecs")
     assert main(["archive", "drain", str(tmp_path / "a"), str(tmp_path / "none.pm")]) == 2

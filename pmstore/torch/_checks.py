@@ -81,7 +81,9 @@ def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
             "a parameter has another memory order than when the log was made: call model.to(memory_format=…) before "
             "the GradLog is made"
         )
-    for one in set(layout.settings).symmetric_difference(settings_of(optimizer)):
+    if layout.settings == (settings := settings_of(optimizer)):
+        return
+    for one in set(layout.settings).symmetric_difference(settings):
         if one.key in optimizer.defaults:  # others are those of schedulers
             raise ValueError(
                 f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
@@ -111,12 +113,12 @@ def unscale(optimizer: torch.optim.Optimizer, gradients: Sequence[torch.Tensor])
 
 def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Whether no gradient has NaN or an infinity. It waits for each GPU once, and not for each gradient."""
-    on_gpus = [one for one in gradients if one.is_cuda]
-    sums = [one.sum() for one in gradients if not one.is_cuda]
-    if on_gpus:
-        sums.append(torch.nn.utils.get_total_norm(on_gpus))
-    # A sum may overflow where all elements are finite.
-    return all(cmath.isfinite(one.item()) for one in sums) or all(bool(one.isfinite().all()) for one in gradients)
+    figures = [one.sum().item() for one in gradients if not one.is_cuda]
+    for device in dict.fromkeys(one.device for one in gradients if one.is_cuda):
+        norms = torch._foreach_norm([one for one in gradients if one.device == device])
+        figures += torch.stack(norms).tolist()
+    # A sum or a norm may overflow where all elements are finite.
+    return all(map(cmath.isfinite, figures)) or all(bool(one.isfinite().all()) for one in gradients)
 
 
 def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,8 +174,10 @@ class Rows:
 
     Attributes
     ----------
-    array : numpy.ndarray
+    content : torch.Tensor
         uint8, of shape (iterations, row_bytes).
+    array : numpy.ndarray
+        The same, in numpy.
     stepped : numpy.ndarray
         int64, of shape (iterations,).
     present : numpy.ndarray
@@ -185,7 +187,7 @@ class Rows:
     """
 
     def __init__(self, layout: Layout, content: torch.Tensor) -> None:
-        self.array, self._layout = content.numpy(), layout
+        self.content, self.array, self._layout = content, content.numpy(), layout
         here = layout._present
         self.stepped = self.array[:, :8].view(np.int64)[:, 0]
         self.present = self.array[:, here : here + len(layout.parameters)]

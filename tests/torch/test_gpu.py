@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore.torch import GradLog
+from pmstore.torch import GradLog, _topk
 from tests.torch.test_gradlog import ADAM, ITERATIONS, OPTIM, OPTIMIZERS
 from tests.torch.test_kill import trained
+from tests.torch.test_topk import check_compression, parameters
 from tests.torch.training import Killed, equal, killed_and_resumed, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
@@ -38,6 +40,7 @@ ON_GPUS: dict[str, Any] = {
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels that have the same bits in every run."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(_topk, "_SINGLE", 3)  # a graph is a part of all trainings
     torch.use_deterministic_algorithms(True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
@@ -80,6 +83,17 @@ def test_topk_on_a_gpu_has_the_same_parameters_after_a_replay(tmp_path: Path) ->
         train(store, ADAM, ITERATIONS, stop=16, reached=remember, **options)
     with pytest.raises(Killed), pmstore.open(tmp_path / "topk.pm") as store:
         train(store, ADAM, ITERATIONS, reached=compare, **options)
+
+
+@pytest.mark.parametrize("together", [10, 1 << 17])
+@given(parameters())
+def test_topk_on_a_gpu_loses_nothing(together: int, drawn: tuple[list[nn.Parameter], float, int]) -> None:
+    """The second time makes a CUDA graph. There are parameters that a GPU handles together, and others."""
+    them, ratio, seed = drawn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_topk, "_SINGLE", 2)
+        patch.setattr(_topk, "_SORTED", together)
+        check_compression([nn.Parameter(one.detach().cuda()) for one in them], ratio, seed)
 
 
 def test_gradients_that_are_large_arrive_before_their_commit(tmp_path: Path) -> None:

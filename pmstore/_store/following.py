@@ -234,6 +234,7 @@ class Following(NameMapping):
         with self._catalog.lock:
             self._catalog.core.require_open()
             fd = self._file_lock.again(self._path)
+        drain = None
         try:
             drain = drainer(
                 self.store,
@@ -248,11 +249,14 @@ class Following(NameMapping):
                 mtbf=mtbf,
                 storage_options=storage_options,
             )
+            with later():  # from now on the descriptor is the drain's, which closing the store ends
+                self._drains.append(drain)
+                drain.begin()
         except BaseException:
-            os.close(fd)
-            tell_pid()
+            if drain not in self._drains:
+                os.close(fd)
+                tell_pid()
             raise
-        self._drains.append(drain)
         return drain
 
     def _end_drains(self) -> None:

@@ -57,7 +57,7 @@ def begin(
     mtbf: float | None,
     storage_options: Mapping[str, Any] | None,
 ) -> Drain:
-    """See `Store.drain`. fd: of the store's file; it is the drain's if this returns."""
+    """See `Store.drain`. fd: of the store's file; it is the drain's when `Drain.begin` is called."""
     if on_error not in ("warn", "raise"):
         raise ValueError(f"on_error is 'warn' or 'raise', not {on_error!r}")
     if mtbf is not None and not float(mtbf) > 0:

@@ -137,10 +137,20 @@ class Drain:
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
         steps.attach(self._room, trouble.warn)
+
+    def begin(self) -> None:
+        """Start the threads. `Store.drain` calls it, where no interrupt comes in between; `close` is called later."""
         _drains.add(self)
         for number in range(len(self._ended)):
-            name = f"pmstore-drain-{number}"
-            threading.Thread(target=self._thread, args=(number,), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._thread, args=(number,), name=f"pmstore-drain-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the system has no more threads
+                self._closing = True
+                for other in range(number, len(self._ended)):
+                    self._errors[other] = error
+                    self._end(other)
+                raise
 
     def __repr__(self) -> str:
         places = ", ".join(target.place.url for target in self._steps.targets)
@@ -333,11 +343,17 @@ class Drain:
             self._errors[number] = error
             self._trouble.warn(f"the drain stops: {error}")
         finally:
-            with self._changed:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """A thread has nothing more to do."""
+        with self._changed:
+            try:
                 if number == 0:
                     self._captured_all = True
                     self._committed = self._newest()
                     self._steps.close()
+            finally:
                 self._ended[number] = True
                 self._changed.notify_all()
 

@@ -35,7 +35,7 @@ from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target, about_of, tag_of, tags_of, untag
+from pmstore.archive._target import Target, about_of, refuse_undescribed, tag_of, tags_of, untag
 from pmstore.archive._verifying import VerifyReport, verify
 from pmstore.archive._versions import Entries, Library, Version
 
@@ -287,7 +287,9 @@ class Archive(Mapping[int, Version]):
             raise _taken(self.url, name)
         created: list[Place] = []
         try:
-            for place in self._sources.places:
+            for place, index in zip(self._sources.places, self._indexes):
+                if index is not None and not index.keeps(row.version):
+                    continue  # a drain that brings the version brings the tag, too
                 try:
                     place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
                     created.append(place)
@@ -572,6 +574,7 @@ def _opened(url: Any, options: Mapping[str, Any], forks: tuple[str, ...]) -> Arc
     try:
         return Archive(sources, options, forks)
     except MissingObjectError:
+        refuse_undescribed(sources)
         raise ArchiveError(f"there is no archive at {sources.url}: Store.drain begins one") from None
 
 

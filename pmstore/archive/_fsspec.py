@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pmstore._errors import ArchiveUnavailableError
+from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -23,6 +23,7 @@ from pmstore.archive._place import (
     ShortObjectError,
     check_range,
     checked,
+    too_large,
     unavailable,
 )
 
@@ -113,6 +114,8 @@ class FsspecPlace(Place):
                 found = fs.cat_file(path) if count is None else fs.cat_file(path, start=at, end=at + count)
             except IsADirectoryError:
                 raise MissingObjectError(name, self.url) from None
+            except MemoryError:
+                raise too_large(self.url, name) from None
             except OSError as error:
                 if error.errno == errno.EINVAL and at >= self.size(name):
                     raise ShortObjectError(name, self.url) from None
@@ -189,7 +192,7 @@ class FsspecPlace(Place):
     def _refusals(self, name: str, doing: str) -> Iterator[None]:
         try:
             yield
-        except (ObjectError, ArchiveUnavailableError):
+        except (ObjectError, ArchiveUnavailableError, ArchiveDamagedError):
             raise
         except ImportError as error:
             raise _not_installed(self.url, error) from error

@@ -7,6 +7,10 @@
 A flush creates the next number. Only one writer can, and that is the commit of its versions. An object that has several
 flushes replaces theirs, and one of a higher generation those of a lower one (I25): a crash between writing it and
 deleting the others changes nothing.
+
+A writer that another one has ended may still be in the middle of a merge. Therefore groups begin at fixed numbers, so
+that two merges are never of overlapping groups; a writer merges what is due when it begins; and no object takes the
+place of another one with its name: the newest writer takes the next generation instead.
 """
 
 from __future__ import annotations
@@ -126,6 +130,11 @@ class Index:
         at = bisect.bisect_left(self._versions, version, 0, self._count)
         return Row.checked(self._rows[at]) if at < self._count and self._versions[at] == version else None
 
+    def keeps(self, version: int) -> bool:
+        """Whether a version is there for itself."""
+        row = self.find(version)
+        return row is not None and row.kept
+
     def behind(self, version: int) -> int:
         """The number of rows up to a version."""
         return bisect.bisect_right(self._versions, version, 0, self._count)
@@ -162,9 +171,8 @@ def _require_order(versions: list[int]) -> None:
 
 
 def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], None] | None) -> list[Any]:
-    data = place.get(segment.name)
     try:
-        return _rows_of(segment, data)
+        return _rows_of(segment, place.get(segment.name))
     except ArchiveDamagedError as error:
         if tell is None:
             raise
@@ -232,7 +240,9 @@ class IndexWriter:
         _begun_here.add(about["by"])
         self._token = self._newer_token(about)
         seen, self.index = self.index, Index.read(self._place, self.index)  # when the token has ended other writers
-        return [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
+        changed = [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
+        self._merge()
+        return changed
 
     def _newer_token(self, about: dict[str, Any]) -> int:
         for _ in range(_ATTEMPTS):
@@ -277,14 +287,9 @@ class IndexWriter:
         return segment
 
     def _merge(self) -> None:
-        segments = self.index.segments
-        while len(segments) >= _FAN:
-            tail = segments[-_FAN:]
-            width = tail[0][0].last - tail[0][0].first + 1
-            if any(one.last - one.first + 1 != width for one, _ in tail):
-                return
-            self._replace(len(segments) - _FAN, len(segments), [row for _, rows in tail for row in rows])
-            segments = self.index.segments
+        while (start := _due([segment for segment, _ in self.index.segments])) is not None:
+            group = self.index.segments[start : start + _FAN]
+            self._replace(start, start + _FAN, [row for _, rows in group for row in rows])
 
     def change(self, changed: Callable[[Row], Row | None], earlier: Index | None = None) -> None:
         """Replaces rows by those that the function returns; None removes a row. Objects without a change stay.
@@ -298,15 +303,15 @@ class IndexWriter:
             rows = (earlier or self.index).segments[number][1]
             after = [row if new is None else new.packed() for row in map(Row.checked, rows) if (new := changed(row))]
             if after != self.index.segments[number][1]:
-                self.require_newest()
                 self._replace(number, number + 1, after)
 
     def _replace(self, start: int, stop: int, rows: list[Any]) -> None:
         """Writes the objects start … stop anew, as one with these rows."""
         old = [segment for segment, _ in self.index.segments[start:stop]]
         generation = max(segment.generation for segment in old) + 1 if len(old) == 1 else 0
-        merged = Segment(old[0].first, old[-1].last, generation)
-        self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))
+        wanted = Segment(old[0].first, old[-1].last, generation)
+        merged = self._created(wanted, rows)
+        old += [wanted._replace(generation=lower) for lower in range(generation, merged.generation)]
         segments = [*self.index.segments[:start], (merged, rows), *self.index.segments[stop:]]
         if rows == [row for _, old_rows in self.index.segments[start:stop] for row in old_rows]:
             self.index = copy.copy(self.index)
@@ -315,6 +320,28 @@ class IndexWriter:
             self.index = Index(segments)
         with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
             self._place.delete(segment.name for segment in old)
+
+    def _created(self, wanted: Segment, rows: list[Any]) -> Segment:
+        """Writes an object of the index. If a writer that has ended has left one of this name, the next generation."""
+        for _ in range(_ATTEMPTS):
+            self.require_newest()
+            try:
+                self._place.create(wanted.name, wrapped(SEGMENT, wanted.name, rows))
+                return wanted
+            except ObjectExistsError:
+                wanted = wanted._replace(generation=wanted.generation + 1)
+        raise ArchiveConflictError(f"other processes write to the index of {self._place.url}")
+
+
+def _due(segments: Sequence[Segment]) -> int | None:
+    """The first of `_FAN` objects that are to become one, if there are some. Groups begin at fixed numbers."""
+    for start in range(len(segments) - _FAN, -1, -1):
+        width = segments[start].last - segments[start].first + 1
+        if (segments[start].first - 1) % (_FAN * width) == 0 and all(
+            one.last - one.first + 1 == width for one in segments[start : start + _FAN]
+        ):
+            return start
+    return None
 
 
 _begun_here: set[str] = set()

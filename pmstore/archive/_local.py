@@ -20,6 +20,7 @@ from pmstore.archive._place import (
     ShortObjectError,
     check_range,
     checked,
+    too_large,
     unavailable,
 )
 from pmstore.archive._shared import SharedFile, read_all, write_all
@@ -68,9 +69,11 @@ class LocalPlace(Place):
                     at += len(pieces[-1])
             finally:
                 os.close(fd)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except OSError as error:
             raise unavailable(self.url, name, "read", error) from error
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        except MemoryError:
+            raise too_large(self.url, name) from None
 
     def read_into(self, name: str, at: int, buffers: Sequence[memoryview]) -> None:
         check_range(at, None)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from pmstore._errors import ArchiveUnavailableError
+from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -99,6 +99,11 @@ def unavailable(
         transient = code not in _PERMANENT and not named and not isinstance(error, ValueError)
     made.transient = transient
     return made
+
+
+def too_large(url: str, name: str) -> ArchiveDamagedError:
+    """The error for an object that has grown beyond what memory can hold: another place may have it whole."""
+    return ArchiveDamagedError(f"{url}: {name!r} is damaged: it does not fit into memory")
 
 
 def check_range(at: int, count: int | None) -> None:

@@ -93,6 +93,11 @@ def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[
 
     If it saw the version, its tag is there when the tags are read again. Only a process that is killed between its last
     two steps leaves such a tag without its version.
+
+    Another writer may have begun before the new list was there. It then lists the versions as before, and needs the
+    parts. One that begins later reads the new list::
+
+        write the list  ▶  is this the newest writer?  ▶  delete the parts
     """
     if not going:
         return
@@ -102,6 +107,7 @@ def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[
     if late:
         writer.change(_without(before, going - late), before)
     there = {part for row in before.rows() for part in row.parts}
+    writer.require_newest()
     place.delete(sorted(there - {part for row in writer.index.rows() for part in row.parts}))
 
 

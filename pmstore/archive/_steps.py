@@ -89,15 +89,21 @@ class Steps:
             return []
         try:
             entries = Library(Sources([target.place])).entries(target.index.chain(self.captured))
+            there = set(target.parts())
         except ArchiveError as error:
             warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)
             return []
-        return [
+        frames = [
             (key, (frame, chain))
             for key, item in entries.items()
             for frame, chain in item.frames
             if not chain.delta and len(frame.runs) == 1
         ]
+        found = [one for one in frames if one[1][0].piece.part in there]
+        if len(found) < len(frames):
+            text = f"{target.place.url}: parts of version {self.captured} are missing; their contents are written anew"
+            warnings.warn(text, ArchiveWarning, stacklevel=2)
+        return found
 
     @property
     def queued(self) -> int:

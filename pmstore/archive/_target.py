@@ -33,7 +33,7 @@ from pmstore.archive._retention import Keep, forget, leaving
 from pmstore.archive._sources import Sources
 from pmstore.archive._writing import Flush
 
-__all__ = ["Target", "about_of", "removals_of", "tags_of", "untag"]
+__all__ = ["Target", "about_of", "refuse_undescribed", "removals_of", "tags_of", "untag"]
 
 _REMOVAL = re.compile(r"([0-9]{1,19})-[0-9a-f]{16}-(.+)")
 
@@ -60,6 +60,15 @@ def about_of(sources: Sources) -> dict[str, Any]:
         return found
 
     return sources.read("archive", check)
+
+
+def refuse_undescribed(place: Place | Sources) -> None:
+    """Raise ArchiveDamagedError if there are versions without the archive object, which comes first."""
+    if place.list("index") or place.list("writers"):
+        raise ArchiveDamagedError(
+            f"{place.url}: the object 'archive', which tells whose versions are there, is missing: copy it from "
+            "another place of the archive, or give the drain a new place"
+        ) from None
 
 
 def tag_of(sources: Sources, name: str) -> int:
@@ -131,7 +140,7 @@ class Target:
     def __init__(self, place: Place, new: dict[str, Any]) -> None:
         """Looks at the place, and writes nothing. new: the archive object, if there is none yet.
 
-        Raises ArchiveConflictError if the place has the archive of another store, or aggregates.
+        Raises ArchiveConflictError if the place has the archive of another store, or aggregates; ArchiveDamagedError.
         """
         self.place = place
         self.writer = secrets.token_hex(8)  # a number would come twice: places go on without each other
@@ -154,6 +163,7 @@ class Target:
                 raise ArchiveConflictError(
                     f"{self.place.url} has aggregates of many processes: give the drain a place of its own"
                 ) from None
+            refuse_undescribed(self.place)
             return
         if about["lineage"] != self._new["lineage"]:
             raise ArchiveConflictError(
@@ -204,25 +214,33 @@ class Target:
         """Deletes the parts that killed drains left without a row.
 
         No row can name them later: a writer that began before and is still at it would create the object of the index
-        that this one has just created, and stops.
+        that this one has just created, and stops. A writer that begins later puts its parts after the list was made,
+        or this one stops.
 
             the other one puts a part ▶ this one takes a token, reads the index, appends ▶ deletes the part
                                       ▶ the other one can't append
             the other one puts a part, appends ▶ this one can't append, and deletes nothing
+            this one lists the parts ▶ is it the newest writer? ▶ deletes parts of that list
         """
+        there = self.parts()
+        self._writer.require_newest()
         named = {part for row in self.index.rows() for part in row.parts}
-        there = (f"parts/{name}" for name in self.place.list("parts"))
         own = f"parts/{self.writer}-"  # of a version whose row comes later
         gone = [name for name in there if is_part(name) and name not in named and not name.startswith(own)]
         with contextlib.suppress(ArchiveUnavailableError):  # the versions are there; another drain tries again
             self.place.delete(gone)
+
+    def parts(self) -> list[str]:
+        """The parts that are in the place."""
+        return [f"parts/{name}" for name in self.place.list("parts")]
 
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""
         rows = list(itertools.islice(near.rows(near.behind(self.last)), _TOGETHER))
         self._refuse_other_past(near, rows)
         if self._parts is None:
-            self._parts = {part for row in self.index.rows() for part in row.parts}
+            named = {part for row in self.index.rows() for part in row.parts}
+            self._parts = named.intersection(self.parts())  # one that was lost is copied again
         for part in dict.fromkeys(part for row in rows for part in row.parts):
             if part not in self._parts:
                 try:
@@ -242,11 +260,11 @@ class Target:
             if name in self._tags:
                 continue
             with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
-                row = self.index.find(tag_of(Sources([source]), name))
-                if row is None or not row.kept:
+                version = tag_of(Sources([source]), name)
+                if not self.index.keeps(version):
                     continue
                 with contextlib.suppress(ObjectExistsError):
-                    self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
+                    self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", version))
                 self._tags.add(name)
 
     def _copy_removals(self, source: Place) -> None:

@@ -1,0 +1,154 @@
+"""A drain that another one has ended, while it was in the middle of a step, takes nothing from the newer one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive._archive import Archive
+from pmstore.archive._index import _FAN
+from pmstore.archive._objects import LocalPlace
+
+pytest.importorskip("numcodecs")
+pytestmark = pytest.mark.filterwarnings("ignore::pmstore.ArchiveWarning")
+
+
+class Held:
+    """A call of a place that does not come back before `release`, as if the place were slow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, is_meant: Callable[..., bool]) -> None:
+        self.begun, self._go, self.done = threading.Event(), threading.Event(), threading.Event()
+        real = getattr(LocalPlace, method)
+
+        def held(place: LocalPlace, *arguments: Any) -> Any:
+            if self.begun.is_set() or not is_meant(*arguments):
+                return real(place, *arguments)
+            self.begun.set()
+            assert self._go.wait(60)
+            try:
+                return real(place, *arguments)
+            finally:
+                self.done.set()
+
+        monkeypatch.setattr(LocalPlace, method, held)
+
+    def wait(self) -> None:
+        assert self.begun.wait(60)
+
+    def release(self) -> None:
+        self._go.set()
+        assert self.done.wait(60)
+
+
+def ended(drain: Any) -> None:
+    """Wait until the drain has noticed that it is not the newest one."""
+    with pytest.raises(pmstore.ArchiveError):
+        while True:
+            drain.wait(1 << 40, timeout=0.01) if drain.progress().ended else threading.Event().wait(0.01)
+
+
+def whole(place: Path) -> Archive:
+    """The archive, each version of which can be read."""
+    found = archive.open(place)
+    assert found.verify().ok
+    for version in found.versions():
+        dict(found[version])
+    return found
+
+
+def test_a_merge_that_goes_on_hides_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        first = store.drain(tmp_path / "to")
+        for i in range(_FAN - 1):
+            store["i"] = i
+            store.commit()
+            first.wait()
+        merge = Held(monkeypatch, "create", lambda name, data: name.startswith("index/000000000001-000000000032"))
+        store["i"] = _FAN
+        store.commit()
+        first.capture()
+        merge.wait()
+        second = store.drain(tmp_path / "to")
+        merge.release()
+        for i in range(_FAN + 1, 2 * _FAN + 3):
+            store["i"] = i
+            store.commit()
+            second.wait()
+            assert archive.open(tmp_path / "to").latest == i
+    assert whole(tmp_path / "to").versions() == list(range(1, 2 * _FAN + 3))
+
+
+def test_a_sweep_that_goes_on_deletes_no_newer_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        sweep = Held(monkeypatch, "list", lambda folder: folder == "parts")
+        first = store.drain(tmp_path / "to")
+        store["x"] = b"1" * 5000
+        store.commit()
+        first.capture()
+        sweep.wait()
+        second = store.drain(tmp_path / "to")
+        store["x"] = b"2" * 5000
+        store.commit()
+        assert second.wait() == 2
+        sweep.release()
+        ended(first)
+    assert whole(tmp_path / "to").versions() == [1, 2]
+
+
+def test_a_removal_that_goes_on_deletes_no_part_of_a_listed_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with store.drain(tmp_path / "to") as drain:
+            for i in range(_FAN):
+                store["x"] = bytes([i]) * 5000
+                store.commit()
+                drain.wait()
+        removal = Held(monkeypatch, "create", lambda name, data: name.startswith("index/") and name.endswith("-000001"))
+        first = store.drain(tmp_path / "to", keep=2)
+        store["x"] = b"33" * 2500
+        store.commit()
+        first.wait()
+        removal.wait()
+        second = store.drain(tmp_path / "to", keep=30)
+        removal.release()
+        ended(first)
+        for i in range(6):
+            store["x"] = bytes([40 + i]) * 5000
+            store.commit()
+            second.wait()
+    assert whole(tmp_path / "to").latest == _FAN + 7
+
+
+def test_many_drains_one_after_the_other(tmp_path: Path) -> None:
+    """Each takes the place over while the one before is at work. All that a drain called durable is listed."""
+    durable, more, stop = set[int](), threading.Semaphore(0), threading.Event()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drains = [store.drain(tmp_path / "to")]
+
+        def commit() -> None:
+            i = 0
+            while not stop.is_set():
+                i += 1
+                store["i"] = i
+                store.commit()
+                with contextlib.suppress(pmstore.ArchiveError):
+                    durable.add(drains[-1].wait(timeout=60))
+                    more.release()
+
+        thread = threading.Thread(target=commit)
+        thread.start()
+        for _ in range(_FAN + 8):
+            assert more.acquire(timeout=60)
+            with contextlib.suppress(pmstore.ArchiveConflictError):
+                drains.append(store.drain(tmp_path / "to"))
+        stop.set()
+        thread.join()
+    assert durable <= set(whole(tmp_path / "to").versions())

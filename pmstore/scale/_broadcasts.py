@@ -25,6 +25,7 @@ from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Disk, Memory, Slots
 from pmstore.scale._messages import Array, Marks
 from pmstore.scale._shards import Shard
+from pmstore.scale._travel import arrived
 from pmstore.scale._work import Work, parted
 
 _ENDLESS = 1 << 62
@@ -170,7 +171,8 @@ class Recovery:
     def _replay(self, slots: Slots, i: int, wanted: bytes) -> None:
         """Compute the state again, as a worker does."""
         function, epoch = self._function, self._epoch
-        loaded = read_only(self._shards[i]())
+        shard = arrived(self._shards[i], f"shard {i}", shares=True)
+        loaded = read_only(shard())
         if contents_of(loaded) != function.expected(i):
             raise ShardError(f"shard {i}, {self._shards[i]}, is not what it was when the fit began", i)
         with limited_threads(json.loads(self._environment)["BLAS threads"]), self._opened_log(i) as log:

@@ -10,6 +10,7 @@ from typing import Any
 from pmstore.scale._holder import Function, Holder, limited_threads
 from pmstore.scale._messages import Array, Lost, Reply, Tag
 from pmstore.scale._shards import Shard
+from pmstore.scale._travel import arrived
 
 
 class Engine(ABC):
@@ -17,7 +18,8 @@ class Engine(ABC):
 
     An engine decides where a shard is computed. It promises nothing about order, and may lose, repeat or delay what it
     carries: the coordinator asks again, and counts one reply for each shard. It does not start over by itself. On its
-    workers it keeps one `Holder` each, and calls `Holder.answer`.
+    workers it keeps one `Holder` each, and calls `Holder.answer`. Shards go there through pickles, also within a
+    process: a pickle has arrays with gaps in C order, in which numpy adds in another order.
 
     Attributes
     ----------
@@ -64,7 +66,11 @@ class Engine(ABC):
 
 
 class Serial(Engine):
-    """Everything in this process and thread: for debugging a map, and for small data."""
+    """Everything in this process and thread: for debugging a map, and for small data.
+
+    Algorithm and shards go through a pickle, as on their way to other processes, so that maps see the same memory
+    order and no attributes that `update` changes. Arrays in shards that have no gaps are not copied.
+    """
 
     def __init__(self) -> None:
         self._holder = Holder("this process")
@@ -72,7 +78,7 @@ class Serial(Engine):
         self._asked: list[tuple[Any, ...]] = []
 
     def start(self, shards: Sequence[Shard]) -> None:
-        self._shards = shards
+        self._shards = arrived(tuple(shards), "the shards", shares=True)
         self._holder.close()
         self._holder = Holder("this process")  # shards of an earlier run have the same numbers
 

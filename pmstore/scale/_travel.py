@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
-from collections.abc import Callable
-from typing import Any
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def packed(value: Any, what: str) -> bytes:
@@ -19,23 +24,62 @@ def packed_apart(value: Any, what: str) -> list[Any]:
     return [data, *(buffer.raw() for buffer in buffers)]
 
 
-def _packed(value: Any, what: str, take: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
-    try:
-        import cloudpickle
+def arrived(value: T, what: str, *, shares: bool) -> T:
+    """A value as other processes get it: out of a pickle. What is computed here has the same bits then.
 
-        dump: Callable[..., bytes] = cloudpickle.dumps
-    except ModuleNotFoundError:
-        dump = pickle.dumps
-    try:
-        data = dump(value, protocol=5, buffer_callback=take)
-    except Exception as error:
-        raise TypeError(
-            f"{what} can't be sent to workers: {error}. Give them arrays, paths and plain values; a loader, or "
-            "prepare(), opens files and connections on the worker."
-        ) from error
-    if dump is pickle.dumps and b"__main__" in data:
+    Arrays with gaps, wherever they are in the value, become copies in C order: numpy adds these in another order.
+    Functions, classes and modules stay the same objects. shares: arrays without gaps are views of the same memory that
+    can't be written to; otherwise they are copies, too. Raises TypeError if there can't be a pickle.
+    """
+    code: list[Any] = []
+
+    def number_of(one: Any) -> int | None:
+        """cloudpickle's copy of a class of the program would replace the methods of the class itself."""
+        if not isinstance(one, type | types.FunctionType | types.ModuleType):
+            return None
+        code.append(one)
+        return len(code) - 1
+
+    file = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    pickler = _library().Pickler(file, protocol=5, buffer_callback=buffers.append if shares else None)
+    pickler.persistent_id = number_of
+    with _in_words(what):
+        pickler.dump(value)
+    file.seek(0)
+    unpickler: Any = pickle.Unpickler(file, buffers=[buffer.raw().toreadonly() for buffer in buffers])
+    unpickler.persistent_load = code.__getitem__
+    made: T = unpickler.load()
+    return made
+
+
+def _packed(value: Any, what: str, take: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
+    library = _library()
+    with _in_words(what):
+        data: bytes = library.dumps(value, protocol=5, buffer_callback=take)
+    if library is pickle and b"__main__" in data:
         raise TypeError(
             f"{what} can't be sent to workers, as a part of it is defined in the program that was started or in a "
             "notebook: put that into a module of its own, or pip install cloudpickle"
         )
     return data
+
+
+def _library() -> Any:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        return pickle
+    return cloudpickle
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Errors of a pickle become a TypeError."""
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(
+            f"{what} can't be sent to workers: {error}. Give them arrays, paths and plain values; a loader, or "
+            "prepare(), opens files and connections on the worker."
+        ) from error

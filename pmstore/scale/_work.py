@@ -13,6 +13,7 @@ from pmstore.scale._copies import Copies
 from pmstore.scale._holder import _checked, read_only
 from pmstore.scale._local import Disk, Local, Slots, Step, behind, checked_fields
 from pmstore.scale._messages import HASH, HASHES, MARKS, Array, Marks, Result, Tag
+from pmstore.scale._travel import arrived
 
 
 class Work:
@@ -39,8 +40,9 @@ class Work:
             "_commits",
         )
         travels = {name: value for name, value in vars(algorithm).items() if name not in stays}
-        self._algorithm = object.__new__(type(algorithm))
-        vars(self._algorithm).update(travels)
+        copied = object.__new__(type(algorithm))
+        vars(copied).update(travels)
+        self._algorithm = arrived(copied, "the algorithm", shares=False)  # its bits must not depend on the engine
         self._contents: list[str] = [one["contents"] for one in algorithm.described]
         self._directory, self._copies = directory, copies
         count = len(self._contents) if directory else 0

@@ -80,33 +80,6 @@ def test_I31_an_attempt_goes_on_after_the_last_epoch(path: Path, tmp_path: Path,
     assert result(state) == undisturbed
 
 
-def test_an_array_with_gaps_is_the_same_on_every_engine() -> None:
-    wide = np.random.default_rng(0).normal(size=(90, 2, 3))
-
-    class Sum(pmstore.MapReduce):
-        max_iter = 1
-        shards = (pmstore.Shard(np.asarray, wide[:, ::2, ::2]), pmstore.Shard(np.asarray, a=wide[:, 1, ::2]))
-
-        def fields(self) -> list[pmstore.Field]:
-            return [pmstore.Field("sum")]
-
-        def fingerprint(self) -> Mapping[str, Any]:
-            return {}
-
-        def start(self) -> None:
-            pass
-
-        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-            return {"sum": shard.sum(), "strides": np.array(shard.strides[-1])}
-
-        def update(self, total: Mapping[str, Any]) -> None:
-            self.state.sum = total["sum"]
-            assert total["strides"] == 2 * shard_item, "the shards have no gaps"
-
-    shard_item = wide.itemsize
-    assert Sum().run(engine=Serial()).sum == Sum().run(engine=1).sum
-
-
 def test_random_numbers_follow_from_seed_epoch_and_shard() -> None:
     drawn = {}
 

@@ -1,0 +1,96 @@
+"""Arrays with gaps, which a pickle turns into C order, give the same bits on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore.scale import Serial
+
+
+def test_an_array_with_gaps_is_the_same_on_every_engine() -> None:
+    wide = np.random.default_rng(0).normal(size=(90, 2, 3))
+
+    class Sum(pmstore.MapReduce):
+        max_iter = 1
+        shards = (pmstore.Shard(np.asarray, wide[:, ::2, ::2]), pmstore.Shard(np.asarray, a=wide[:, 1, ::2]))
+
+        def fields(self) -> list[pmstore.Field]:
+            return [pmstore.Field("sum")]
+
+        def fingerprint(self) -> Mapping[str, Any]:
+            return {}
+
+        def start(self) -> None:
+            pass
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            return {"sum": shard.sum(), "strides": np.array(shard.strides[-1])}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.state.sum = total["sum"]
+            assert total["strides"] == 2 * shard_item, "the shards have no gaps"
+
+    shard_item = wide.itemsize
+    assert Sum().run(engine=Serial()).sum == Sum().run(engine=1).sum
+
+
+class Weighted(pmstore.MapReduce):
+    """Sums over attributes and over nested arguments of a loader, whose arrays may have gaps."""
+
+    max_iter = 3
+
+    def __init__(self, weights: Any, stop_at: int = -1) -> None:
+        self.weights, self.stop_at = weights, stop_at
+        self.shards = [pmstore.Shard(dict.get, {"x": weights}, "x"), np.ones((2, 2))]
+
+    def fields(self) -> list[pmstore.Field]:
+        return [pmstore.Field("sum")]
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"weights": self.weights}
+
+    def start(self) -> None:
+        self.state.sum = 1.0
+
+    def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+        return {"sum": np.sum(self.weights) * shared["sum"] + shard.sum()}
+
+    def update(self, total: Mapping[str, Any]) -> None:
+        if self.state.epoch == self.stop_at:
+            raise ConnectionError
+        self.state.sum = total["sum"] * 1e-3
+
+
+def test_arrays_with_gaps_anywhere_are_the_same_on_every_engine(tmp_path: Path) -> None:
+    weights = np.random.default_rng(1).random(size=(501, 2003)).astype(np.float32)[:, ::2]
+    assert weights.sum() != weights.copy().sum(), "the gaps make no difference"
+    whole = Weighted(weights).run(engine=Serial()).sum
+    assert whole == Weighted(weights).run(engine=1).sum
+    with pytest.raises(ConnectionError):
+        Weighted(weights, stop_at=1).run(tmp_path / "mixed.pm", "w", engine=Serial())
+    assert Weighted(weights).run(tmp_path / "mixed.pm", "w", engine=1).sum == whole
+
+
+def test_serial_copies_attributes_and_shares_the_arrays_of_shards() -> None:
+    found = []
+
+    class Look(Weighted):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            found.append((self.weights, shard))
+            return {"sum": self.weights[0, 0]}
+
+        def update(self, total: Mapping[str, Any]) -> None:
+            self.weights += 1
+
+    weights = np.ones((3, 2))
+    Look(weights).run(engine=Serial())
+    assert weights[0, 0] == 4
+    assert all(seen[0, 0] == 1 and not np.shares_memory(seen, weights) for seen, _ in found)
+    assert np.shares_memory(found[0][1], weights)
+    assert not found[0][1].flags.writeable

@@ -261,6 +261,8 @@ class ReplicaLog(Log):
         last = taken[-1]
         with self._storing():
             self._check_head()
+            if last.iteration <= self.durable:  # the store has them, or a newer state of the training
+                return
             for one in taken:
                 self._step(one)
             self._replica_now().write()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._resume.fingerprint import hash_array
+from pmstore._resume.fingerprint import hash_array, value_bytes
 
 Array = npt.NDArray[Any]
 Result = dict[str, Array]
@@ -147,7 +147,9 @@ def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[s
     """A hash of a result and of its question. Two replies to one question have the same hash."""
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
     small = sum(array.nbytes for array in result.values()) <= _SMALL  # then one hash of a copy is quicker than several
-    parts = [array.tobytes() if small else hash_array(array).encode() for array in result.values()]
+    parts = [
+        value_bytes(array.reshape(-1)).tobytes() if small else hash_array(array).encode() for array in result.values()
+    ]
     whole = b"".join([repr((shard, tuple(tag), kinds, leaves)).encode(), *parts])
     return hash_array(np.frombuffer(whole, np.uint8))
 

@@ -66,7 +66,7 @@ class Processes(Engine):
         self._workers, self._threads = int(workers), int(threads)
         self._memory = None if memory is None else int(memory)
         self._places: list[_Place] = []
-        self._shared_file = -1
+        self._opened = contextlib.ExitStack()  # ends what `start` began, as far as it came
 
     def start(self, shards: Sequence[Shard]) -> None:
         self.close()
@@ -74,10 +74,12 @@ class Processes(Engine):
         self._pickled = _Pickled()
         pieces = packed_apart(tuple(shards), "the shards")
         self._shared_file = os.memfd_create("pmstore-shards")
+        self._opened.callback(os.close, self._shared_file)
         _write_pieces(self._shared_file, pieces)
         self._count = min(self._workers, len(shards))
         for number in range(self._count):
             self._places.append(_Place(number, self._process))
+            self._opened.callback(self._places[-1].end)
             self._places[-1].begin()  # after an interrupt in there, close() finds the place
         self._routes = Routes(self._places, len(shards), _Place.load)
 
@@ -116,12 +118,10 @@ class Processes(Engine):
             place.waiting = deque(asked for asked in place.waiting if asked[0][1] != tag)
 
     def close(self) -> None:
-        for place in self._places:
-            place.end()
-        self._places = []
-        if self._shared_file >= 0:
-            os.close(self._shared_file)
-            self._shared_file = -1
+        try:
+            self._opened.close()  # all of it, also after an interrupt in a part
+        finally:
+            self._places = []
 
     def _process(self, name: str, theirs: socket.socket) -> subprocess.Popen[bytes]:
         threads = {f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL", "BLIS")}

@@ -85,7 +85,7 @@ class ShardedFit(MapReduce):
         # Maps compute in one thread, whatever a worker's threads are: the engine may change between two attempts.
         whole = super()._whole_fingerprint()
         whole = {key: value for key, value in whole.items() if not key.endswith(" threads")}
-        self._asking.run = digest(whole)
+        self._pmstore_asking.run = digest(whole)
         return whole
 
     def check_shards(self) -> None:

@@ -69,7 +69,8 @@ class MapReduce(Resumable):
     -----
     Fields named ``attempt`` and ``epoch`` belong to this class: the number of the coordinator, and of epochs in all
     runs. The `history_` has two columns of its own: ``late`` and ``lost``, the number of times that the epoch asked
-    again because a reply was late, and because a worker or a reply was lost.
+    again because a reply was late, and because a worker or a reply was lost. Attributes whose names begin with
+    ``_pmstore_`` belong to this class, too.
 
     Examples
     --------
@@ -257,7 +258,7 @@ class MapReduce(Resumable):
         copies = self._archive(archive, archive_every)
         with self._at_work(chosen, timeout, directory, copies):
             state = super().run(store, name, commit_every=commit_every)
-            self._parts = self._recovery(store) if directory else None
+            self._pmstore_parts = self._recovery(store) if directory else None
             return state
 
     def local_parts(self, name: str) -> LazyParts:
@@ -282,9 +283,9 @@ class MapReduce(Resumable):
         ValueError
             There was no `run`, or there are no local fields.
         """
-        if self._parts is None:
+        if self._pmstore_parts is None:
             raise ValueError(f"{self.title} has no local states of a finished run: call run, and define local_fields")
-        return self._parts.parts(name)
+        return self._pmstore_parts.parts(name)
 
     def reset(
         self, store: StoreOrPath, name: str | None = None, *, archive: str | os.PathLike[str] | None = None
@@ -328,12 +329,12 @@ class MapReduce(Resumable):
 
     def step(self) -> Mapping[str, float]:
         """One epoch: ask, combine, update."""
-        state, asking, log = self.state, self._asking, self._log
+        state, asking, log = self.state, self._pmstore_asking, self._pmstore_log
         if log is None:
             shared = self.shared()
             total = asking.epoch(shared, state.attempt, state.epoch, self.combine)
         else:
-            marks = Marks(self._began, *self._commits)
+            marks = Marks(self._pmstore_began, *self._pmstore_commits)
             self._cut(log, marks)
             shared = _sendable(self.shared())
             sent = {**shared, HASHES: state.local_hashes, MARKS: marks}
@@ -348,14 +349,14 @@ class MapReduce(Resumable):
 
     def _cut(self, log: Log, marks: Marks) -> None:
         """Forget the part of the log that no shard needs any more, because its states are copied."""
-        state, copies, run = self.state, self._copies, self._asking.run
+        state, copies, run = self.state, self._pmstore_copies, self._pmstore_asking.run
         if copies is not None and copies.is_due(0, state.epoch, marks):  # this state and the log are those of a commit
             copies.forget(run, state.log_from, self._of_best_run(1))
             state.log_from = max(state.log_from, copies.log_from(run, len(self.described), state.epoch))
         log.cut(state.log_from, best=self._of_best_run())
 
     @property
-    def _began(self) -> int:
+    def _pmstore_began(self) -> int:
         """The epoch with which the run began."""
         return int(self.state.began) if self.runs > 1 else 0
 
@@ -364,11 +365,11 @@ class MapReduce(Resumable):
         return range(self.state.best_log_from, self.state.best_epoch + more) if self.runs > 1 else range(0)
 
     def _committed(self) -> None:
-        self._commits = self.state.epoch, self._commits[0]
+        self._pmstore_commits = self.state.epoch, self._pmstore_commits[0]
 
     def _run_ended(self, last: bool) -> None:
         """Keep what the states of the best run need; the next run begins with this epoch."""
-        state, log = self.state, self._log
+        state, log = self.state, self._pmstore_log
         if log is None or self.runs == 1:
             return
         if state.best_run == state.run:
@@ -381,12 +382,12 @@ class MapReduce(Resumable):
             state.began = state.log_from = state.epoch
             log.cut(state.log_from, best=self._of_best_run())
 
-    _asking: _Asking
+    _pmstore_asking: _Asking
     _figures_of = Source("update()", ("late", "lost"))
-    _commits: tuple[int, int] = (0, -1)  # the epochs of the last commits, the newest first
-    _copies: Copies | None = None
-    _log: Log | None = None
-    _parts: Recovery | None = None
+    _pmstore_commits: tuple[int, int] = (0, -1)  # the epochs of the last commits, the newest first
+    _pmstore_copies: Copies | None = None
+    _pmstore_log: Log | None = None
+    _pmstore_parts: Recovery | None = None
 
     def _combine_with_hashes(self, left: Result, right: Result) -> Result:
         """The combination of contributions, and the hashes of the local states in the order of the shards."""
@@ -413,8 +414,8 @@ class MapReduce(Resumable):
                 "which each worker can keep the local states of its shards"
             )
         elif store is None or (isinstance(store, Store) and not os.path.exists(store.path)):  # in memory
-            self._temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
-            directory = self._temporary.name
+            self._pmstore_temporary = tempfile.TemporaryDirectory(prefix="pmstore-")
+            directory = self._pmstore_temporary.name
         else:
             directory = local_directory(store)
         return directory
@@ -431,15 +432,15 @@ class MapReduce(Resumable):
 
     def _recovery(self, store: Any) -> Recovery:
         """The way to the local states of a fit that has ended."""
-        log: Any = functools.partial(contextlib.nullcontext, self._log)
+        log: Any = functools.partial(contextlib.nullcontext, self._pmstore_log)
         if store is not None:
-            log = functools.partial(stored_log, path_of(store), str(self.slot_name_), self._asking.run)
-        state, asking, shards = self.state, self._asking, shards_of(self.shards)
-        keeps = vars(self).get("_temporary")
+            log = functools.partial(stored_log, path_of(store), str(self.slot_name_), self._pmstore_asking.run)
+        state, asking, shards = self.state, self._pmstore_asking, shards_of(self.shards)
+        keeps = vars(self).get("_pmstore_temporary")
         hashes, end = (state.best_hashes, state.best_epoch) if self.runs > 1 else (state.local_hashes, state.epoch)
         environment = asking.epochs.environment
         return Recovery(
-            asking.function, shards, asking.run, self._began, end, np.array(hashes), log, environment, keeps
+            asking.function, shards, asking.run, self._pmstore_began, end, np.array(hashes), log, environment, keeps
         )
 
     @contextlib.contextmanager
@@ -459,13 +460,13 @@ class MapReduce(Resumable):
                 run = uuid.uuid4().hex
                 self.described = _described(epochs, len(shards), run)
                 self.check_shards()
-                self._log = Log() if directory else None
-                self._copies = copies
-                self._asking = _Asking(epochs, Work(self, directory, copies), run, self._log)
+                self._pmstore_log = Log() if directory else None
+                self._pmstore_copies = copies
+                self._pmstore_asking = _Asking(epochs, Work(self, directory, copies), run, self._pmstore_log)
                 yield
             finally:
-                self.__dict__.pop("_asking", None)
-                self.__dict__.pop("_log", None)
+                self.__dict__.pop("_pmstore_asking", None)
+                self.__dict__.pop("_pmstore_log", None)
 
     def _adds(self, shared: Mapping[str, Array]) -> bool:
         """Whether contributions to this epoch are combined by sums, as `combine` does if it is not overridden. Workers
@@ -475,35 +476,36 @@ class MapReduce(Resumable):
     def _table(self) -> Iterable[Field]:
         yield Field("attempt", dtype=np.int64)
         yield Field("epoch", dtype=np.int64)
-        if self._log is not None:
+        if self._pmstore_log is not None:
             yield Field("log_from", dtype=np.int64)
             yield Field("local_hashes", (len(self.described), 16), np.uint8)
             if self.runs > 1:
                 names = ("began", "best_began", "best_epoch", "best_log_from")
                 yield from (Field(name, dtype=np.int64) for name in names)
                 yield Field("best_hashes", (len(self.described), 16), np.uint8, role="best")
-            yield Field("broadcasts", keeper=self._log)
+            yield Field("broadcasts", keeper=self._pmstore_log)
         yield from super()._table()
 
     def _loop_fingerprint(self) -> Fingerprint:
         shards = {f"shard {i}": told["contents"] for i, told in enumerate(self.described)}
-        workers = {f"workers' {key}": value for key, value in json.loads(self._asking.epochs.environment).items()}
+        environment = json.loads(self._pmstore_asking.epochs.environment)
+        workers = {f"workers' {key}": value for key, value in environment.items()}
         own = {**super()._loop_fingerprint(), "seed": self.seed, **workers, "shards": len(shards), **shards}
-        return own if self._log is None else {**own, "local fields": self._asking.function.layout()}
+        return own if self._pmstore_log is None else {**own, "local fields": self._pmstore_asking.function.layout()}
 
     def _whole_fingerprint(self) -> Fingerprint:
         whole = super()._whole_fingerprint()
-        self._asking.run = digest(whole)
+        self._pmstore_asking.run = digest(whole)
         return whole
 
     def _found(self, fit_group: FitGroup) -> None:
         # Equal fingerprints may have other hashes, as 1 == 1.0. Local states have the one of that which the store has.
-        self._asking.run = digest(fit_group.fingerprint or {})
+        self._pmstore_asking.run = digest(fit_group.fingerprint or {})
 
     def _finish_runs(self, fit_group: FitGroup | None, commits: Any, rows: Rows) -> None:
         with contextlib.nullcontext() if fit_group is None else fit_group.store.transaction():
             self.state.attempt += 1
-        self._commits = self.state.epoch, self.state.epoch - 1
+        self._pmstore_commits = self.state.epoch, self.state.epoch - 1
         super()._finish_runs(fit_group, commits, rows)
 
 

@@ -27,19 +27,12 @@ class Work:
 
     def __init__(self, algorithm: Any, directory: str, copies: Copies | None = None) -> None:
         # The state is in the store of the coordinator, and a shard comes to a worker by its loader.
-        stays = (
-            "state",
-            "shards",
-            "history_",
-            "described",
-            "_asking",
-            "_log",
-            "_parts",
-            "_temporary",
-            "_copies",
-            "_commits",
-        )
-        travels = {name: value for name, value in vars(algorithm).items() if name not in stays}
+        stays = ("state", "shards", "history_", "described")
+        travels = {
+            name: value
+            for name, value in vars(algorithm).items()
+            if name not in stays and not name.startswith("_pmstore_")
+        }
         copied = object.__new__(type(algorithm))
         vars(copied).update(travels)
         self._algorithm = arrived(copied, "the algorithm", shares=False)  # its bits must not depend on the engine

@@ -334,7 +334,8 @@ class _Run:
         algorithm = self._case.make()
         with algorithm._at_work(self._engine, None, DIRECTORY if self._case.local else "", self._copies):
             fingerprint = algorithm._whole_fingerprint()
-            algorithm._asking = Watched(algorithm._asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
+            asking = algorithm._pmstore_asking
+            algorithm._pmstore_asking = Watched(asking, len(self._case.shards), self._case.again)  # type: ignore[assignment]
             group = FitGroup(self.store, GROUP)  # type: ignore[arg-type]
             algorithm._run_in(group, fingerprint, _Commits(self._case.commit_every))
 

@@ -24,6 +24,7 @@ __all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "order_of", "set_n
 
 _ALIGNED = 16  # bytes; no dtype has larger elements
 _MOST_INT32 = 2**31 - 1
+_MOST_EXACT = 2**53  # a float64 has each whole number up to this one
 
 
 class Setting(NamedTuple):
@@ -45,7 +46,14 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
             if key == "params":
                 continue
             for place, one in enumerate(value) if isinstance(value, (tuple, list)) else [(-1, value)]:
-                if isinstance(one, torch.Tensor) and one.numel() == 1:
+                is_tensor = isinstance(one, torch.Tensor) and one.numel() == 1
+                whole = one.item() if is_tensor else one
+                if isinstance(whole, int) and abs(whole) > _MOST_EXACT:
+                    raise TypeError(
+                        f"the setting {key!r} of the optimizer's group {number} is {whole}, and a log keeps whole "
+                        "numbers up to 2**53: keep larger ones elsewhere, or as text"
+                    )
+                if is_tensor:
                     found.append(Setting(number, key, place, "tensor"))
                 elif isinstance(one, (bool, int, float)):
                     found.append(Setting(number, key, place, "bool" if isinstance(one, bool) else "number"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,27 @@ def test_serial_copies_attributes_and_shares_the_arrays_of_shards() -> None:
     assert all(seen[0, 0] == 1 and not np.shares_memory(seen, weights) for seen, _ in found)
     assert np.shares_memory(found[0][1], weights)
     assert not found[0][1].flags.writeable
+
+
+class Local(Weighted):
+    """Its local states are such sums."""
+
+    def local_fields(self, i: int) -> list[pmstore.Field]:
+        return [pmstore.Field("sums", 2, np.float32)]
+
+    def local_start(self, shard: Any, local: Any, rng: np.random.Generator) -> None:
+        local.sums = [self.weights.sum(), shard.sum()]
+
+    def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator, *local: Any) -> Mapping[str, Any]:
+        return {"sum": local[0].sums.sum()}
+
+
+@pytest.mark.parametrize("engine", [Serial(), 1], ids=["serial", "processes"])
+def test_local_states_that_are_computed_again_have_the_same_bits(engine: Any, tmp_path: Path) -> None:
+    weights = np.random.default_rng(1).random(size=(501, 2003)).astype(np.float32)[:, ::2]
+    algorithm = Local(weights)
+    algorithm.run(tmp_path / "fit.pm", "w", engine=engine)
+    parts = np.array(algorithm.local_parts("sums"))
+    shutil.rmtree(tmp_path / "fit.pm.local")
+    assert np.array_equal(np.array(algorithm.local_parts("sums")), parts)
+    assert parts[0] == pytest.approx(weights.copy().sum(), rel=1e-3)

@@ -55,7 +55,7 @@ class Work:
     ) -> Mapping[str, Any]:
         if not self._directory:
             result: Mapping[str, Any] = self._algorithm.map(held, dict(shared), self._random(tag.epoch, i))
-            return result
+            return _own_names(result)
         own, log = parted(shared)
         slots = disk.slots(self.path(tag.run, i), tag, i, self.fields[i])
         slots.marks = marks = Marks(*map(int, shared[MARKS]))
@@ -93,15 +93,19 @@ class Work:
     def _step(self, i: int, held: Any, epoch: int, shared: Mapping[str, Array]) -> Step:
         def step(local: Local) -> Result:
             given = read_only(shared)
-            result = _checked(self._algorithm.map(held, given, self._random(epoch, i), local))
-            if any(name.startswith("/") for name in result):
-                raise ValueError(f"map() returns names without a / before, not {', '.join(result)}")
-            return result
+            return _checked(_own_names(self._algorithm.map(held, given, self._random(epoch, i), local)))
 
         return step
 
     def _random(self, *key: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence(self._algorithm.seed, spawn_key=key))
+
+
+def _own_names(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a map returned. Raises ValueError for names with a / before, which are those of the protocol."""
+    if isinstance(result, Mapping) and any(str(name).startswith("/") for name in result):
+        raise ValueError(f"map() returns names without a / before, not {', '.join(map(str, result))}")
+    return result
 
 
 def parted(shared: Mapping[str, Array]) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:

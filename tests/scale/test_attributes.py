@@ -52,3 +52,13 @@ def test_private_names_of_an_algorithm_are_its_own(kind: Any, engine: Any) -> No
     algorithm = kind()
     assert algorithm.run(engine=engine).sum == 3 * len(NAMES) * (6 + 3)
     assert all(vars(algorithm)[name] == 3.0 for name in NAMES)
+
+
+@pytest.mark.parametrize("engine", [Serial(), 1], ids=["serial", "processes"])
+def test_a_map_returns_no_name_of_the_protocol(engine: Any) -> None:
+    class Takes(Private):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            return {"/behind": 1}
+
+    with pytest.raises(pmstore.ShardError, match="names without a / before, not /behind"):
+        Takes().run(engine=engine)

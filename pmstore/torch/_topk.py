@@ -65,8 +65,8 @@ class Compression:
                 continue
             if gradient.is_conj() or gradient.is_neg():
                 gradient = one.grad = gradient.resolve_conj().resolve_neg()
-            if 0 in gradient.stride() and gradient.numel():
-                one.grad = gradient.contiguous()
+            if torch._debug_has_internal_overlap(gradient):  # also where torch can't tell
+                one.grad = gradient.clone(memory_format=torch.contiguous_format)
 
     def compress(self, rows: Rows, row: int) -> None:
         """Write the kept elements of the parameters' gradients into a row, and leave only them in the gradients."""

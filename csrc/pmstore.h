@@ -15,7 +15,8 @@
  *   PM_CLOSED       the store was closed
  *   PM_FORKED       this process is a fork of the process that opened the store
  *   PM_FAILED       an earlier write or sync failed (D7): only pm_rollback and pm_close are possible any more
- *   PM_NO_SPACE     an earlier commit is safe in the log, but there is no space to bring the file up to date with it
+ *   PM_NO_SPACE     an earlier commit is safe in the log, but there is no space to bring the file up to date with it;
+ *                   of a function that names this status, also: there is no space for what the function does
  *   PM_CORRUPT      a part of the file that was read breaks the format
  *   PM_UNREADABLE   a part of the file is on a bad block
  *   PM_NO_MEMORY    there was no memory; nothing has changed
@@ -136,7 +137,9 @@ pm_status pm_commit(pm_store *store);
  * The committed image in the file is brought up to date after each sync. A power cut leaves a whole commit, not older
  * than the last sync that ended before. On memory, and in a read-only store, nothing changes.
  *
- *   interval   nanoseconds after a commit at which a sync begins by itself, at the latest */
+ *   interval   nanoseconds after a commit at which a sync begins by itself, at the latest
+ *
+ * PM_IO: the system refused a thread or a mapping; commits stay as they were. */
 pm_status pm_commit_async(pm_store *store, uint64_t interval);
 
 /* Waits until all commits that have returned are durable. PM_IO: they may not be durable, and later calls return
@@ -160,9 +163,13 @@ pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count);
 /* Lets the next commit scan all `length` bytes of the extent at `offset`, whatever its write set is. To write. */
 pm_status pm_mark(pm_store *store, uint64_t offset, uint64_t length);
 
-/* Notes that a range of live memory, at least a byte, may have changed unnoticed by the kernel. The next commit without
- * a declared write set compares all of its pages, and a rollback restores them. out: 0 if no array has all of the
- * range, 1 if only one has it that can't change, otherwise 2. To write. PM_NO_MEMORY; PM_UNREADABLE. */
+/* Notes that live memory may have changed unnoticed by the kernel. The next commit without a declared write set
+ * compares all of its pages, and a rollback restores them.
+ *
+ *   address, length   the range of memory, at least one byte
+ *   out               0 if no array has all of the range, 1 if only one has it that can't change, otherwise 2
+ *
+ * To write. */
 pm_status pm_mark_dirty(pm_store *store, const void *address, uint64_t length, int *out);
 
 /* Tests whether a living array has all of a range. Does not wait for the write-back of earlier commits.
@@ -223,7 +230,7 @@ typedef struct {
  *   entry             the entry of the key
  *   meta              room for PM_META_MAX bytes; the first entry->meta_length of them are written
  *
- * PM_NOT_FOUND if there is no such key; PM_INVALID if it is empty, PM_TOO_LONG. */
+ * PM_NOT_FOUND if there is no such key; PM_INVALID if the key is empty, PM_TOO_LONG if it is too long. */
 pm_status pm_get(pm_store *store, const uint8_t *key, size_t key_length, pm_entry *entry, uint8_t *meta);
 
 typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_renaming; /* a key, and its new one */
@@ -236,8 +243,9 @@ typedef struct { const uint8_t *from, *to; size_t from_length, to_length; } pm_r
  *   meta                    entry->meta_length bytes, at most PM_META_MAX
  *   all, count              other entries, which get new keys before, as by pm_rename: all of this is done, or nothing
  *   prefix, prefix_length   every key that starts with it is deleted, as by pm_delete; none if it has no bytes
- * The replaced entry's own extent, if it is another, is freed, and its buffers are detached. To write. PM_INVALID,
- * PM_TOO_LONG, PM_NO_SPACE; with `all`, as for pm_rename. */
+ * The replaced entry's own extent, if it is another, is freed, and its buffers are detached. To write. PM_INVALID: the
+ * key is empty, the extent has another owner or length, or `all` has the key, too. PM_TOO_LONG: the key or the meta.
+ * PM_NO_SPACE; with `all`, also the statuses of pm_rename. */
 pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const pm_entry *entry, const uint8_t *meta,
                  const pm_renaming *all, size_t count, const uint8_t *prefix, size_t prefix_length);
 
@@ -246,19 +254,24 @@ pm_status pm_put(pm_store *store, const uint8_t *key, size_t key_length, const p
  *   key, key_length         1 to PM_KEY_MAX bytes
  *   prefix, prefix_length   as for pm_put
  *
- * To write. PM_NOT_FOUND if there is no such key; PM_INVALID, PM_TOO_LONG. */
+ * To write. Otherwise as pm_get. */
 pm_status pm_delete(pm_store *store, const uint8_t *key, size_t key_length, const uint8_t *prefix,
                     size_t prefix_length);
 
-/* Gives the `count` entries in `all` new keys, or none of them, and keeps extents and buffers. To write. PM_NOT_FOUND;
- * PM_INVALID: a new key is taken; PM_TOO_LONG, PM_NO_SPACE. */
+/* Gives the `count` entries in `all` new keys, or none of them, and keeps extents and buffers. To write. PM_NOT_FOUND:
+ * there is no such key; PM_INVALID: a new key is taken, or a key is empty; PM_TOO_LONG: a key; PM_NO_SPACE. */
 pm_status pm_rename(pm_store *store, const pm_renaming *all, size_t count);
 
 typedef struct { const uint8_t *meta; pm_entry entry; uint64_t number; int moves; } pm_member; /* new, or moves */
-/* Replaces members of a sequence: entries whose keys are a prefix and a number of 8 bytes, big-endian, from 0 on. Those
- * from `at` on, `removed` of them, are deleted, but for those that move; `all` take their place; those behind get other
- * numbers. All of it is done, or nothing. Only new entries take space. To write. PM_CORRUPT: a member is missing, as
- * the one before `at`; PM_INVALID: an extent has an owner, what moves is not removed; PM_TOO_LONG; PM_NO_SPACE. */
+/* Replaces members of a sequence: entries whose keys are a prefix and a number of 8 bytes, big-endian, from 0 on. The
+ * members behind get other numbers. All of it is done, or nothing. Only new entries take space.
+ *
+ *   prefix, prefix_length   1 to PM_KEY_MAX - 8 bytes
+ *   at, removed             the number of the first member that goes, and how many go; those in `all` that move stay
+ *   all, count              the members that take their place
+ *
+ * To write. PM_CORRUPT: a member is missing among those, or before them. PM_INVALID: the prefix is empty, a number too
+ * large, an extent has an owner, a member moves that does not go. PM_TOO_LONG: the prefix or a meta. PM_NO_SPACE. */
 pm_status pm_splice(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint64_t at, uint64_t removed,
                     const pm_member *all, size_t count);
 
@@ -277,16 +290,16 @@ typedef struct {
  *   rows, capacity          room for them; at least 4096 bytes
  *   used                    how many bytes were written; 0: there are no more rows
  *
- * PM_TOO_LONG, PM_INVALID if there is too little room. */
+ * PM_TOO_LONG: `from` or the prefix; PM_INVALID: there is too little room. */
 pm_status pm_scan(pm_store *store, const uint8_t *from, size_t from_length, int after,
                   const uint8_t *prefix, size_t prefix_length, uint8_t *rows, size_t capacity, size_t *used);
 
 /* Copies out the row of the last key that starts with a prefix.
  *
- *   prefix, prefix_length   1 to PM_KEY_MAX bytes
+ *   prefix, prefix_length   1 to PM_KEY_MAX bytes, otherwise PM_INVALID
  *   rows                    room for 4096 bytes
  *
- * PM_NOT_FOUND if there is no such key; PM_INVALID. */
+ * PM_NOT_FOUND if there is no such key. */
 pm_status pm_last(pm_store *store, const uint8_t *prefix, size_t prefix_length, uint8_t *rows);
 
 /* ---- extents and buffers ---------------------------------------------------------------------------------- */
@@ -310,15 +323,15 @@ pm_status pm_free(pm_store *store, uint64_t offset, uint64_t length);
  *   at, length       from the extent's start; within it
  *   source           length bytes
  *
- * To write. PM_INVALID. */
+ * To write. PM_INVALID: the extent is older, or ends before the bytes do. */
 pm_status pm_write(pm_store *store, uint64_t offset, uint64_t at, const void *source, uint64_t length);
 
 /* The same with a pattern that is repeated from the extent's start on.
  *
- *   length                    bytes to write; a multiple of pattern_length
+ *   offset, length            of the extent, and the bytes to write: a multiple of pattern_length
  *   pattern, pattern_length   at least 1 byte
  *
- * To write. PM_INVALID. */
+ * To write. PM_INVALID: as pm_write, or the pattern is empty or does not fit. */
 pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void *pattern, size_t pattern_length);
 
 /* Copies out all of an extent's contents, and checks them against their hashes at rest: for contents that are never
@@ -330,7 +343,8 @@ pm_status pm_fill(pm_store *store, uint64_t offset, uint64_t length, const void 
  * PM_CORRUPT if there is none, or a hash differs. */
 pm_status pm_read(pm_store *store, uint64_t offset, uint64_t length, void *destination);
 
-/* Checks the blocks of the first `count` committed bytes of an extent as pm_read does, without a copy of them. */
+/* Checks the blocks of the first `count` committed bytes of the extent at `offset`, which has `length` bytes, as
+ * pm_read does, without a copy of them. PM_CORRUPT as there; PM_INVALID if count > length. */
 pm_status pm_check_contents(pm_store *store, uint64_t offset, uint64_t length, uint64_t count);
 
 /* Tests whether bytes of an extent can be read. Through a buffer, a bad block would be a signal.
@@ -372,7 +386,7 @@ void pm_buffer_release(pm_buffer *buffer, const void *address);
  * PM_IO: a write to a double-buffered extent failed. */
 pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length);
 
-/* ---- looking ----------------------------------------------------------------------------------------------- */
+/* ---- inspection -------------------------------------------------------------------------------------------- */
 
 /* Each field is one of Stats in pmstore/_store/report.py. */
 typedef struct {
@@ -397,7 +411,6 @@ pm_status pm_count_keys(pm_store *store, uint64_t *keys);
  * it is deleted), then one without a key for each extent that a program has changed in place.
  *
  *   rows, length   the rows, and their bytes. To be freed with pm_pending_free.
- *
  * To write. */
 pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length);
 
@@ -414,11 +427,8 @@ typedef struct {
     char text[200];          /* a sentence without the key */
 } pm_problem;
 
-/* Verifies the committed state: headers, every metadata page, the space map, every content hash.
- *
- *   out   a report, to be freed with pm_report_free
- *
- * PM_OK if the check could be made, whether problems were found or not. */
+/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check
+ * could be made, whether problems were found or not. out: a report, to be freed with pm_report_free. */
 pm_status pm_check(pm_store *store, pm_report **out);
 
 /* The number of problems in a report. At most 1000 are kept. */
@@ -464,21 +474,15 @@ typedef struct {
     uint64_t data; /* index of the written bytes in pm_trace_data */
 } pm_event;
 
-/* Makes an empty trace.
- *
- *   seed   if not 0, stores under this trace draw their ids and salts from it, so that a program that does the same
- *          writes the same bytes
- *
- * NULL if there is no memory. */
+/* Makes an empty trace; NULL if there is no memory. seed: if not 0, stores under this trace draw their ids and salts
+ * from it, so that a program that does the same writes the same bytes. */
 pm_trace *pm_trace_new(uint64_t seed);
 
 /* Frees a trace. Open stores keep it until they are closed. */
 void pm_trace_free(pm_trace *trace);
 
-/* The number of its events. */
+/* The number of the events of a trace, and the events, in order. They are valid until the next event. */
 size_t pm_trace_count(const pm_trace *trace);
-
-/* The events, in order. Valid until the next event. */
 const pm_event *pm_trace_events(const pm_trace *trace);
 
 /* All bytes that were written, in order, and how many they are. Valid until the next event. */
@@ -487,15 +491,10 @@ size_t pm_trace_bytes(const pm_trace *trace);
 
 /* 1 if memory ran out, and the rest of the events is missing. */
 int pm_trace_incomplete(const pm_trace *trace);
+void pm_trace_clear(pm_trace *trace); /* drops all events */
 
-/* Drops all events. */
-void pm_trace_clear(pm_trace *trace);
-
-/* How records are written to files.
- *
- *   ranges   1: by a synced write of their range, as on ext4 and xfs; 0: by write and fdatasync, as on other file
- *            systems; -1, the default: as the file system needs it
- */
+/* How records are written to files. ranges: 1: by a synced write of their range, as on ext4 and xfs; 0: by write and
+ * fdatasync, as on other file systems; -1, the default: as the file system needs it. */
 void pm_trace_sync_ranges(pm_trace *trace, int ranges);
 
 /* Stores that are opened from now on do their background work (deferred write-back, syncs of commits that are durable
@@ -532,10 +531,10 @@ pm_status pm_state_hash(pm_store *store, uint64_t *hash);
 
 /* ---- hashes ------------------------------------------------------------------------------------------------ */
 
-/* XXH3, 64 bits, of `length` bytes. */
+/* XXH3, 64 bits, of `length` bytes. seed: that of the algorithm; 0 if there is none. */
 uint64_t pm_hash64(const void *bytes, size_t length, uint64_t seed);
 
-/* CRC-32C (Castagnoli). crc: 0, or the CRC of the bytes before. */
+/* CRC-32C (Castagnoli) of `length` bytes. crc: 0, or the CRC of the bytes before. */
 uint32_t pm_crc32c(const void *bytes, size_t length, uint32_t crc);
 
 /* ---- lossy differences ------------------------------------------------------------------------------------- */

@@ -494,7 +494,7 @@ class Core:
     def release(self, offset: int, length: int) -> None:
         require_ok(lib.pm_release(self._store, offset, length))
 
-    # ---- looking
+    # ---- inspection
 
     def stats(self) -> dict[str, int]:
         out = ffi.new("pm_statistics *")

@@ -537,7 +537,7 @@ pm_status pm_release(pm_store *store, uint64_t offset, uint64_t length)
     return leave(store, status == PM_OK ? pm_region_release(&store->region, place, length) : status);
 }
 
-/* ---- looking ----------------------------------------------------------------------------------------------------- */
+/* ---- inspection -------------------------------------------------------------------------------------------------- */
 
 pm_status pm_stats(pm_store *store, pm_statistics *out)
 {
